@@ -1,0 +1,52 @@
+# Everything runs in .venv, made from the lock file on Linux and from pyproject's ranges elsewhere.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
+
+.PHONY: help setup demo test test-slow lint format bench lock clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## install pencil and its tools into .venv
+
+$(READY): pyproject.toml requirements.lock
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pencil needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifneq ($(LOCK),)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r $(LOCK)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+else
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+endif
+	touch $@
+
+demo: $(READY)  ## train on digits with half of the labels corrupted (under a minute)
+	$(BIN)/pencil demo
+
+test: $(READY)  ## all tests but the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)  ## the slow tests: full-size figures
+	$(BIN)/python -m pytest -m slow --timeout=3600
+
+lint: $(READY)  ## format check, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## what correction costs beside plain training
+	$(BIN)/python benchmarks/overhead.py
+
+lock: $(READY)  ## pin what is installed now
+	$(BIN)/pip freeze --exclude-editable --exclude pencil-labels | LC_ALL=C sort -f > requirements.lock
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -1,0 +1,67 @@
+"""pencil: train deep networks on labels that may be wrong, and repair the labels on the way.
+
+Three depths: :func:`fit` does the whole job; :class:`LabelStore` and :func:`pencil_loss` go into a loop of your own;
+:class:`PencilClassifier` is the same for scikit-learn.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pencil._version import __version__
+
+if TYPE_CHECKING:
+    from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, TrainingError
+    from pencil.estimator import PencilClassifier
+    from pencil.job import fit
+    from pencil.labels import LabelStore
+    from pencil.losses import (
+        compatibility_loss,
+        cross_entropy,
+        entropy_loss,
+        forward_kl,
+        inverse_kl,
+        pencil_loss,
+    )
+    from pencil.runs import Run, open_run
+
+_HOMES = {
+    "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "TrainingError"),
+    "estimator": ("PencilClassifier",),
+    "job": ("fit",),
+    "labels": ("LabelStore",),
+    "losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
+    "runs": ("Run", "open_run"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "DataError",
+    "LabelStore",
+    "ModelError",
+    "PencilClassifier",
+    "PencilError",
+    "RecipeError",
+    "Run",
+    "RunError",
+    "TrainingError",
+    "__version__",
+    "compatibility_loss",
+    "cross_entropy",
+    "entropy_loss",
+    "fit",
+    "forward_kl",
+    "inverse_kl",
+    "open_run",
+    "pencil_loss",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that ``pencil --help`` need not wait for torch."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pencil' has no attribute {name!r}")
+    return getattr(import_module(f"pencil.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,58 @@
+"""The command line: one module per verb. Torch is imported only by the verbs that need it."""
+
+import sys
+import warnings
+from typing import Any
+
+import typer
+
+from pencil.cli import check, demo, evaluate, labels, predict, recipes, train
+from pencil.errors import PencilError
+
+app = typer.Typer(
+    name="pencil",
+    help="Train deep networks on labels that may be wrong, and repair the labels on the way.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(train.train)
+app.command()(evaluate.evaluate)
+app.command()(predict.predict)
+app.command()(labels.labels)
+app.command()(check.check)
+app.add_typer(recipes.app, name="recipes")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from pencil._version import __version__
+
+        typer.echo(f"pencil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say the version."),
+) -> None:
+    pass
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    typer.echo(f"warning: {message}", err=True)
+
+
+def main() -> None:
+    """Entry point: a mistake the user can mend is one clear message and exit code 2, never a traceback."""
+    warnings.showwarning = _warn
+    try:
+        app()
+    except PencilError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)

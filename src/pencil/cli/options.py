@@ -1,0 +1,40 @@
+"""Arguments that several verbs share, and the recipe they make together."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pencil.recipe import Recipe
+
+What = Annotated[str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or a data file (.npz).")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their shares.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def build_recipe(
+    what: str,
+    method: str | None = None,
+    model: str | None = None,
+    seed: int | None = None,
+    epochs: int | None = None,
+    assignments: list[str] | None = None,
+) -> "Recipe":
+    """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers."""
+    from pencil import recipe
+
+    tree = recipe.find(what)
+    options: list[tuple[list[str], object]] = [(["model", "name"], model), (["seed"], seed)]
+    options.append((["training", "epochs"], epochs))
+    if method is not None and recipe.method_name(tree) != method:
+        tree = {**tree, "method": {"name": method}}
+    for keys, value in options:
+        if value is not None:
+            tree = recipe.assign(tree, keys, value)
+    return recipe.parse(recipe.override(tree, assignments or []), what)

@@ -1,0 +1,27 @@
+"""``pencil recipes``: what ships with pencil, and what a recipe says."""
+
+import typer
+
+app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
+
+
+@app.callback()
+def recipes(context: typer.Context) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    from pencil import recipe
+    from pencil.cli.show import show, table
+
+    shown = table("recipe", "what it is")
+    shown.columns[1].justify = "left"
+    for name in recipe.names():
+        shown.add_row(name, recipe.find(name).get("description", ""))
+    show(shown, "\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
+
+
+@app.command()
+def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) -> None:
+    """Print a recipe with every default spelled out."""
+    from pencil import recipe
+
+    typer.echo(recipe.parse(recipe.find(name), name).to_toml(), nl=False)

@@ -1,0 +1,51 @@
+"""Results as tables on stdout."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from pencil.runs import Run
+
+
+def table(*columns: str, title: str | None = None) -> Table:
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number == 0 else "right")
+    return made
+
+
+def show(*parts: Any) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for part in parts:
+        console.print(part)
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
+    """One line per run: accuracies, labels, time; then where it is and how to go on."""
+    shown = table("method", "test best", "test last", "labels changed", "right before", "right after", "s", title=title)
+    for run in runs:
+        summary = run.summary
+        test, labels = summary.get("test_accuracy", {}), summary["labels"]
+        shown.add_row(
+            summary["method"],
+            percent(test.get("best")),
+            percent(test.get("last")),
+            f"{labels['changed']:,} of {labels['rows']:,}",
+            percent(labels.get("correct_before")),
+            percent(labels.get("correct_after")),
+            f"{summary['seconds']:.0f}",
+        )
+    show(shown)
+    path = runs[-1].path
+    if path is not None:
+        show(
+            f"\nrun directory  {path}",
+            f"look           pencil labels {path} --only-changed | head",
+            f"predict        pencil predict {path} NEW.npz",
+        )

@@ -1,0 +1,150 @@
+"""Data that is already in memory: NumPy or torch arrays, and npz files of them."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples
+from pencil.data.given import as_given_labels
+from pencil.data.inputs import TensorInputs
+from pencil.errors import DataError
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    classes: Sequence[str] | int | None = None,
+    keys: Sequence[str] | np.ndarray | None = None,
+    clean_labels: Any = None,
+) -> Examples:
+    """Examples from arrays. uint8 arrays of 3 or 4 dimensions are images and become channels-first.
+
+    ``y`` holds class indices, distributions, or names, which are sorted into classes unless ``classes`` gives an order.
+    """
+    values = as_input_tensor(x)
+    count = _length(y)
+    if len(values) != count:
+        raise DataError(f"x has {len(values)} rows but y has {count}; expected as many labels as inputs.")
+    key_array = np.arange(count).astype(str) if keys is None else np.asarray(keys)
+    names = tuple(map(str, classes)) if isinstance(classes, Sequence) else None
+    num_classes = len(names) if names is not None else classes if isinstance(classes, int) else None
+    labels = name_to_index(y, names)
+    if isinstance(labels, tuple):
+        labels, names = labels
+        num_classes = len(names)
+    given, num_classes = as_given_labels(labels, num_classes, keys=key_array)
+    names = names or tuple(map(str, range(num_classes)))
+    return Examples(
+        TensorInputs(values), torch.arange(count), given, names, key_array, as_clean_labels(clean_labels, names)
+    )
+
+
+def from_npz(path: Path, classes: Sequence[str] | None = None) -> tuple[Examples, Examples | None]:
+    """``x`` and ``y``, with optional ``keys``, ``classes``, ``clean_labels`` and a ``x_test``, ``y_test`` pair."""
+    arrays = _read_npz(path)
+    missing = [name for name in ("x", "y") if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{path} holds the arrays {', '.join(arrays) or 'none'}; expected {' and '.join(missing)} too; "
+            "save it with numpy.savez(path, x=inputs, y=labels)."
+        )
+    if classes is None and "classes" in arrays:
+        classes = arrays["classes"].astype(str).tolist()
+    train = from_arrays(
+        arrays["x"], arrays["y"], classes=classes, keys=arrays.get("keys"), clean_labels=arrays.get("clean_labels")
+    )
+    if "x_test" not in arrays or "y_test" not in arrays:
+        return train, None
+    return train, from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes)
+
+
+def read_inputs(path: Path) -> tuple[np.ndarray, list[str]]:
+    """Unlabelled inputs and their keys: ``x`` (and ``keys``) of an npz file, or an npy file."""
+    arrays = _read_npz(path)
+    if "x" not in arrays:
+        raise DataError(f"{path} holds the arrays {', '.join(arrays) or 'none'}; expected x, the inputs.")
+    keys = arrays.get("keys", np.arange(len(arrays["x"])))
+    if len(keys) != len(arrays["x"]):
+        raise DataError(f"{path} holds {len(arrays['x'])} inputs but {len(keys)} keys; expected as many of each.")
+    return arrays["x"], [str(key) for key in keys]
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """Arrays by name; pickled objects, which could run code, are never loaded."""
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"x": loaded}
+        with loaded as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"cannot read {path}: {error}; expected a file saved with numpy.savez or numpy.save."
+        ) from error
+
+
+def as_input_tensor(x: Any) -> Tensor:
+    """A tensor of inputs: floats as fp32 (fp64 tensors stay), uint8 images channels-first."""
+    values = x.detach().cpu() if isinstance(x, Tensor) else _numeric(np.asarray(x))
+    if values.ndim == 0 or len(values) == 0:
+        raise DataError("the dataset is empty; expected at least one example.")
+    if values.ndim == 1:
+        raise DataError(f"x has shape {tuple(values.shape)}; expected one row per example; reshape it to (n, 1).")
+    if values.dtype == torch.uint8 and values.ndim >= 3:
+        return channels_first(values)
+    return values if values.is_floating_point() else values.float()
+
+
+def channels_first(images: Tensor) -> Tensor:
+    """(n, h, w) and (n, h, w, channels) images as (n, channels, h, w)."""
+    if images.ndim == 3:
+        return images.unsqueeze(1)
+    if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
+        return images.permute(0, 3, 1, 2).contiguous()
+    return images
+
+
+def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
+    """Names become ``(indices, classes)``; anything numeric is returned as it is."""
+    values = y if isinstance(y, Tensor) else np.asarray(y)
+    if isinstance(values, Tensor) or values.dtype.kind in "buif":
+        return y
+    if any(label is None or label != label for label in values):
+        row = next(i for i, label in enumerate(values) if label is None or label != label)
+        raise DataError(f"label at row {row} is missing ({values[row]}); label the row or leave it out.")
+    names = tuple(sorted({str(label) for label in values})) if classes is None else classes
+    index = {name: i for i, name in enumerate(names)}
+    for row, label in enumerate(values):
+        if str(label) not in index:
+            raise DataError(f"label {str(label)!r} at row {row} is not one of the {len(names)} classes.")
+    return np.array([index[str(label)] for label in values], dtype=np.int64), names
+
+
+def as_clean_labels(labels: Any, classes: tuple[str, ...]) -> Tensor | None:
+    if labels is None:
+        return None
+    named = name_to_index(labels, classes)
+    return as_given_labels(named[0] if isinstance(named, tuple) else named, len(classes))[0]
+
+
+def _length(y: Any) -> int:
+    try:
+        return len(y)
+    except TypeError:
+        raise DataError(f"y is {y!r}; expected one label per row of x.") from None
+
+
+def _numeric(values: np.ndarray) -> Tensor:
+    if values.dtype.kind not in "buif":
+        raise DataError(f"x is of type {values.dtype}; expected numbers.")
+    if values.dtype.kind == "u" and values.dtype != np.uint8:
+        values = values.astype(np.float32)
+    if values.dtype == np.float64 or values.dtype == np.float16:
+        values = values.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(values))

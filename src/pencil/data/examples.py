@@ -1,0 +1,115 @@
+"""Examples: rows of inputs with the labels given for them. Clean labels, where known, ride along for metrics only."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pencil.data.given import hard_labels, refuse_empty_classes
+from pencil.data.inputs import Inputs, View
+from pencil.errors import DataError
+from pencil.seeding import generator
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of the training set, as a method sees them: nothing in it knows the clean labels."""
+
+    rows: Tensor
+    inputs: Tensor
+    given_labels: Tensor
+
+
+@dataclass(frozen=True)
+class Examples:
+    """A choice of rows from some inputs, with given labels, stable keys and class names."""
+
+    inputs: Inputs
+    rows: Tensor
+    given_labels: Tensor
+    classes: tuple[str, ...]
+    keys: np.ndarray
+    clean_labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
+        if self.clean_labels is not None:
+            lengths["clean labels"] = len(self.clean_labels)
+        for name, count in lengths.items():
+            if count != len(self.rows):
+                raise DataError(f"there are {len(self.rows)} inputs but {count} {name}; expected as many of each.")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    def subset(self, chosen: Tensor) -> "Examples":
+        """These positions only; inputs are shared, never copied."""
+        return replace(
+            self,
+            rows=self.rows[chosen],
+            given_labels=self.given_labels[chosen],
+            keys=self.keys[chosen.numpy()],
+            clean_labels=None if self.clean_labels is None else self.clean_labels[chosen],
+        )
+
+    def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:
+        """Batches in the given order of positions (all of them, as they stand, by default)."""
+        chunks = cut(torch.arange(len(self)) if order is None else order, batch_size)
+        inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks], view)
+        for chunk, values in zip(chunks, inputs, strict=True):
+            yield Batch(chunk, values, self.given_labels[chunk])
+
+    def fingerprint(self) -> str:
+        """A digest of keys and given labels: the same for the same rows in the same order."""
+        digest = hashlib.sha256("\0".join(self.classes).encode())
+        digest.update("\0".join(map(str, self.keys)).encode())
+        digest.update(self.given_labels.numpy().tobytes())
+        return digest.hexdigest()
+
+
+def cut(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Pieces of ``batch_size``; a single row left over joins the piece before it, as batch statistics need two."""
+    chunks = list(order.split(batch_size))
+    if len(chunks) > 1 and len(chunks[-1]) == 1:
+        chunks[-2:] = [torch.cat(chunks[-2:])]
+    return chunks
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a run trains on, what it chooses its best epoch by (noisy too), and what it is measured on."""
+
+    train: Examples
+    validation: Examples | None = None
+    test: Examples | None = None
+
+
+def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples | None]:
+    """Keep a random share of the rows, at least one, for validation; every class keeps an example to train on."""
+    if not 0 <= share < 1:
+        raise DataError(f"validation share is {share}; expected from 0 (none) to below 1.")
+    if share == 0 or len(examples) < 10:
+        return examples, None
+    order = torch.randperm(len(examples), generator=generator(seed, "validation"))
+    labels = hard_labels(examples.given_labels)[order]
+    first_of_class = torch.zeros(len(order), dtype=torch.bool)
+    first_of_class[np.unique(labels.numpy(), return_index=True)[1]] = True  # a rare class must not vanish from training
+    free = order[~first_of_class]
+    held = free[: max(1, round(share * len(examples)))]
+    in_training = torch.ones(len(examples), dtype=torch.bool)
+    in_training[held] = False
+    return examples.subset(in_training.nonzero()[:, 0]), examples.subset(held.sort().values)
+
+
+def check_trainable(examples: Examples) -> None:
+    """Refuse what cannot be learned from before the first epoch."""
+    if len(examples) < 2:
+        raise DataError(f"there are {len(examples)} training examples; expected at least 2.")
+    refuse_empty_classes(examples.given_labels, examples.classes)

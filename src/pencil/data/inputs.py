@@ -1,0 +1,176 @@
+"""Where inputs come from: one tensor in memory, or any map-style dataset read item by item."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from pencil.data.augment import Augmentation
+from pencil.errors import DataError
+from pencil.seeding import seeded
+
+
+@dataclass(frozen=True)
+class View:
+    """What is random about one pass over the data; evaluation has none."""
+
+    seed: int
+    epoch: int
+    augmentation: Augmentation | None = None
+
+
+class Inputs(Protocol):
+    """The inputs of a dataset, handed out in batches of chosen rows."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
+        """The inputs of each chunk of rows in turn."""
+        ...
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``(x / 255 - mean) / std`` for uint8 images per channel, ``(x - mean) / std`` for float vectors per feature."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TensorInputs:
+    """Data that fits in memory, held as one tensor; uint8 images stay uint8 until their batch is made."""
+
+    values: Tensor
+    normalization: Normalization | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.is_floating_point():
+            finite = self.values.isfinite().flatten(1).all(dim=1)
+            if not finite.all():
+                row = int(finite.to(torch.uint8).argmin())
+                raise DataError(
+                    f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row."
+                )
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def normalized(self, rows: Tensor) -> "TensorInputs":
+        """The same inputs, scaled by the mean and deviation of these (training) rows."""
+        return replace(self, normalization=measure(self.values, rows))
+
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
+        augmentation = view.augmentation if view else None
+        draws = augmentation.draw(len(self), view.seed, view.epoch) if view and augmentation else None
+        scale = self._affine()
+        for chunk in chunks:
+            values = self.values[chunk]
+            if draws is not None:
+                values = draws.apply(values, chunk)
+            yield values if scale is None else torch.addcmul(scale[1], values.float(), scale[0])
+
+    def _affine(self) -> tuple[Tensor, Tensor] | None:
+        """Normalisation as one multiply-add, shaped to broadcast over a batch."""
+        if self.normalization is None:
+            return None
+        shape = (1, -1) + (1,) * (self.values.ndim - 2)
+        mean = torch.tensor(self.normalization.mean).view(shape)
+        std = torch.tensor(self.normalization.std).view(shape)
+        unit = 255.0 if self.values.dtype == torch.uint8 else 1.0
+        return 1 / (unit * std), -mean / std
+
+
+def measure(values: Tensor, rows: Tensor) -> Normalization:
+    """Mean and deviation of these rows, per channel of images (n, c, h, w) or per feature of vectors (n, d)."""
+    unit = 255.0 if values.dtype == torch.uint8 else 1.0
+    kept = [0, *range(2, values.ndim)]
+    total = torch.zeros(values.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    for chunk in rows.split(4096):  # a copy of everything in float64 would not fit where the data just does
+        part = values[chunk].double() / unit
+        total += part.sum(dim=kept)
+        squares += part.square().sum(dim=kept)
+    count = len(rows) * values[0, 0].numel()
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp_(min=0).sqrt()
+    deviation[deviation < 1e-6] = 1.0  # a constant pixel or feature carries nothing; leave it finite
+    return Normalization(tuple(mean.tolist()), tuple(deviation.tolist()))
+
+
+INPUT_KEYS = ("image", "pixel_values", "inputs", "input", "features", "x")
+
+
+def take_input(item: Any) -> Any:
+    """The input of a dataset's item: the first of a pair, or the input field of a dict."""
+    if isinstance(item, Mapping):
+        for key in INPUT_KEYS:
+            if key in item:
+                return item[key]
+        raise DataError(
+            f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
+            f"expected the input under one of {', '.join(map(repr, INPUT_KEYS))}."
+        )
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
+        return item[0]
+    raise DataError(f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict.")
+
+
+@dataclass(frozen=True)
+class DatasetInputs:
+    """Any map-style dataset; random transforms in it are seeded by (seed, epoch, row)."""
+
+    dataset: Any
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
+        items = _SeededItems(self.dataset, (view.seed, view.epoch) if view else (0, -1))
+        loader: DataLoader[Tensor] = DataLoader(
+            items,  # type: ignore[arg-type]
+            batch_sampler=[chunk.tolist() for chunk in chunks],
+            num_workers=self.workers,
+            collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(),
+        )
+        yield from loader
+
+
+@dataclass(frozen=True)
+class _SeededItems:
+    dataset: Any
+    stream: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> tuple[int, Tensor]:
+        with seeded(self.stream[0], "item", self.stream[1], row):
+            value = take_input(self.dataset[row])
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"input at row {row} is a {type(value).__name__}; expected a tensor; "
+                "give the dataset a transform such as torchvision.transforms.ToTensor()."
+            )
+        return row, value
+
+
+def _collate(items: list[tuple[int, Tensor]]) -> Tensor:
+    for row, value in items:
+        if value.shape != items[0][1].shape:
+            raise DataError(
+                f"input at row {row} has shape {tuple(value.shape)}, at row {items[0][0]} {tuple(items[0][1].shape)}; "
+                "expected one shape; resize in the dataset's transform."
+            )
+        if value.is_floating_point() and not value.isfinite().all():
+            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row.")
+    batch: Tensor = default_collate([value for _, value in items])
+    return batch

@@ -1,0 +1,84 @@
+"""Datasets by name: scikit-learn's digits and Fashion-MNIST."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pencil.data.arrays import from_arrays
+from pencil.data.examples import Examples
+from pencil.errors import DataError
+
+Loader = Callable[[Path | None], tuple[Examples, Examples | None]]
+
+DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+
+
+def digits(root: Path | None = None) -> tuple[Examples, Examples]:
+    """scikit-learn's 1,797 handwritten digits, 8 x 8 grey values 0..16; a fixed quarter of them is the test set."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    train, test = train_test_split(np.arange(len(labels)), test_size=0.25, random_state=0, stratify=labels)
+    whole = from_arrays(images, labels.astype(np.int64), keys=[f"digit-{i:04d}" for i in range(len(labels))])
+    return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
+
+
+def fashion_mnist(root: Path | None = None) -> tuple[Examples, Examples]:
+    """Fashion-MNIST from idx files: in ``root``, in Debian's dataset-fashion-mnist, or downloaded by torchvision."""
+    folder = _fashion_folder(root)
+    splits = []
+    for part, name in (("train", "train"), ("t10k", "test")):
+        images = read_idx(folder / f"{part}-images-idx3-ubyte")
+        labels = read_idx(folder / f"{part}-labels-idx1-ubyte").astype(np.int64)
+        keys = np.array([f"{name}-{i:05d}" for i in range(len(labels))])
+        splits.append(from_arrays(images, labels, classes=FASHION_CLASSES, keys=keys))
+    return splits[0], splits[1]
+
+
+DATASETS: dict[str, Loader] = {"digits": digits, "fashion_mnist": fashion_mnist}
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An array in the idx format of MNIST, plain or gzipped."""
+    plain, zipped = path, path.with_name(path.name + ".gz")
+    source = plain if plain.exists() else zipped
+    try:
+        content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot read {plain}[.gz]: {error}; put the idx files of the dataset there.") from error
+    if len(content) < 4 or content[:3] != b"\0\0\x08":
+        raise DataError(f"{source} is not an idx file of bytes; it may be damaged; fetch it again.")
+    dimensions = np.frombuffer(content, ">u4", count=content[3], offset=4)
+    values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
+    if values.size != dimensions.prod(dtype=np.int64):
+        raise DataError(f"{source} holds {values.size} values; expected {tuple(dimensions)}; fetch it again.")
+    return values.reshape(dimensions.tolist()).copy()
+
+
+def _fashion_folder(root: Path | None) -> Path:
+    if root is not None:
+        for folder in (root, root / "FashionMNIST" / "raw"):
+            if any((folder / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
+                return folder
+    elif any(DEBIAN_FASHION_MNIST.glob("train-images-idx3-ubyte*")):
+        return DEBIAN_FASHION_MNIST
+    from torchvision.datasets import FashionMNIST
+
+    target = root or Path.home() / ".cache" / "pencil"
+    try:
+        FashionMNIST(str(target), download=True)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}, and the download failed ({error}); "
+            "put its four idx files into a folder and name it with --set data.root=FOLDER, "
+            "or install Debian's dataset-fashion-mnist."
+        ) from error
+    return target / "FashionMNIST" / "raw"

@@ -1,0 +1,103 @@
+"""Any map-style torch dataset of (x, y) pairs or dicts, wrapped so that every row is known by its index."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from pencil.data.arrays import as_clean_labels, name_to_index
+from pencil.data.examples import Examples
+from pencil.data.given import as_given_labels
+from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
+from pencil.errors import DataError
+
+LABEL_KEYS = ("label", "labels", "target", "y")
+LABEL_ATTRIBUTES = ("targets", "labels")
+
+
+def from_dataset(
+    dataset: Any, *, classes: Sequence[str] | int | None = None, clean_labels: Any = None, workers: int = 0
+) -> Examples:
+    """Examples of a dataset. Labels are read without loading inputs where the dataset keeps them apart."""
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items, "
+            "or a pair of arrays (x, y)."
+        )
+    if len(dataset) == 0:
+        raise DataError("the dataset is empty; expected at least one example.")
+    names = tuple(map(str, classes)) if isinstance(classes, Sequence) else _class_names(dataset)
+    labels = name_to_index(read_labels(dataset), names)
+    if isinstance(labels, tuple):
+        labels, names = labels
+    num_classes = classes if isinstance(classes, int) else len(names) if names else None
+    given, num_classes = as_given_labels(labels, num_classes)
+    names = names or tuple(map(str, range(num_classes)))
+    inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
+    rows = torch.arange(len(given))
+    return Examples(inputs, rows, given, names, rows.numpy().astype(str), as_clean_labels(clean_labels, names))
+
+
+def read_labels(dataset: Any) -> Any:
+    """The labels of all rows: from the dataset's own list if it agrees with its items, else by reading every item."""
+    stored = _stored_labels(dataset)
+    if stored is not None and len(stored) == len(dataset):
+        probes = {0, len(dataset) // 2, len(dataset) - 1}
+        if all(_same(take_label(dataset[i]), stored[i]) for i in probes):
+            return stored
+    labels = [take_label(dataset[i]) for i in range(len(dataset))]
+    return torch.stack(labels) if isinstance(labels[0], Tensor) else np.asarray(labels)
+
+
+def take_label(item: Any) -> Any:
+    """The label of a dataset's item: the second of a pair, or the label field of a dict."""
+    if isinstance(item, Mapping):
+        for key in LABEL_KEYS:
+            if key in item:
+                return item[key]
+        raise DataError(
+            f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
+            f"expected the label under one of {', '.join(map(repr, LABEL_KEYS))}."
+        )
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
+        return item[1]
+    raise DataError(f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict.")
+
+
+def _stored_labels(dataset: Any) -> Any:
+    if isinstance(dataset, Subset):
+        inner = _stored_labels(dataset.dataset)
+        if inner is None:
+            return None
+        return [inner[i] for i in dataset.indices] if isinstance(inner, list) else inner[list(dataset.indices)]
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1] if len(dataset.tensors) > 1 else None
+    for name in LABEL_ATTRIBUTES:
+        stored = getattr(dataset, name, None)
+        if isinstance(stored, (Tensor, np.ndarray, list)):
+            return stored
+    return None
+
+
+def _same(label: Any, stored: Any) -> bool:
+    return bool(np.array_equal(np.asarray(label), np.asarray(stored)))
+
+
+def _class_names(dataset: Any) -> tuple[str, ...] | None:
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", None)
+    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else None
+
+
+def _in_memory(dataset: Any) -> Inputs | None:
+    """The inputs of a TensorDataset, or of a subset of one, need no item-by-item reading."""
+    if isinstance(dataset, Subset):
+        inner = _in_memory(dataset.dataset)
+        if isinstance(inner, TensorInputs):
+            return TensorInputs(inner.values[torch.as_tensor(list(dataset.indices))])
+        return None
+    return TensorInputs(dataset.tensors[0]) if isinstance(dataset, TensorDataset) else None

@@ -1,0 +1,157 @@
+"""A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all come here."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pencil import models, recipe, runs
+from pencil.data.arrays import from_arrays
+from pencil.data.examples import Examples
+from pencil.data.given import hard_labels
+from pencil.data.settings import PreparedData, load, prepare
+from pencil.data.torch_dataset import from_dataset
+from pencil.methods import Method
+from pencil.progress import show_progress
+from pencil.recipe import Recipe
+from pencil.runs import Run
+from pencil.training import Observer, Trainer
+
+FROM_PYTHON = "python"
+"""Where a recipe would name its data, when the data came as objects."""
+
+
+def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
+    """Run a recipe from beginning to end, writing to ``out`` where it is given."""
+    return execute(assemble(chosen, *load(chosen.data)), out, progress=progress)
+
+
+def fit(
+    model: nn.Module | str,
+    data: Any,
+    *,
+    out: Path | str | None = None,
+    method: Method | str = "pencil",
+    test: Any = None,
+    classes: Sequence[str] | int | None = None,
+    clean_labels: Any = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Train on labels that may be wrong; get a network that did not learn the mistakes, and corrected labels.
+
+    ``model`` is any ``nn.Module`` that gives one logit per class (it is copied, never changed) or a backbone by name.
+    ``data`` and ``test`` are map-style datasets of ``(x, y)`` or pairs of arrays. ``clean_labels`` serve metrics only.
+    ``settings`` override any key of a recipe, for example ``{"training.batch_size": 64, "method.step": 4.0}``.
+    """
+    tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON}}
+    tree["method"] = {"name": method} if isinstance(method, str) else {"name": "custom"}
+    if epochs is not None:
+        tree["training"] = {"epochs": epochs}
+    tree["model"] = {"name": model} if isinstance(model, str) else {"name": "custom"}
+    for key, value in (settings or {}).items():
+        tree = recipe.assign(tree, key.split("."), value)
+    chosen = recipe.parse(tree, "the call to pencil.fit")
+    train = as_examples(data, classes, clean_labels, chosen.data.workers)
+    held = None if test is None else as_examples(test, train.classes, None, chosen.data.workers)
+    own_model = None if isinstance(model, str) else model
+    own_method = None if isinstance(method, str) else method
+    return execute(assemble(chosen, train, held, model=own_model, method=own_method), out, progress=progress)
+
+
+def as_examples(
+    data: Any, classes: Sequence[str] | int | None = None, clean_labels: Any = None, workers: int = 0
+) -> Examples:
+    """Examples as they are, a pair of arrays, or any map-style dataset."""
+    if isinstance(data, Examples):
+        return data
+    if isinstance(data, tuple) and len(data) == 2:
+        return from_arrays(*data, classes=classes, clean_labels=clean_labels)
+    return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with everything it names brought to life; nothing has been trained or written yet."""
+
+    recipe: Recipe
+    prepared: PreparedData
+    network: nn.Module
+    method: Method
+
+    def trainer(self, observers: tuple[Observer, ...] = ()) -> Trainer:
+        return Trainer(
+            self.network,
+            self.prepared.splits,
+            self.method,
+            self.recipe.training,
+            seed=self.recipe.seed,
+            augmentation=self.recipe.data.augmentation,
+            observers=observers,
+        )
+
+
+def assemble(
+    chosen: Recipe,
+    train: Examples,
+    test: Examples | None,
+    *,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+) -> Job:
+    """Prepare the data and build network and method; what was left to be derived is filled into the recipe."""
+    prepared = prepare(chosen.data, train, test, chosen.seed)
+    examples = prepared.splits.train
+    if model is None:
+        input_shape = tuple(next(examples.batches(1)).inputs.shape[1:])
+        chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, input_shape)})
+        network = models.build(chosen.model, input_shape, examples.num_classes, chosen.seed)
+    else:
+        network = copy.deepcopy(model)
+    data = chosen.data.model_copy(update={"normalize": prepared.normalization or "none"})
+    return Job(chosen.model_copy(update={"data": data}), prepared, network, method or chosen.build_method())
+
+
+def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
+    """Train, and gather the results. All refusals come before anything is written."""
+    directory = None if out is None else runs.RunDirectory(Path(out))
+    splits = job.prepared.splits
+    with show_progress(progress) as display:
+        trainer = job.trainer(display if directory is None else (directory, *display))
+        if directory is not None:
+            directory.begin(job.recipe, runs.describe_environment(splits))
+        outcome = trainer.run()
+    run = Run(
+        outcome.model,
+        runs.label_table(splits, outcome),
+        outcome.records,
+        runs.summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
+        job.recipe,
+        None if directory is None else directory.path,
+    )
+    if directory is not None:
+        directory.finish(run, outcome.best_weights)
+    return run
+
+
+def rehearse(chosen: Recipe) -> dict[str, Any]:
+    """Everything short of training: load, corrupt, split, build, lay out the phases; the plan in numbers."""
+    job = assemble(chosen, *load(chosen.data))
+    trainer = job.trainer()
+    train = job.prepared.splits.train
+    counts = torch.bincount(hard_labels(train.given_labels), minlength=train.num_classes).tolist()
+    return {
+        "rows": {name: len(part) for name, part in vars(job.prepared.splits).items() if part is not None},
+        "class_counts": dict(zip(train.classes, counts, strict=True)),
+        "input_shape": list(next(train.batches(1)).inputs.shape[1:]),
+        "injected_noise_rate": job.prepared.noise_rate,
+        "model": job.recipe.model.name,
+        "parameters": sum(parameter.numel() for parameter in job.network.parameters()),
+        "phases": [{"name": phase.name, "epochs": phase.epochs} for phase in trainer.plan()],
+    }

@@ -1,0 +1,194 @@
+"""The learnable label distributions: one row of logits per training example, and their closed-form update."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pencil.data.given import as_given_labels, hard_labels
+from pencil.losses import COMPATIBILITIES, Compatibility, at_least_fp32
+
+PAPER_INIT_SCALE = 10.0
+"""K of Eq. 8."""
+
+
+def init_scale(probability: float, num_classes: int) -> float:
+    """The K of Eq. 8 at which the given class starts with this probability: ``log((c - 1) p / (1 - p))``."""
+    if not 1 / num_classes < probability < 1:
+        raise ValueError(f"initial probability is {probability}; expected one between 1/{num_classes} and 1")
+    return math.log((num_classes - 1) * probability / (1 - probability))
+
+
+def label_gradient(
+    label_logits: Tensor,
+    logits: Tensor,
+    given_labels: Tensor,
+    *,
+    pull: float = 0.0,
+    compatibility: Compatibility = "printed",
+) -> Tensor:
+    """``(y_d - f) + pull * (y_d - y_hat)``: the direction in which Eq. 28 and the compatibility loss move the labels.
+
+    It is the gradient of the overall loss with respect to ``label_logits``, times ``B * c``, so that it depends on
+    neither batch size nor class count; ``pull = alpha * c``. With ``compatibility="published"`` the second term is the
+    gradient of what the authors' code computes, ``y_d * (g - <y_d, g>)`` with ``g = softmax(y_d) - y_hat``. Every row
+    sums to zero (Proposition 1).
+    """
+    if compatibility not in COMPATIBILITIES:
+        raise ValueError(f"compatibility is {compatibility!r}; it is one of {', '.join(COMPATIBILITIES)}")
+    label_probs = label_logits.softmax(dim=1)
+    gradient = label_probs - at_least_fp32(logits).softmax(dim=1)
+    if pull == 0:
+        return gradient
+    if compatibility == "printed":
+        anchor = _minus_given(label_probs, given_labels)
+    else:
+        g = _minus_given(label_probs.softmax(dim=1), given_labels)
+        anchor = label_probs * (g - _dot(label_probs, g))
+    return gradient.add_(anchor, alpha=pull)
+
+
+def forward_kl_label_gradient(label_logits: Tensor, logits: Tensor) -> Tensor:
+    """``y_d * (log(y_d / f) - KL(y_d || f))``, Eq. 24: nearly zero for every class that the label rules out."""
+    log_y = label_logits.log_softmax(dim=1)
+    log_ratio = log_y - at_least_fp32(logits).log_softmax(dim=1)
+    label_probs = log_y.exp()
+    return label_probs * (log_ratio - _dot(label_probs, log_ratio))
+
+
+def anchor_free(label_probs: Tensor, given_labels: Tensor, pull: float) -> Tensor:
+    """What the network said about each row: the label distribution with the printed compatibility term taken out.
+
+    The printed update comes to rest at ``y_d = (f + pull * y_hat) / (1 + pull)``, where the given class keeps the
+    maximum whenever ``pull >= 1``. The evidence ``(1 + pull) * y_d - pull * y_hat`` is ``f`` there, so a label can be
+    read off it. Before the labels have come to rest it can leave the simplex; it is cut back to it.
+    """
+    if pull == 0:
+        return label_probs
+    evidence = _minus_given((1 + pull) * label_probs, given_labels, weight=pull).clamp_(min=0)
+    return evidence / evidence.sum(dim=1, keepdim=True)
+
+
+class LabelStore:
+    """The label distributions of a training set, kept as fp32 logits (``y_tilde``), one row per example.
+
+    >>> labels = LabelStore(torch.tensor([0, 2, 1]), num_classes=3)
+    >>> labels.probs().argmax(dim=1)
+    tensor([0, 2, 1])
+
+    ``labels[rows]`` gives the logits to train on; :meth:`update` moves the same rows once the network has spoken.
+    """
+
+    def __init__(
+        self,
+        given_labels: Any,
+        num_classes: int | None = None,
+        *,
+        scale: float = PAPER_INIT_SCALE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        given, self.num_classes = as_given_labels(given_labels, num_classes)
+        self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
+        self.scale = scale
+        self.label_logits = torch.empty(len(given), self.num_classes, device=device, dtype=dtype)
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the given labels: ``y_tilde = K * y_hat`` (Eq. 8)."""
+        if self.given_labels.ndim == 2:
+            torch.mul(self.given_labels, self.scale, out=self.label_logits)
+        else:
+            self.label_logits.zero_().scatter_(1, self.given_labels[:, None], self.scale)
+
+    def __len__(self) -> int:
+        return len(self.label_logits)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.label_logits.index_select(0, rows)
+
+    def update(
+        self,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        step: float,
+        pull: float = 0.0,
+        compatibility: Compatibility = "printed",
+    ) -> None:
+        """``y_tilde -= step * [(y_d - f) + pull * (y_d - y_hat)]`` for these rows; every other row stays as it is.
+
+        ``step = lambda / (B * c)`` and ``pull = alpha * c`` in the paper's symbols.
+        """
+        gradient = label_gradient(
+            self[rows],
+            logits.detach(),
+            self.given_labels.index_select(0, rows) if pull else self.given_labels,
+            pull=pull,
+            compatibility=compatibility,
+        )
+        self.move(rows, gradient, step)
+
+    def move(self, rows: Tensor, gradient: Tensor, step: float) -> None:
+        """``y_tilde -= step * gradient`` for these rows; a row that occurs twice moves twice."""
+        self.label_logits.index_add_(0, rows, gradient.to(self.label_logits.dtype), alpha=-step)
+
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        """``y_d``, Eq. 7."""
+        return (self.label_logits if rows is None else self[rows]).softmax(dim=1)
+
+    def evidence(self, pull: float) -> Tensor:
+        """The label distributions with a printed compatibility term of this strength taken out again."""
+        return anchor_free(self.probs(), self.given_labels, pull)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"label_logits": self.label_logits}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.label_logits.copy_(state["label_logits"])
+
+
+@dataclass(frozen=True)
+class LabelReading:
+    """What a set of label distributions says, row by row, beside the labels that were given."""
+
+    given: Tensor
+    corrected: Tensor
+    confidence: Tensor
+    given_probability: Tensor
+    margin: Tensor
+    entropy: Tensor
+    changed: Tensor
+
+
+def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
+    """Corrected label, its probability, the given label's, the lead over the runner-up and the entropy in nats."""
+    given = hard_labels(given_labels)
+    best = label_probs.topk(2, dim=1)
+    corrected = best.indices[:, 0]
+    return LabelReading(
+        given=given,
+        corrected=corrected,
+        confidence=best.values[:, 0],
+        given_probability=label_probs.gather(1, given[:, None])[:, 0],
+        margin=best.values[:, 0] - best.values[:, 1],
+        entropy=torch.special.entr(label_probs).sum(dim=1),
+        changed=corrected != given,
+    )
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row, as a column."""
+    product: Tensor = torch.linalg.vecdot(left, right)
+    return product.unsqueeze(1)
+
+
+def _minus_given(values: Tensor, given_labels: Tensor, weight: float = 1.0) -> Tensor:
+    """``values - weight * y_hat`` without building the one-hot matrix."""
+    if given_labels.ndim == 2:
+        return values - weight * given_labels
+    result = values.clone()
+    result.scatter_add_(1, given_labels[:, None], torch.full_like(given_labels[:, None], -weight, dtype=values.dtype))
+    return result

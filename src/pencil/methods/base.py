@@ -1,0 +1,92 @@
+"""What a method is: phases as data, and the few things it may know."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Batch
+from pencil.labels import LabelStore
+from pencil.schedules import AnySchedule, Constant
+
+
+@dataclass(frozen=True)
+class Task:
+    """All that a method learns about its job: neither clean labels nor a noise rate are in it."""
+
+    given_labels: Tensor
+    num_classes: int
+    batch_size: int
+    device: torch.device
+    dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A loss to minimise and the named parts of it that are worth a line in the metrics."""
+
+    loss: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+NEVER = Constant(0.0)
+
+Loss = Callable[[Tensor, Batch], Terms]
+AfterStep = Callable[[Tensor, Batch, float], None]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training: which loss, for how long, at which learning rate and label step.
+
+    ``on_start`` is called before the first epoch, ``after_step(logits, batch, label_step)`` after every optimizer step.
+    """
+
+    name: str
+    epochs: int
+    loss: Loss
+    lr: AnySchedule
+    label_step: AnySchedule = NEVER
+    on_start: Callable[[], None] | None = None
+    after_step: AfterStep | None = None
+
+    def stretched(self, epochs: int) -> "Phase":
+        """The same phase over another number of epochs, its schedules keeping their course."""
+        ratio = epochs / self.epochs if self.epochs else 1.0
+        return replace(self, epochs=epochs, lr=self.lr.stretched(ratio), label_step=self.label_step.stretched(ratio))
+
+
+class Method:
+    """Base of every method. A subclass says its phases in :meth:`start`; the rest has defaults.
+
+    A method that learns labels keeps them in ``labels`` and reads them out in :meth:`label_probs`; for one that does
+    not, the network's predictions on the training rows stand for them.
+    """
+
+    labels: LabelStore | None = None
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        """Get ready for a task and say what to do."""
+        raise NotImplementedError(f"{type(self).__name__} has to say its phases in start()")
+
+    def label_probs(self) -> Tensor | None:
+        """The corrected label distributions (rows, classes), or None where the method keeps none."""
+        return None if self.labels is None else self.labels.probs()
+
+    def metrics(self) -> dict[str, float]:
+        """Further numbers for the metrics of the epoch that just ended."""
+        return {}
+
+
+def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:
+    """The same phases in as many epochs altogether, each keeping its share (by largest remainder)."""
+    total = sum(phase.epochs for phase in phases)
+    if total == 0:
+        return phases
+    exact = [phase.epochs * epochs / total for phase in phases]
+    counts = [int(share) for share in exact]
+    by_remainder = sorted(range(len(phases)), key=lambda i: exact[i] - counts[i], reverse=True)
+    for i in by_remainder[: epochs - sum(counts)]:
+        counts[i] += 1
+    return tuple(phase.stretched(count) for phase, count in zip(phases, counts, strict=True))

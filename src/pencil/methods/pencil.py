@@ -1,0 +1,142 @@
+"""PENCIL: probabilistic end-to-end noise correction in labels (section 3)."""
+
+import warnings
+
+from torch import Tensor
+
+from pencil.data.examples import Batch
+from pencil.errors import RecipeError
+from pencil.labels import LabelStore, init_scale
+from pencil.losses import Compatibility, compatibility_loss, cross_entropy, network_losses
+from pencil.methods.base import Method, Phase, Task, Terms
+from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
+
+
+class Pencil(Method):
+    """Backbone learning, then PENCIL learning and fine-tuning, the last two ``rounds`` times (sections 3.7 and 3.9).
+
+    How labels move is said in one of two ways: ``step`` and ``pull``, which mean the same at every batch size and class
+    count, or the paper's ``label_lr`` (lambda) and ``alpha``, where ``step = label_lr / (B * c)`` and
+    ``pull = alpha * c``. How sure the initial labels are is ``init_probability``, or the paper's ``init_scale`` (K).
+    """
+
+    def __init__(
+        self,
+        *,
+        backbone_epochs: int = 10,
+        correction_epochs: int = 30,
+        finetune_epochs: int = 20,
+        lr: Schedule = 0.05,  # type: ignore[assignment]
+        finetune_lr: Schedule = StepDecay(0.05, at=(7, 14)),
+        step: Schedule | None = None,
+        pull: float | None = None,
+        label_lr: Schedule | None = None,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        compatibility: Compatibility = "published",
+        init_probability: float | None = None,
+        init_scale: float | None = None,
+        class_mean: bool = True,
+        rounds: int = 1,
+        round_factor: float = 1.0,
+    ):
+        _exclusive("step", step, "label_lr", label_lr)
+        _exclusive("pull", pull, "alpha", alpha)
+        _exclusive("init_probability", init_probability, "init_scale", init_scale)
+        self.backbone_epochs, self.correction_epochs, self.finetune_epochs = (
+            backbone_epochs,
+            correction_epochs,
+            finetune_epochs,
+        )
+        self.lr: AnySchedule = as_schedule(lr)
+        self.finetune_lr: AnySchedule = as_schedule(finetune_lr)
+        self.step: AnySchedule | None = as_schedule(step)
+        self.label_lr: AnySchedule | None = as_schedule(label_lr)
+        self.pull, self.alpha, self.beta = pull, alpha, beta
+        self.compatibility = compatibility
+        self.init_probability, self.init_scale = init_probability, init_scale
+        self.class_mean = class_mean
+        self.rounds, self.round_factor = rounds, round_factor
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        classes = task.num_classes
+        self.loss_scale = 1 / classes if self.class_mean else 1.0
+        self.label_pull = self.alpha * classes if self.alpha is not None else self.pull or 0.0
+        if self.compatibility == "printed" and self.label_pull >= 1:
+            warnings.warn(
+                f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
+                "its maximum; corrected labels are read with the compatibility term taken out",
+                stacklevel=2,
+            )
+        self.labels = LabelStore(
+            task.given_labels, classes, scale=self._scale(classes), device=task.device, dtype=task.dtype
+        )
+        return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(self._step(task)))
+
+    def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
+        """Correction and fine-tuning, again and again; labels start each round as they were given."""
+        assert self.labels is not None
+        phases: tuple[Phase, ...] = ()
+        for number in range(self.rounds):
+            factor = self.round_factor**number
+            suffix = f" {number + 1}" if number else ""
+            phases += (
+                Phase(
+                    "correction" + suffix,
+                    self.correction_epochs,
+                    self.correction_loss,
+                    self.lr.scaled(factor),
+                    label_step=step.scaled(factor),
+                    on_start=self.labels.reset,
+                    after_step=self.correct_labels,
+                ),
+                Phase("finetune" + suffix, self.finetune_epochs, self.finetune_loss, self.finetune_lr.scaled(factor)),
+            )
+        return phases
+
+    def _step(self, task: Task) -> AnySchedule:
+        if self.label_lr is not None:
+            return self.label_lr.scaled(1 / (task.batch_size * task.num_classes))
+        default: AnySchedule = as_schedule(1.0)
+        return self.step or default
+
+    def _scale(self, classes: int) -> float:
+        if self.init_scale is not None:
+            return self.init_scale
+        return init_scale(0.999 if self.init_probability is None else self.init_probability, classes)
+
+    def backbone_loss(self, logits: Tensor, batch: Batch) -> Terms:
+        """Eq. 1 on the given labels; at a high learning rate the network learns patterns before mistakes."""
+        return Terms(cross_entropy(logits, batch.given_labels))
+
+    def correction_loss(self, logits: Tensor, batch: Batch) -> Terms:
+        """``L_c / c + beta * L_e / c``; the labels' own part of the loss acts in :meth:`correct_labels`."""
+        return self._network_terms(logits, batch, self.beta)
+
+    def finetune_loss(self, logits: Tensor, batch: Batch) -> Terms:
+        """``L_c / c`` on labels that no longer move."""
+        return self._network_terms(logits, batch, beta=0.0)
+
+    def correct_labels(self, logits: Tensor, batch: Batch, label_step: float) -> None:
+        assert self.labels is not None
+        self.labels.update(batch.rows, logits, step=label_step, pull=self.label_pull, compatibility=self.compatibility)
+
+    def label_probs(self) -> Tensor:
+        """The label distributions; a printed compatibility term is taken out, since with it labels seldom flip."""
+        assert self.labels is not None
+        return self.labels.evidence(self.label_pull if self.compatibility == "printed" else 0.0)
+
+    def metrics(self) -> dict[str, float]:
+        assert self.labels is not None
+        kept = compatibility_loss(self.labels.label_logits, self.labels.given_labels, self.compatibility)
+        return {"loss_compatibility": float(kept)}
+
+    def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:
+        assert self.labels is not None
+        loss, divergence, entropy = network_losses(logits, self.labels[batch.rows], beta)
+        return Terms(loss * self.loss_scale, {"classification": divergence, "entropy": entropy})
+
+
+def _exclusive(ours: str, our_value: object, paper: str, paper_value: object) -> None:
+    if our_value is not None and paper_value is not None:
+        raise RecipeError(f"both {ours} and the paper's {paper} are given; they say the same thing; keep one.")

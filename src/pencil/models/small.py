@@ -1,0 +1,37 @@
+"""Two small networks: a CNN for images and an MLP for vectors."""
+
+from torch import nn
+
+
+def small_cnn(channels: int, num_classes: int, *, width: int = 32) -> nn.Sequential:
+    """Two stages of two 3 x 3 convolutions; the features keep their place, so it can memorise as large networks do."""
+
+    def stage(inner: int, outer: int) -> list[nn.Module]:
+        convolutions: list[nn.Module] = []
+        for source in (inner, outer):
+            convolutions += [nn.Conv2d(source, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(True)]
+        return [*convolutions, nn.MaxPool2d(2)]
+
+    return nn.Sequential(
+        *stage(channels, width),
+        *stage(width, 2 * width),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * width, 4 * width),
+        nn.ReLU(True),
+        nn.Linear(4 * width, num_classes),
+    )
+
+
+def mlp(features: int, num_classes: int, *, width: int = 128) -> nn.Sequential:
+    """Two hidden layers with batch normalisation."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(features, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(True),
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.ReLU(True),
+        nn.Linear(width, num_classes),
+    )

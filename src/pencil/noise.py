@@ -1,0 +1,139 @@
+"""Seeded label noise: clean class indices in, new noisy ones out, with the rate that was really produced.
+
+Every class-conditional noise is a transition matrix ``T``, where ``T[i, j]`` is the probability that a label ``i`` is
+given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also looks at the inputs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pencil.errors import DataError
+
+CIFAR10_CONFUSIONS: Mapping[int, int] = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
+"""truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog (section 4.1)."""
+
+
+@dataclass(frozen=True)
+class NoisyLabels:
+    """Noisy labels beside the share of labels that really changed and the transitions that really happened."""
+
+    labels: NDArray[np.int64]
+    rate: float
+    transitions: NDArray[np.float64]
+
+
+def symmetric_matrix(num_classes: int, rate: float) -> NDArray[np.float64]:
+    """With probability ``rate`` a label is drawn uniformly from all classes, its own included (section 4.1)."""
+    _check_rate(rate)
+    return (1 - rate) * np.eye(num_classes) + rate / num_classes
+
+
+def circular_matrix(num_classes: int, rate: float) -> NDArray[np.float64]:
+    """With probability ``rate`` a label becomes the next class, the last one the first (CIFAR-100 in the paper)."""
+    _check_rate(rate)
+    return (1 - rate) * np.eye(num_classes) + rate * np.roll(np.eye(num_classes), 1, axis=1)
+
+
+def map_matrix(num_classes: int, rate: float, mapping: Mapping[int, int]) -> NDArray[np.float64]:
+    """With probability ``rate`` a label of a mapped class becomes its image (CIFAR-10 in the paper)."""
+    _check_rate(rate)
+    matrix = np.eye(num_classes)
+    for source, target in mapping.items():
+        if not (0 <= source < num_classes and 0 <= target < num_classes):
+            raise DataError(f"noise maps class {source} to {target}; expected classes 0..{num_classes - 1}.")
+        matrix[source] = 0
+        matrix[source, source] += 1 - rate
+        matrix[source, target] += rate
+    return matrix
+
+
+def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabels:
+    """Draw each label anew from its row of ``transition``."""
+    matrix = np.asarray(transition, dtype=np.float64)
+    _check_transition(matrix)
+    clean = _check_clean(clean_labels, len(matrix))
+    uniform = np.random.default_rng(seed).random(len(clean))
+    noisy = np.empty_like(clean)
+    for label in np.unique(clean):
+        rows = clean == label
+        noisy[rows] = _invert(matrix[label], uniform[rows])
+    return _report(clean, noisy, len(matrix))
+
+
+def flip_by_instance(
+    clean_labels: ArrayLike, inputs: ArrayLike, num_classes: int, rate: float, seed: int, *, spread: float = 0.1
+) -> NoisyLabels:
+    """Instance-dependent noise (Xia et al. 2020, Algorithm 2): how likely and to what a label flips hangs on its input.
+
+    Each example has a flip rate of its own, normal around ``rate`` and cut to [0, 1]; where it goes is a softmax of a
+    random projection of the standardised input, one projection per clean class.
+    """
+    _check_rate(rate)
+    clean = _check_clean(clean_labels, num_classes)
+    features = np.asarray(inputs, dtype=np.float64).reshape(len(clean), -1)
+    features = (features - features.mean()) / (features.std() or 1.0)
+    rng = np.random.default_rng(seed)
+    rates = _truncated_normal(rng, rate, spread, len(clean))
+    uniform = rng.random(len(clean))
+    noisy = np.empty_like(clean)
+    for label in range(num_classes):  # one class at a time keeps the projections small
+        rows = np.flatnonzero(clean == label)
+        scores = features[rows] @ rng.standard_normal((features.shape[1], num_classes))
+        scores[:, label] = -np.inf
+        probs = np.exp(scores - scores.max(axis=1, keepdims=True))
+        probs *= (rates[rows] / probs.sum(axis=1))[:, None]
+        probs[:, label] = 1 - rates[rows]
+        cumulative = probs.cumsum(axis=1)
+        cumulative /= cumulative[:, -1:]
+        noisy[rows] = (uniform[rows, None] >= cumulative).sum(axis=1)
+    return _report(clean, noisy, num_classes)
+
+
+def _invert(probs: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
+    cumulative = probs.cumsum()
+    cumulative /= cumulative[-1]  # so that rounding never leaves a gap below 1
+    return np.searchsorted(cumulative, uniform, side="right")
+
+
+def _truncated_normal(rng: np.random.Generator, mean: float, spread: float, size: int) -> NDArray[np.float64]:
+    if spread == 0 or mean in (0, 1):
+        return np.full(size, float(mean))
+    values = rng.normal(mean, spread, size)
+    while (outside := (values < 0) | (values > 1)).any():
+        values[outside] = rng.normal(mean, spread, int(outside.sum()))
+    return values
+
+
+def _report(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int) -> NoisyLabels:
+    counts = np.zeros((num_classes, num_classes))
+    np.add.at(counts, (clean, noisy), 1)
+    transitions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return NoisyLabels(noisy, float((clean != noisy).mean()) if len(clean) else 0.0, transitions)
+
+
+def _check_rate(rate: float) -> None:
+    if not 0 <= rate <= 1:
+        raise DataError(f"noise rate is {rate}; expected a share from 0 to 1 (50 % is 0.5).")
+
+
+def _check_transition(matrix: NDArray[np.float64]) -> None:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise DataError(f"transition matrix has shape {matrix.shape}; expected (classes, classes).")
+    good = (matrix >= 0).all(axis=1) & np.isclose(matrix.sum(axis=1), 1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DataError(f"row {row} of the transition matrix is {matrix[row]}; expected probabilities that sum to 1.")
+
+
+def _check_clean(labels: ArrayLike, num_classes: int) -> NDArray[np.int64]:
+    clean = np.asarray(labels)
+    if clean.ndim != 1 or clean.dtype.kind not in "iu":
+        raise DataError(f"noise needs class indices; saw labels of shape {clean.shape} and type {clean.dtype}.")
+    bad = (clean < 0) | (clean >= num_classes)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise DataError(f"label {clean[row]} at row {row} does not fit {num_classes} classes (0..{num_classes - 1}).")
+    return clean.astype(np.int64)

@@ -1,0 +1,77 @@
+"""What a person sees while training runs, on stderr: a bar with a time estimate on a terminal, else plain lines."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pencil.methods.base import Phase
+from pencil.training import Observer, Record
+
+
+class Bar(Observer):
+    """One bar for the whole run, with the phase and the last epoch's figures beside it."""
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self.task = progress.add_task("starting", total=None, figures="")
+
+    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None:
+        total = steps_per_epoch * sum(phase.epochs for phase in phases)
+        self.progress.update(self.task, total=total, description=phases[0].name)
+
+    def stepped(self) -> None:
+        self.progress.advance(self.task)
+
+    def epoch_ended(self, record: Record) -> None:
+        self.progress.update(self.task, description=record["phase"], figures=describe(record))
+
+
+class Lines(Observer):
+    """One line per epoch, for logs."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None:
+        self.epochs = sum(phase.epochs for phase in phases)
+
+    def epoch_ended(self, record: Record) -> None:
+        line = f"epoch {record['epoch']}/{self.epochs} {record['phase']}: {describe(record)} {record['seconds']:.1f} s"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def describe(record: Record) -> str:
+    """The figures of an epoch in a few words."""
+    parts = [f"loss {record['loss']:.3f}"]
+    for name, short in (("validation_accuracy", "validation"), ("test_accuracy", "test")):
+        if name in record:
+            parts.append(f"{short} {record[name]:.1%}")
+    if record.get("labels_changed"):
+        parts.append(f"{record['labels_changed']:,} labels changed")
+    return " ".join(parts)
+
+
+@contextmanager
+def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
+    """Nothing, a bar or lines: without a wish, a bar where a person is watching and nothing elsewhere."""
+    terminal = sys.stderr.isatty()
+    if wanted is False or (wanted is None and not terminal):
+        yield ()
+    elif not terminal:
+        yield (Lines(),)
+    else:
+        columns = (
+            TextColumn("{task.description:>12}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}", style="dim"),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield (Bar(progress),)

@@ -1,0 +1,187 @@
+"""Recipes: a whole job as typed data, read from TOML, overridden key by key, and every mistake reported at once."""
+
+import difflib
+import inspect
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from pencil.data.named import DATASETS
+from pencil.data.settings import DataSettings
+from pencil.errors import RecipeError
+from pencil.methods import Method, find_method
+from pencil.models import ModelSettings
+from pencil.training.settings import TrainingSettings
+
+Tree = dict[str, Any]
+CUSTOM = "custom"
+"""Stands for a model or method that was passed to pencil.fit as an object."""
+
+
+class Recipe(BaseModel):
+    """Everything a run needs. ``method`` holds the method's name and the arguments of its constructor."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = "run"
+    description: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSettings = DataSettings()
+    model: ModelSettings = ModelSettings()
+    method: Tree = Field(default_factory=lambda: {"name": "pencil"})
+    training: TrainingSettings = TrainingSettings()
+
+    def build_method(self) -> Method:
+        """The method with its arguments as they were validated."""
+        options = {key: value for key, value in self.method.items() if key != "name"}
+        return find_method(self.method["name"])(**_arguments(self.method["name"]).model_validate(options).__dict__)
+
+    def to_toml(self) -> str:
+        """The recipe with every default spelled out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+
+def parse(tree: Mapping[str, Any], origin: str = "the recipe") -> Recipe:
+    """A recipe from nested keys; raises one :class:`RecipeError` that lists everything that is wrong."""
+    problems: list[str] = []
+    method = tree.get("method", {})
+    if isinstance(method, Mapping) and method_name(tree) != CUSTOM:
+        method = {"name": "pencil"} | dict(method)
+        try:
+            arguments = _arguments(method["name"])
+            options = {key: value for key, value in method.items() if key != "name"}
+            resolved = _dump(arguments.model_validate(options))
+            method = {"name": method["name"]} | resolved
+            find_method(method["name"])(**arguments.model_validate(resolved).__dict__)
+        except ValidationError as error:
+            problems += _explain(error, ("method",), set(arguments.model_fields))
+        except (RecipeError, ValueError) as error:
+            problems.append(f"method: {error}")
+    recipe = None
+    try:
+        recipe = Recipe.model_validate({**tree, "method": method})
+    except ValidationError as error:
+        problems += _explain(error, (), _keys_of(Recipe.model_json_schema()))
+    if problems or recipe is None:
+        raise RecipeError(f"{origin} has {len(problems)} mistake(s):\n" + "\n".join(f"  {line}" for line in problems))
+    return recipe
+
+
+def method_name(tree: Mapping[str, Any]) -> str:
+    method = tree.get("method", {})
+    return str(method.get("name", "pencil")) if isinstance(method, Mapping) else str(method)
+
+
+def find(what: str) -> Tree:
+    """The recipe tree that ``what`` stands for: a recipe by name or file, a dataset by name, or a data file."""
+    path = Path(what).expanduser()
+    if path.suffix == ".toml":
+        return read(path)
+    if what in names():
+        return tomllib.loads((_folder() / f"{what}.toml").read_text())
+    if what in DATASETS:
+        return {"name": what, "data": {"source": what}}
+    if path.suffix == ".npz" and path.is_file():
+        return {"name": path.stem, "data": {"source": str(path.resolve())}}
+    known = [*names(), *DATASETS]
+    close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
+    raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset or data file (.npz); {hint}")
+
+
+def read(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}; expected a recipe in TOML.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+
+
+def names() -> list[str]:
+    """The recipes that ship with pencil."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def override(tree: Tree, assignments: Iterable[str]) -> Tree:
+    """The tree with each ``a.b=value`` set; values are TOML, and plain words are strings."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise RecipeError(f"override {assignment!r} is not of the form key=value, such as training.batch_size=64.")
+        tree = assign(tree, keys, _toml_value(text.strip()))
+    return tree
+
+
+def assign(tree: Tree, keys: list[str], value: Any) -> Tree:
+    """A copy of the tree with the value at this path."""
+    head, *rest = keys
+    if not rest:
+        return {**tree, head: value}
+    inner = tree.get(head, {})
+    return {**tree, head: assign(inner if isinstance(inner, dict) else {}, rest, value)}
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _arguments(method: str) -> type[BaseModel]:
+    """The arguments of a method's constructor as a model that validates them."""
+    constructor = find_method(method).__init__
+    hints = get_type_hints(constructor, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name != "self" and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (hints.get(name, Any), default)
+    config = ConfigDict(extra="forbid", validate_default=True, arbitrary_types_allowed=True)
+    return create_model(f"{method} arguments", __config__=config, **fields)
+
+
+def _dump(arguments: BaseModel) -> Tree:
+    tree: Tree = _without_none(arguments.model_dump(mode="json"))
+    return tree
+
+
+def _explain(error: ValidationError, prefix: tuple[str, ...], known: set[str]) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        where = ".".join(map(str, (*prefix, *problem["loc"])))
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            key = str(problem["loc"][-1])
+            close = difflib.get_close_matches(key, known, n=1)
+            lines.append(f"{where}: there is no such key" + (f"; did you mean {close[0]!r}?" if close else "."))
+        else:
+            message = problem["msg"][:1].lower() + problem["msg"][1:]
+            seen = "" if problem["type"] == "missing" else f"; saw {problem['input']!r}"
+            lines.append(f"{where}: {message}{seen}")
+    return lines
+
+
+def _keys_of(schema: Any) -> set[str]:
+    if isinstance(schema, list):
+        return set().union(*map(_keys_of, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return set(schema.get("properties", {})).union(*map(_keys_of, schema.values()))
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: what is not set is not written."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _folder() -> Any:
+    return resources.files("pencil") / "recipes"

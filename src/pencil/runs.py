@@ -1,0 +1,241 @@
+"""The run directory: the only writer and the only reader of it.
+
+recipe.toml         resolved: run it again with `pencil train recipe.toml`
+environment.json    versions, machine, data fingerprint
+metrics.jsonl       one line per epoch
+labels.parquet      every row: given and corrected label, confidence, distribution
+model.safetensors   the network after the last epoch; checkpoints/best.safetensors at the best noisy-validation epoch
+summary.json        the result in numbers; written last, so a directory that has it is whole
+"""
+
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from pencil._version import __version__
+from pencil.data.arrays import as_input_tensor
+from pencil.data.examples import Examples, Splits
+from pencil.data.inputs import Normalization, TensorInputs
+from pencil.errors import DataError, RunError
+from pencil.labels import read_labels
+from pencil.models import build
+from pencil.recipe import CUSTOM, Recipe, parse, read
+from pencil.training import Observer, Outcome, Record
+from pencil.training.evaluation import predict_logits
+
+RECIPE, ENVIRONMENT, METRICS = "recipe.toml", "environment.json", "metrics.jsonl"
+LABELS, MODEL, BEST, SUMMARY = "labels.parquet", "model.safetensors", "checkpoints/best.safetensors", "summary.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: the network (last epoch), the label table, the metrics of every epoch and the summary."""
+
+    model: nn.Module
+    labels: pa.Table
+    metrics: list[Record]
+    summary: dict[str, Any]
+    recipe: Recipe
+    path: Path | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(self.summary["data"]["classes"])
+
+    def predict_probs(self, x: Any) -> Tensor:
+        """Class probabilities for new inputs (an array, or the inputs of examples), prepared as in training."""
+        normalize = self.recipe.data.normalize
+        values = x.values if isinstance(x, TensorInputs) else as_input_tensor(x)
+        inputs = TensorInputs(values, normalize if isinstance(normalize, Normalization) else None)
+        expected, seen = tuple(self.summary["data"]["input_shape"]), tuple(values.shape[1:])
+        if seen != expected:
+            raise DataError(f"inputs have shape {seen}; this network was trained on {expected}.")
+        return predict_logits(self.model.cpu(), inputs).softmax(dim=1)
+
+
+class RunDirectory(Observer):
+    """Writes a run as it goes: nothing is overwritten, nothing is left half-written."""
+
+    def __init__(self, path: Path):
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} already holds something; expected a new directory; choose another with --out.")
+        self.path = path
+
+    def begin(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        try:
+            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {self.path}: {error.strerror}; choose another directory.") from error
+        _write_text(self.path / RECIPE, recipe.to_toml())
+        _write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+
+    def epoch_ended(self, record: Record) -> None:
+        with (self.path / METRICS).open("a") as lines:
+            lines.write(json.dumps(record) + "\n")
+
+    def finish(self, run: Run, best_weights: dict[str, Tensor]) -> None:
+        _write(self.path / LABELS, lambda target: pq.write_table(run.labels, target, compression="zstd"))
+        _write(self.path / MODEL, lambda target: _save_weights(run.model.state_dict(), target))
+        _write(self.path / BEST, lambda target: _save_weights(best_weights, target))
+        _write_text(self.path / SUMMARY, json.dumps(run.summary, indent=2) + "\n")
+
+
+def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "last") -> Run:
+    """Read a finished run. A network that was built by name is built again; pass your own otherwise."""
+    path = Path(path)
+    _refuse_unfinished(path)
+    recipe = parse(read(path / RECIPE), str(path / RECIPE))
+    summary = json.loads((path / SUMMARY).read_text())
+    if model is None:
+        if recipe.model.name == CUSTOM:
+            raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
+        model = build(recipe.model, summary["data"]["input_shape"], len(summary["data"]["classes"]), recipe.seed)
+    weights = safetensors.torch.load_file(path / (BEST if epoch == "best" else MODEL))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"the weights in {path} do not fit this model: {str(error).splitlines()[0]}") from error
+    metrics = [json.loads(line) for line in (path / METRICS).read_text().splitlines()]
+    return Run(model.eval(), read_label_table(path), metrics, summary, recipe, path)
+
+
+def read_label_table(path: Path | str) -> pa.Table:
+    """The labels of a finished run; the network is not needed."""
+    _refuse_unfinished(Path(path))
+    return pq.read_table(Path(path) / LABELS)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    if not (path / RECIPE).is_file():
+        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    if not (path / SUMMARY).is_file():
+        raise RunError(f"the run in {path} did not finish (it has no {SUMMARY}); train it again.")
+
+
+def label_table(splits: Splits, outcome: Outcome) -> pa.Table:
+    """Every labelled row. Held-out ones were never trained on, so the network's word stands for them."""
+    parts = [_label_columns(splits.train, outcome.label_probs, "train")]
+    rows = [splits.train.rows]
+    if splits.validation is not None and outcome.validation_probs is not None:
+        parts.append(_label_columns(splits.validation, outcome.validation_probs, "validation"))
+        rows.append(splits.validation.rows)
+    in_order = torch.cat(rows).argsort(stable=True)
+    table = pa.concat_tables(parts).take(pa.array(in_order.numpy()))
+    return table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks()
+
+
+def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> dict[str, Any]:
+    """The result in numbers. Accuracies are at the best noisy-validation epoch and at the last one."""
+    train = splits.train
+    best, last = outcome.records[outcome.best_epoch - 1], outcome.records[-1]
+    reading = read_labels(outcome.label_probs, train.given_labels)
+    labels: dict[str, Any] = {"rows": len(train), "changed": int(reading.changed.sum())}
+    if train.clean_labels is not None:
+        labels["correct_before"] = float((reading.given == train.clean_labels).float().mean())
+        labels["correct_after"] = float((reading.corrected == train.clean_labels).float().mean())
+    accuracies: dict[str, Any] = {
+        name: {"best": best[name], "last": last[name]}
+        for name in ("validation_accuracy", "test_accuracy")
+        if name in last
+    }
+    first = next(train.subset(torch.arange(1)).batches(1)).inputs
+    return {
+        "method": recipe.method["name"],
+        "seed": recipe.seed,
+        "seconds": sum(record["seconds"] for record in outcome.records),
+        "epochs": len(outcome.records),
+        "best_epoch": outcome.best_epoch,
+        **accuracies,
+        "labels": labels,
+        "injected_noise_rate": noise_rate,
+        "data": {
+            "rows": {name: len(part) for name, part in vars(splits).items() if part is not None},
+            "classes": list(train.classes),
+            "input_shape": list(first.shape[1:]),
+        },
+    }
+
+
+def describe_environment(splits: Splits) -> dict[str, Any]:
+    """What a result may hang on besides the recipe."""
+    return {
+        "pencil": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "data_fingerprint": splits.train.fingerprint(),
+    }
+
+
+def free_path(parent: Path, name: str) -> Path:
+    """The first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
+    number = 1
+    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+    reading = read_labels(label_probs, examples.given_labels)
+    names = pa.array(examples.classes)
+
+    def named(labels: Tensor) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
+
+    flat = pa.array(label_probs.float().contiguous().view(-1).numpy())
+    return pa.table(
+        {
+            "key": pa.array([str(key) for key in examples.keys]),
+            "split": pa.array([split] * len(examples)).dictionary_encode(),
+            "given": named(reading.given),
+            "corrected": named(reading.corrected),
+            "confidence": reading.confidence.float().numpy(),
+            "given_probability": reading.given_probability.float().numpy(),
+            "margin": reading.margin.float().numpy(),
+            "entropy": reading.entropy.float().numpy(),
+            "changed": reading.changed.numpy(),
+            "distribution": pa.FixedSizeListArray.from_arrays(flat, label_probs.shape[1]),
+        }
+    )
+
+
+def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
+    """Plain tensors, so that torch or timm load them without pencil; tied weights are stored once per name."""
+    safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)
+
+
+def _write_text(path: Path, text: str) -> None:
+    _write(path, lambda target: target.write_text(text))
+
+
+def _write(path: Path, save: Callable[[Path], Any]) -> None:
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a half."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        save(temporary)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

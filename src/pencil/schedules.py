@@ -1,0 +1,103 @@
+"""Schedules as data: a value over the epochs of a phase, for the learning rate and for the label step alike.
+
+``schedule(epoch, epochs)`` is the value at a (possibly fractional) epoch of a phase that lasts ``epochs``. In a recipe
+a plain number is a constant, and a table names its kind: ``{kind = "step", start = 0.2, at = [40, 80]}``.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, ConfigDict, Field
+
+
+class _Schedule:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def scaled(self, factor: float) -> Self:
+        """The same course at another height."""
+        heights = {name: getattr(self, name) * factor for name in ("value", "start", "end") if hasattr(self, name)}
+        return replace(self, **heights)  # type: ignore[type-var]
+
+    def stretched(self, ratio: float) -> Self:
+        """The same course for a phase that lasts ``ratio`` times as long."""
+        return self
+
+
+@dataclass(frozen=True)
+class Constant(_Schedule):
+    """The same value throughout."""
+
+    value: float
+    kind: Literal["constant"] = "constant"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class StepDecay(_Schedule):
+    """Multiplied by ``factor`` at each of the epochs ``at``."""
+
+    start: float
+    at: tuple[float, ...]
+    factor: float = 0.1
+    kind: Literal["step"] = "step"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.start * self.factor ** sum(epoch >= mark for mark in self.at)
+
+    def stretched(self, ratio: float) -> Self:
+        return replace(self, at=tuple(mark * ratio for mark in self.at))
+
+
+@dataclass(frozen=True)
+class MultiplyEvery(_Schedule):
+    """Multiplied by ``factor`` every ``every`` epochs."""
+
+    start: float
+    factor: float
+    every: float = 1.0
+    kind: Literal["multiply"] = "multiply"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.start * self.factor ** math.floor(epoch / self.every)
+
+    def stretched(self, ratio: float) -> Self:
+        return replace(self, every=self.every * ratio)
+
+
+@dataclass(frozen=True)
+class Linear(_Schedule):
+    """From ``start`` to ``end`` in a straight line over the phase."""
+
+    start: float
+    end: float = 0.0
+    kind: Literal["linear"] = "linear"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.start + (self.end - self.start) * epoch / epochs
+
+
+@dataclass(frozen=True)
+class Cosine(_Schedule):
+    """From ``start`` to ``end`` along half a cosine over the phase."""
+
+    start: float
+    end: float = 0.0
+    kind: Literal["cosine"] = "cosine"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+AnySchedule = Constant | StepDecay | MultiplyEvery | Linear | Cosine
+
+
+def as_schedule(value: Any) -> Any:
+    """A plain number is a constant schedule; everything else is left for validation."""
+    return Constant(float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+
+
+Schedule = Annotated[AnySchedule, Field(discriminator="kind"), BeforeValidator(as_schedule)]
+"""A schedule in a typed signature or recipe: a number, a table or one of the classes above."""

@@ -1,0 +1,88 @@
+"""What a network says about examples, and how often it is right."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pencil.data.examples import Batch, Examples
+from pencil.data.given import hard_labels
+from pencil.data.inputs import Inputs
+from pencil.errors import ModelError, PencilError
+from pencil.losses import cross_entropy
+
+
+class Compute(NamedTuple):
+    """Where and how forward passes run."""
+
+    device: torch.device
+    autocast: torch.dtype | None = None
+    memory_format: torch.memory_format = torch.preserve_format
+
+    def context(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+
+    def place(self, inputs: Tensor) -> Tensor:
+        if inputs.ndim == 4 and self.memory_format != torch.preserve_format:
+            return inputs.to(self.device, non_blocking=True, memory_format=self.memory_format)
+        return inputs.to(self.device, non_blocking=True)
+
+    def place_batch(self, batch: Batch) -> Batch:
+        return Batch(
+            batch.rows.to(self.device, non_blocking=True),
+            self.place(batch.inputs),
+            batch.given_labels.to(self.device, non_blocking=True),
+        )
+
+
+CPU = Compute(torch.device("cpu"))
+
+
+@torch.inference_mode()
+def predict_logits(
+    model: nn.Module,
+    inputs: Inputs,
+    rows: Tensor | None = None,
+    *,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    batch_size: int = 512,
+    compute: Compute = CPU,
+) -> Tensor:
+    """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled."""
+    was_training = model.training
+    model.eval()
+    chunks = []
+    for values in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
+        with compute.context():
+            chunks.append((forward or model)(compute.place(values)).float().cpu())
+    model.train(was_training)
+    return torch.cat(chunks)
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """The share of examples whose most probable class is the label's."""
+    return float((logits.argmax(dim=1) == hard_labels(labels)).float().mean())
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> float:
+    return float(cross_entropy(logits, labels))
+
+
+def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU) -> None:
+    """Refuse a network that cannot take these inputs or does not give one logit per class."""
+    rows = examples.rows[:2]
+    try:
+        logits = predict_logits(model, examples.inputs, rows, compute=compute)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PencilError):
+            raise
+        shape = tuple(next(iter(examples.inputs.batches([rows]))).shape)
+        raise ModelError(f"the model cannot take inputs of shape {shape}: {str(error).splitlines()[0]}") from error
+    expected = (len(rows), examples.num_classes)
+    if tuple(logits.shape) != expected:
+        raise ModelError(
+            f"the model gives {tuple(logits.shape)} for {len(rows)} inputs; expected {expected}, one logit for each of "
+            f"the {examples.num_classes} classes; change its last layer, or pass classes=... to name more classes."
+        )

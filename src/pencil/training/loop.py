@@ -1,0 +1,242 @@
+"""The loop: phases in, a trained network and an epoch-by-epoch record out. It knows no method by name."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pencil.data.augment import Augmentation
+from pencil.data.examples import Batch, Splits
+from pencil.data.inputs import View
+from pencil.errors import TrainingError
+from pencil.labels import read_labels
+from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
+from pencil.seeding import generator, seeded
+from pencil.training.evaluation import Compute, accuracy, check_model, mean_loss, predict_logits
+from pencil.training.settings import TrainingSettings, build_optimizer, pick_device, pick_precision
+
+Record = dict[str, Any]
+
+
+class Observer:
+    """Something that watches training: a progress display, a run directory. Every method may be left as it is."""
+
+    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None: ...
+
+    def stepped(self) -> None: ...
+
+    def epoch_ended(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training gives back; ``label_probs`` are for the training rows."""
+
+    model: nn.Module
+    best_weights: dict[str, Tensor]
+    best_epoch: int
+    label_probs: Tensor
+    validation_probs: Tensor | None
+    records: list[Record]
+
+
+@dataclass
+class _Sums:
+    """Running sums over an epoch, weighted by batch size."""
+
+    rows: int = 0
+    right: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+
+    def add(self, terms: Terms, value: float, right: int, rows: int) -> None:
+        self.rows += rows
+        self.right += right
+        self.losses["loss"] = self.losses.get("loss", 0.0) + value * rows
+        for name, part in terms.parts.items():
+            self.losses[f"loss_{name}"] = self.losses.get(f"loss_{name}", 0.0) + float(part) * rows
+
+    def means(self) -> Record:
+        return {name: total / self.rows for name, total in self.losses.items()} | {
+            "train_accuracy": self.right / self.rows
+        }
+
+
+class Trainer:
+    """Trains ``model`` in place, phase by phase. Same seed, same machine: the same bits."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        splits: Splits,
+        method: Method,
+        settings: TrainingSettings | None = None,
+        *,
+        seed: int = 0,
+        augmentation: Augmentation | None = None,
+        observers: tuple[Observer, ...] = (),
+    ):
+        self.settings = settings = settings or TrainingSettings()
+        self.splits, self.method, self.seed = splits, method, seed
+        self.augmentation, self.observers = augmentation, observers
+        device = pick_device(settings.device)
+        memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
+        self.compute = Compute(device, pick_precision(settings.precision, device), memory_format)
+        self.model = model.to(device)
+        if settings.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        check_model(self.model, splits.train, self.compute)
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
+        self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
+        self.records: list[Record] = []
+        self._best_score = -math.inf
+        self._best_epoch = 0
+        self._best_weights: dict[str, Tensor] = {}
+
+    def plan(self) -> tuple[Phase, ...]:
+        """Let the method get ready and lay out its phases within the budget; a phase of zero epochs is skipped."""
+        given, device = self.splits.train.given_labels, self.compute.device
+        is_fp64 = any(parameter.dtype == torch.float64 for parameter in self.model.parameters())
+        task = Task(
+            given.to(device),
+            self.splits.train.num_classes,
+            self.settings.batch_size,
+            device,
+            torch.float64 if is_fp64 else torch.float32,
+        )
+        phases = self.method.start(task)
+        if self.settings.epochs is not None:
+            phases = fit_budget(phases, self.settings.epochs)
+        phases = tuple(phase for phase in phases if phase.epochs > 0)
+        if not phases:
+            raise TrainingError("every phase has zero epochs; expected at least one epoch to train.")
+        return phases
+
+    def run(self) -> Outcome:
+        phases = self.plan()
+        for observer in self.observers:
+            observer.started(phases, self.steps_per_epoch)
+        for phase in phases:
+            if phase.on_start is not None:
+                phase.on_start()
+            for epoch in range(phase.epochs):
+                self._epoch(phase, epoch)
+        return self._outcome()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(len(self.splits.train) / self.settings.batch_size)
+
+    def _epoch(self, phase: Phase, epoch: int) -> None:
+        started = time.perf_counter()
+        number = len(self.records)
+        sums = _Sums()
+        train = self.splits.train
+        order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
+        view = View(self.seed, number, self.augmentation)
+        self.model.train()
+        with seeded(self.seed, "epoch", number):
+            for step, batch in enumerate(train.batches(self.settings.batch_size, order=order, view=view)):
+                self._step(phase, epoch + step / self.steps_per_epoch, self.compute.place_batch(batch), sums)
+                for observer in self.observers:
+                    observer.stepped()
+        record: Record = {"epoch": number + 1, "phase": phase.name, "phase_epoch": epoch + 1}
+        record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
+        record |= sums.means() | self._evaluate() | self._label_metrics() | self.method.metrics()
+        record["seconds"] = time.perf_counter() - started
+        self.records.append(record)
+        self._remember_best(record)
+        for observer in self.observers:
+            observer.epoch_ended(record)
+
+    def _step(self, phase: Phase, progress: float, batch: Batch, sums: _Sums) -> None:
+        with self.compute.context():
+            logits = self.forward(batch.inputs)
+        terms = phase.loss(logits, batch)
+        value = float(terms.loss.detach())
+        if not math.isfinite(value):
+            raise TrainingError(self._describe_failure(phase, value, logits, batch))
+        lr = phase.lr(progress, phase.epochs)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(terms.loss).backward()  # type: ignore[no-untyped-call]
+        if self.settings.clip_norm > 0:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        logits = logits.detach()
+        if phase.after_step is not None:
+            phase.after_step(logits, batch, phase.label_step(progress, phase.epochs))
+        sums.add(terms, value, _right(logits, batch.given_labels), len(batch.rows))
+
+    def _evaluate(self) -> Record:
+        """Accuracy on the (noisy) validation rows, which choose the best epoch, and on the test set, which does not."""
+        metrics: Record = {}
+        if self.splits.validation is not None:
+            logits = self._predict("validation")
+            metrics["validation_loss"] = mean_loss(logits, self.splits.validation.given_labels)
+            metrics["validation_accuracy"] = accuracy(logits, self.splits.validation.given_labels)
+        if self.splits.test is not None:
+            metrics["test_accuracy"] = accuracy(self._predict("test"), self.splits.test.given_labels)
+        return metrics
+
+    def _label_metrics(self) -> Record:
+        label_probs = self.method.label_probs()
+        if label_probs is None:
+            return {}
+        reading = read_labels(label_probs.cpu(), self.splits.train.given_labels)
+        metrics: Record = {
+            "labels_changed": int(reading.changed.sum()),
+            "label_entropy": float(reading.entropy.mean()),
+        }
+        if self.splits.train.clean_labels is not None:
+            metrics["labels_correct"] = float((reading.corrected == self.splits.train.clean_labels).float().mean())
+        return metrics
+
+    def _remember_best(self, record: Record) -> None:
+        score = record.get("validation_accuracy", float(record["epoch"]))  # without validation the last epoch is best
+        if score > self._best_score:
+            self._best_score, self._best_epoch = score, record["epoch"]
+            self._best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
+
+    def _outcome(self) -> Outcome:
+        label_probs = self.method.label_probs()
+        if label_probs is None:
+            label_probs = self._predict("train").softmax(dim=1)
+        validation = None if self.splits.validation is None else self._predict("validation").softmax(dim=1)
+        self.model.eval()
+        return Outcome(
+            model=self.model,
+            best_weights=copy.copy(self._best_weights),
+            best_epoch=self._best_epoch,
+            label_probs=label_probs.cpu(),
+            validation_probs=validation,
+            records=self.records,
+        )
+
+    def _predict(self, split: str) -> Tensor:
+        examples = getattr(self.splits, split)
+        return predict_logits(self.model, examples.inputs, examples.rows, forward=self.forward, compute=self.compute)
+
+    def _describe_failure(self, phase: Phase, value: float, logits: Tensor, batch: Batch) -> str:
+        bad = ~logits.isfinite().all(dim=1)
+        rows = batch.rows[bad if bad.any() else torch.ones_like(bad)].cpu()
+        keys = ", ".join(map(repr, self.splits.train.keys[rows.numpy()][:5].tolist()))
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        return (
+            f"the loss became {value} in epoch {len(self.records) + 1} (phase {phase.name}), in a batch with the rows "
+            f"{keys}{more}; weights and labels are as they were before this step; "
+            "lower the learning rate, set training.clip_norm, or look at those rows."
+        )
+
+
+def _right(logits: Tensor, given_labels: Tensor) -> int:
+    labels = given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
+    return int((logits.argmax(dim=1) == labels).sum())

@@ -1,0 +1,102 @@
+"""The ``[training]`` part of a recipe: batches, optimizer, precision and device."""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from functools import cache
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn, optim
+
+from pencil.errors import RecipeError
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class OptimizerSettings(BaseModel):
+    """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Literal["sgd", "rmsprop", "adamw"] = "sgd"
+    momentum: Share = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegative = 1e-4
+    alpha: Share = 0.9
+    betas: tuple[Share, Share] = (0.9, 0.999)
+
+
+class TrainingSettings(BaseModel):
+    """How training runs, whatever the method. ``epochs`` is a total budget; without it the method's own counts hold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    batch_size: Annotated[int, Field(ge=1)] = 128
+    epochs: Annotated[int, Field(ge=1)] | None = None
+    optimizer: OptimizerSettings = OptimizerSettings()
+    clip_norm: NonNegative = 0.0
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    device: str = "auto"
+    compile: bool = False
+    channels_last: bool = False
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> optim.Optimizer:
+    """The optimizer; its learning rate is set before every step by the phase's schedule."""
+    if settings.name == "sgd":
+        return optim.SGD(
+            parameters,
+            lr=0.0,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            nesterov=settings.nesterov,
+        )
+    if settings.name == "rmsprop":
+        return optim.RMSprop(
+            parameters,
+            lr=0.0,
+            alpha=settings.alpha,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+    return optim.AdamW(parameters, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def pick_device(name: str) -> torch.device:
+    """``auto`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RecipeError(f"training.device is {name!r}; expected auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RecipeError(f"training.device is {name!r} but no GPU is visible; expected auto or cpu here.")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
+    """The dtype to autocast to, or None for plain fp32, which is the rule on a CPU. Labels and losses stay fp32."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+    if name == "fp32":
+        return None
+    if device.type == "cpu":
+        if name == "fp16":
+            raise RecipeError("training.precision is fp16 on a CPU; expected fp32 (or bf16 where the CPU has it).")
+        if not cpu_runs_bf16():
+            raise RecipeError("training.precision is bf16 but this CPU cannot run it; expected fp32.")
+    return torch.bfloat16 if name == "bf16" else torch.float16
+
+
+@cache
+def cpu_runs_bf16() -> bool:
+    """Try bf16 in another process: some virtual machines advertise instructions that then kill it (SIGILL)."""
+    trial = (
+        "import torch; x = torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True); (x @ x).sum().backward(); "
+        "c = torch.nn.Conv2d(8, 8, 3).bfloat16(); c(torch.randn(2, 8, 9, 9).bfloat16()).sum().backward()"
+    )
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
