@@ -1,12 +1,14 @@
 """Corrected labels in formats that other programs read."""
 
+import csv
+import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
@@ -30,11 +32,22 @@ def write_labels(table: pa.Table, kind: str, target: Path | BinaryIO) -> None:
             write_labels(table, kind, stream)
         return
     if kind == "csv":
-        flat = table.drop_columns(["distribution"])
-        strings = pa.schema(
-            [pa.field(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in flat.schema]
-        )
-        pyarrow.csv.write_csv(flat.cast(strings), target, pyarrow.csv.WriteOptions(quoting_style="needed"))
-        return
+        target.write((",".join(_csv_columns(table.schema)) + "\n").encode())
     for batch in table.to_batches(max_chunksize=4096):
-        target.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
+        text = io.StringIO()
+        if kind == "jsonl":
+            text.writelines(json.dumps(row) + "\n" for row in batch.to_pylist())
+        else:
+            csv.writer(text, lineterminator="\n").writerows(_csv_rows(batch))
+        target.write(text.getvalue().encode())
+
+
+def _csv_rows(batch: pa.RecordBatch) -> Iterator[tuple[object, ...]]:
+    columns = [batch[name].to_pylist() for name in _csv_columns(batch.schema)]
+    for row in zip(*columns, strict=True):
+        yield tuple(f"{value:.6g}" if isinstance(value, float) else value for value in row)
+
+
+def _csv_columns(schema: pa.Schema) -> list[str]:
+    """A distribution has no place in a cell."""
+    return [name for name in schema.names if name != "distribution"]

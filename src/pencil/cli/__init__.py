@@ -47,9 +47,10 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def main() -> None:
     """Entry point: a mistake the user can mend is one clear message and exit code 2, never a traceback."""
-    warnings.showwarning = _warn
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            app()
     except PencilError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

@@ -78,11 +78,9 @@ def read_inputs(path: Path) -> tuple[np.ndarray, list[str]]:
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     """Arrays by name; pickled objects, which could run code, are never loaded."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {"x": loaded}
-        with loaded as archive:
-            return {name: archive[name] for name in archive.files}
+        with path.open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            return {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"cannot read {path}: {error}; expected a file saved with numpy.savez or numpy.save."

@@ -138,6 +138,7 @@ class DatasetInputs:
             num_workers=self.workers,
             collate_fn=_collate,
             pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # or it would draw from the global one
         )
         yield from loader
 

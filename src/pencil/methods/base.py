@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
@@ -31,6 +33,9 @@ class Terms:
 
 
 NEVER = Constant(0.0)
+
+Epochs = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
 
 Loss = Callable[[Tensor, Batch], Terms]
 AfterStep = Callable[[Tensor, Batch, float], None]

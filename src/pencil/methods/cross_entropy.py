@@ -4,14 +4,14 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.losses import cross_entropy
-from pencil.methods.base import Method, Phase, Task, Terms
+from pencil.methods.base import Epochs, Method, Phase, Task, Terms
 from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
 
 
 class CrossEntropy(Method):
     """One phase of Eq. 1 with the learning rate divided by 10 after one and two thirds."""
 
-    def __init__(self, *, epochs: int = 60, lr: Schedule = StepDecay(0.05, at=(20, 40))):
+    def __init__(self, *, epochs: Epochs = 60, lr: Schedule = StepDecay(0.05, at=(20, 40))):
         self.epochs = epochs
         self.lr: AnySchedule = as_schedule(lr)
 

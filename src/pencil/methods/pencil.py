@@ -1,14 +1,16 @@
 """PENCIL: probabilistic end-to-end noise correction in labels (section 3)."""
 
 import warnings
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.labels import LabelStore, init_scale
 from pencil.losses import Compatibility, compatibility_loss, cross_entropy, network_losses
-from pencil.methods.base import Method, Phase, Task, Terms
+from pencil.methods.base import Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
 
 
@@ -23,31 +25,28 @@ class Pencil(Method):
     def __init__(
         self,
         *,
-        backbone_epochs: int = 10,
-        correction_epochs: int = 30,
-        finetune_epochs: int = 20,
+        backbone_epochs: Epochs = 10,
+        correction_epochs: Epochs = 30,
+        finetune_epochs: Epochs = 20,
         lr: Schedule = 0.05,  # type: ignore[assignment]
         finetune_lr: Schedule = StepDecay(0.05, at=(7, 14)),
         step: Schedule | None = None,
-        pull: float | None = None,
+        pull: NonNegative | None = None,
         label_lr: Schedule | None = None,
-        alpha: float | None = None,
-        beta: float = 0.4,
+        alpha: NonNegative | None = None,
+        beta: NonNegative = 0.4,
         compatibility: Compatibility = "published",
         init_probability: float | None = None,
         init_scale: float | None = None,
         class_mean: bool = True,
-        rounds: int = 1,
-        round_factor: float = 1.0,
+        rounds: Annotated[int, Field(ge=1)] = 1,
+        round_factor: NonNegative = 1.0,
     ):
         _exclusive("step", step, "label_lr", label_lr)
         _exclusive("pull", pull, "alpha", alpha)
         _exclusive("init_probability", init_probability, "init_scale", init_scale)
-        self.backbone_epochs, self.correction_epochs, self.finetune_epochs = (
-            backbone_epochs,
-            correction_epochs,
-            finetune_epochs,
-        )
+        self.backbone_epochs = backbone_epochs
+        self.correction_epochs, self.finetune_epochs = correction_epochs, finetune_epochs
         self.lr: AnySchedule = as_schedule(lr)
         self.finetune_lr: AnySchedule = as_schedule(finetune_lr)
         self.step: AnySchedule | None = as_schedule(step)

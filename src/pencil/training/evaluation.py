@@ -51,12 +51,13 @@ def predict_logits(
     compute: Compute = CPU,
 ) -> Tensor:
     """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled."""
+    run = model if forward is None else forward
     was_training = model.training
     model.eval()
     chunks = []
     for values in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
         with compute.context():
-            chunks.append((forward or model)(compute.place(values)).float().cpu())
+            chunks.append(run(compute.place(values)).float().cpu())
     model.train(was_training)
     return torch.cat(chunks)
 

@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass
-class _Sums:
+class Sums:
     """Running sums over an epoch, weighted by batch size."""
 
     rows: int = 0
@@ -125,24 +125,24 @@ class Trainer:
             if phase.on_start is not None:
                 phase.on_start()
             for epoch in range(phase.epochs):
-                self._epoch(phase, epoch)
+                self.epoch(phase, epoch)
         return self._outcome()
 
     @property
     def steps_per_epoch(self) -> int:
         return math.ceil(len(self.splits.train) / self.settings.batch_size)
 
-    def _epoch(self, phase: Phase, epoch: int) -> None:
+    def epoch(self, phase: Phase, epoch: int) -> None:
         started = time.perf_counter()
         number = len(self.records)
-        sums = _Sums()
+        sums = Sums()
         train = self.splits.train
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
         view = View(self.seed, number, self.augmentation)
         self.model.train()
         with seeded(self.seed, "epoch", number):
             for step, batch in enumerate(train.batches(self.settings.batch_size, order=order, view=view)):
-                self._step(phase, epoch + step / self.steps_per_epoch, self.compute.place_batch(batch), sums)
+                self.step(phase, epoch + step / self.steps_per_epoch, self.compute.place_batch(batch), sums)
                 for observer in self.observers:
                     observer.stepped()
         record: Record = {"epoch": number + 1, "phase": phase.name, "phase_epoch": epoch + 1}
@@ -154,7 +154,7 @@ class Trainer:
         for observer in self.observers:
             observer.epoch_ended(record)
 
-    def _step(self, phase: Phase, progress: float, batch: Batch, sums: _Sums) -> None:
+    def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums) -> None:
         with self.compute.context():
             logits = self.forward(batch.inputs)
         terms = phase.loss(logits, batch)
@@ -165,7 +165,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(terms.loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(terms.loss).backward()
         if self.settings.clip_norm > 0:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)

@@ -1,0 +1,177 @@
+"""What label correction costs: ratios, measured in one process, interleaved, median over repeats.
+
+    python benchmarks/overhead.py [--repeats N] [--json]
+
+1. a correction step against a cross-entropy step of the same trainer, and against the way the authors' published code
+   does it (label matrix in host NumPy float64, gather, convert, autograd through the labels, copy back);
+2. an epoch of the trainer against a bare hand-written PyTorch loop over the same tensors;
+3. the label store's update against a plain copy of the same bytes.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pencil.data import Batch, Splits, from_arrays
+from pencil.labels import LabelStore
+from pencil.methods import CrossEntropy, Method, Pencil, Phase
+from pencil.models import ModelSettings, build
+from pencil.training import Trainer, TrainingSettings
+from pencil.training.loop import Sums
+
+BATCH = 128
+ROWS = 2048
+MODELS = {"tiny CNN, 8 x 8": ("small_cnn", 8, 1, 150), "ResNet-18, 32 x 32": ("timm/resnet18", 32, 3, 12)}
+CLASSES = (10, 100, 1000)
+
+Row = dict[str, str | int | float]
+
+
+def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Median seconds of each call; they take turns, forwards and backwards, so that drift hits all alike."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(-2, repeats):
+        names = list(calls) if repeat % 2 else list(reversed(calls))
+        for name in names:
+            start = time.perf_counter()
+            calls[name]()
+            if repeat >= 0:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def make_trainer(method: Method, model: str, size: int, channels: int, classes: int) -> Trainer:
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (ROWS, size, size, channels), dtype=np.uint8)
+    x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous().float().div_(255)
+    examples = from_arrays(x, np.arange(ROWS) % classes, classes=classes)
+    network = build(ModelSettings(name=model), x.shape[1:], classes, seed=0)
+    return Trainer(network, Splits(examples), method, TrainingSettings(batch_size=BATCH, device="cpu"))
+
+
+def find_phase(trainer: Trainer, name: str) -> Phase:
+    return next(phase for phase in trainer.plan() if phase.name == name)
+
+
+def authors_way(
+    trainer: Trainer, batch: Batch, label_matrix: np.ndarray, alpha: float, beta: float
+) -> Callable[[], None]:
+    """One correction step with autograd through labels that live in a NumPy matrix."""
+    softmax, log_softmax = nn.Softmax(dim=1), nn.LogSoftmax(dim=1)
+    index, optimizer = batch.rows.numpy(), torch.optim.SGD(trainer.model.parameters(), lr=0.01, momentum=0.9)
+
+    def step() -> None:
+        logits = trainer.model(batch.inputs)
+        labels = torch.tensor(label_matrix[index, :], dtype=torch.float32, requires_grad=True)
+        label_probs = softmax(labels)
+        classification = torch.mean(softmax(logits) * (log_softmax(logits) - torch.log(label_probs)))
+        compatibility = functional.cross_entropy(label_probs, batch.given_labels)
+        entropy = -torch.mean(softmax(logits) * log_softmax(logits))
+        loss = classification + alpha * compatibility + beta * entropy
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+        label_matrix[index] = (labels.detach() - 600.0 * labels.grad).numpy()
+
+    return step
+
+
+def step_case(name: str, classes: int, repeats_scale: float) -> Row:
+    model, size, channels, repeats = MODELS[name]
+    plain = make_trainer(CrossEntropy(), model, size, channels, classes)
+    corrected = make_trainer(Pencil(pull=1.0), model, size, channels, classes)
+    train, correction = find_phase(plain, "train"), find_phase(corrected, "correction")
+    batch = next(plain.splits.train.batches(BATCH))
+    for trainer in (plain, corrected):
+        trainer.model.train()
+    labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
+    seconds = interleaved(
+        {
+            "cross_entropy": lambda: plain.step(train, 0.0, batch, Sums()),
+            "correction": lambda: corrected.step(correction, 0.0, batch, Sums()),
+            "authors": authors_way(plain, batch, labels, alpha=0.1, beta=0.4),
+        },
+        max(4, round(repeats * repeats_scale)),
+    )
+    return {
+        "model": name,
+        "classes": classes,
+        "cross_entropy_ms": 1e3 * seconds["cross_entropy"],
+        "correction_ratio": seconds["correction"] / seconds["cross_entropy"],
+        "authors_ratio": seconds["authors"] / seconds["cross_entropy"],
+    }
+
+
+def bare_epoch(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    model.train()
+    for rows in torch.randperm(len(x)).split(BATCH):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+
+
+def epoch_case(name: str, repeats_scale: float) -> Row:
+    model, size, channels, repeats = MODELS[name]
+    trainer = make_trainer(CrossEntropy(), model, size, channels, 10)
+    train = find_phase(trainer, "train")
+    bare = build(ModelSettings(name=model), (channels, size, size), 10, seed=0)
+    optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    x, y = trainer.splits.train.inputs.values, trainer.splits.train.given_labels
+    seconds = interleaved(
+        {"trainer": lambda: trainer.epoch(train, 0), "bare": lambda: bare_epoch(bare, x, y, optimizer)},
+        max(3, round(repeats * repeats_scale / 5)),
+    )
+    return {"model": name, "bare_s": seconds["bare"], "trainer_ratio": seconds["trainer"] / seconds["bare"]}
+
+
+def store_case(classes: int, repeats_scale: float) -> Row:
+    """Random rows of a store that does not fit the cache; an update reads labels and logits and writes labels."""
+    rows, batch = 40_000_000 // classes, 4_000_000 // classes
+    labels = LabelStore(torch.arange(rows) % classes, classes)
+    chosen, logits = torch.randperm(rows)[:batch], torch.randn(batch, classes)
+    moved = 3 * batch * classes * 4
+    source = torch.randn(moved // 8)  # a copy reads every byte once and writes it once
+    target = torch.empty_like(source)
+    seconds = interleaved(
+        {"update": lambda: labels.update(chosen, logits, step=1.0), "copy": lambda: target.copy_(source)},
+        max(4, round(12 * repeats_scale)),
+    )
+    return {
+        "classes": classes,
+        "rows_per_s": batch / seconds["update"],
+        "update_gb_per_s": moved / seconds["update"] / 1e9,
+        "copy_gb_per_s": moved / seconds["copy"] / 1e9,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="what label correction costs")
+    parser.add_argument("--repeats", type=float, default=1.0, help="scale the number of repeats")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    results = {
+        "steps": [step_case(name, classes, options.repeats) for name in MODELS for classes in CLASSES],
+        "epochs": [epoch_case(name, options.repeats) for name in MODELS],
+        "store": [store_case(classes, options.repeats) for classes in CLASSES],
+    }
+    if options.json:
+        print(json.dumps(results))
+        return
+    for title, rows in results.items():
+        print(f"\n{title}")
+        print("  ".join(f"{key:>20}" for key in rows[0]))
+        for row in rows:
+            print("  ".join(f"{v:>20}" if isinstance(v, str | int) else f"{v:>20,.3f}" for v in row.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+import gzip
+
+import numpy as np
+import pytest
+
+from pencil import DataError
+from pencil.data import named
+
+
+def write_idx(path, array, zipped):
+    content = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.astype(np.uint8).tobytes()
+    if zipped:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+@pytest.fixture(params=[True, False], ids=["gz", "plain"])
+def fashion_folder(tmp_path, request):
+    rng = np.random.default_rng(0)
+    for part, rows in (("train", 30), ("t10k", 10)):
+        write_idx(tmp_path / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (rows, 28, 28)), request.param)
+        write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(rows) % 10, request.param)
+    return tmp_path
+
+
+def test_fashion_mnist_from_a_folder(fashion_folder):
+    train, test = named.fashion_mnist(fashion_folder)
+    assert len(train) == 30 and len(test) == 10 and train.classes[9] == "Ankle boot"
+    assert tuple(train.inputs.values.shape) == (30, 1, 28, 28)
+    assert train.keys[3] == "train-00003" and train.given_labels[3] == 3
+
+
+def test_damaged_idx_files_are_named(fashion_folder):
+    path = fashion_folder / "train-images-idx3-ubyte"
+    path.write_bytes(bytes([0, 0, 8, 3]) + np.array([30, 28, 28], ">u4").tobytes() + b"short")
+    with pytest.raises(DataError, match="holds 5 values; expected"):
+        named.fashion_mnist(fashion_folder)
+    path.write_bytes(b"<html>")
+    with pytest.raises(DataError, match="not an idx file"):
+        named.fashion_mnist(fashion_folder)
+
+
+def test_digits_are_split_once_and_for_all():
+    train, test = named.digits()
+    assert len(train) == 1347 and len(test) == 450 and train.num_classes == 10
+    assert not set(train.keys) & set(test.keys)
+    assert train.inputs.values.max() == 255
+
+
+@pytest.mark.skipif(not named.DEBIAN_FASHION_MNIST.exists(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_debians_fashion_mnist():
+    train, test = named.fashion_mnist()
+    assert len(train) == 60_000 and len(test) == 10_000
+    assert np.bincount(train.given_labels).tolist() == [6000] * 10

@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+import torch
+
+from pencil import DataError
+from pencil.data import from_arrays, from_dataset
+from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise, corrupt, load, prepare
+
+
+@pytest.fixture
+def examples():
+    rng = np.random.default_rng(0)
+    return from_arrays(rng.normal(size=(600, 3)), np.arange(600) % 3, classes=["cat", "dog", "fish"])
+
+
+def test_noise_falls_on_training_and_validation_rows_and_clean_labels_ride_along(examples):
+    settings = DataSettings(noise=RateNoise(kind="symmetric", rate=0.6))
+    prepared = prepare(settings, examples, examples, seed=0)
+    splits = prepared.splits
+    assert len(splits.validation) == 60
+    for part in (splits.train, splits.validation):
+        wrong = (part.given_labels != part.clean_labels).float().mean()
+        assert 0.25 < wrong < 0.55
+    assert torch.equal(splits.test.given_labels, examples.given_labels)  # the test set stays clean
+    whole = torch.cat(
+        [
+            splits.train.given_labels != splits.train.clean_labels,
+            splits.validation.given_labels != splits.validation.clean_labels,
+        ]
+    )
+    assert prepared.noise_rate == pytest.approx(whole.float().mean().item())
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        RateNoise(kind="circular", rate=0.5),
+        RateNoise(kind="instance", rate=0.5),
+        MapNoise(kind="map", rate=0.5, classes={"cat": "dog", "dog": "cat"}),
+        MatrixNoise(kind="matrix", matrix=((0.5, 0.5, 0), (0, 1, 0), (0, 0, 1))),
+    ],
+    ids=lambda noise: noise.kind,
+)
+def test_every_kind_of_noise_is_seeded(examples, noise):
+    first, again, other = (corrupt(examples, noise, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.labels, again.labels) and not np.array_equal(first.labels, other.labels)
+    assert 0.05 < first.rate < 0.6
+    pinned = noise.model_copy(update={"seed": 9})
+    assert np.array_equal(corrupt(examples, pinned, 1).labels, corrupt(examples, pinned, 2).labels)
+
+
+def test_rows_are_a_seeded_choice(examples):
+    first, again = (prepare(DataSettings(rows=50), examples, None, seed=4).splits for _ in range(2))
+    assert len(first.train) + len(first.validation) == 50
+    assert torch.equal(first.train.rows, again.train.rows)
+    assert not torch.equal(first.train.rows, prepare(DataSettings(rows=50), examples, None, seed=5).splits.train.rows)
+
+
+def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examples):
+    assert prepare(DataSettings(), examples, None, 0).normalization is not None
+    assert prepare(DataSettings(normalize="none"), examples, None, 0).normalization is None
+    own = from_dataset([(torch.randn(3), i % 2) for i in range(20)])
+    assert prepare(DataSettings(), own, None, 0).normalization is None
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        (MapNoise(kind="map", rate=0.5, classes={"cat": "cow"}), r"names class 'cow'; the data has cat, dog, fish"),
+        (MatrixNoise(kind="matrix", matrix=((1, 0), (0, 1))), r"matrix has 2 rows; the data has 3 classes"),
+    ],
+)
+def test_noise_that_does_not_fit_is_named(examples, noise, message):
+    with pytest.raises(DataError, match=message):
+        corrupt(examples, noise, 0)
+
+
+def test_unknown_sources_are_named():
+    with pytest.raises(DataError, match=r"'digitz' is neither a dataset \(digits, fashion_mnist\) nor an npz file"):
+        load(DataSettings(source="digitz"))
+    with pytest.raises(DataError, match="does not exist"):
+        load(DataSettings(source="nowhere.npz"))

@@ -1,0 +1,82 @@
+"""The method: units, phases, reading labels, and the paper's claim about the two divergences."""
+
+import pytest
+import torch
+
+from pencil.data import Batch
+from pencil.labels import LabelStore, forward_kl_label_gradient, init_scale
+from pencil.methods import METHODS, Pencil, Task, find_method
+from pencil.schedules import Constant, Linear
+
+
+def started(method, given=(0, 1, 2, 0), classes=3, batch_size=128):
+    labels = torch.tensor(given)
+    phases = method.start(Task(labels, classes, batch_size, torch.device("cpu")))
+    return {phase.name: phase for phase in phases}
+
+
+def test_the_papers_symbols_and_ours_say_the_same():
+    paper = started(Pencil(alpha=0.1, label_lr=600.0, init_scale=10.0), classes=10, batch_size=128)
+    ours = started(Pencil(pull=1.0, step=600 / 1280, init_scale=10.0), classes=10, batch_size=128)
+    assert paper["correction"].label_step(0, 1) == pytest.approx(ours["correction"].label_step(0, 1))
+    first, second = Pencil(alpha=0.1), Pencil(pull=1.0)
+    started(first, classes=10), started(second, classes=10)
+    assert first.label_pull == second.label_pull == 1.0
+    falling = started(Pencil(label_lr=Linear(3000.0)), classes=10, batch_size=100)["correction"]
+    assert [falling.label_step(epoch, 10) for epoch in (0, 5)] == pytest.approx([3.0, 1.5])
+
+
+def test_how_sure_the_labels_start():
+    paper, ours = Pencil(init_scale=10.0), Pencil(init_probability=0.9)
+    started(paper), started(ours)
+    assert paper.labels.scale == 10.0 and ours.labels.scale == init_scale(0.9, 3)
+
+
+def test_printed_with_a_strong_pull_warns_and_reads_labels_without_the_anchor():
+    method = Pencil(compatibility="printed", pull=1.0, step=1.0)
+    with pytest.warns(UserWarning, match="pull is 1 with the printed compatibility loss"):
+        phases = started(method, given=(0, 1))
+    logits = torch.tensor([[0.0, 8.0, 0.0], [0.0, 8.0, 0.0]])
+    batch = Batch(torch.arange(2), torch.zeros(2, 1), torch.tensor([0, 1]))
+    for _ in range(300):
+        phases["correction"].after_step(logits, batch, 1.0)
+    assert method.labels.probs().argmax(1).tolist() == [0, 1]  # by their own maximum labels cannot flip
+    assert method.label_probs().argmax(1).tolist() == [1, 1]
+
+
+def test_only_correction_moves_labels():
+    phases = started(Pencil())
+    assert phases["correction"].after_step is not None
+    assert phases["backbone"].after_step is None and phases["finetune"].after_step is None
+
+
+def test_losses_of_the_phases():
+    method = Pencil(beta=0.4, class_mean=True)
+    phases = started(method)
+    logits, batch = torch.randn(4, 3), Batch(torch.arange(4), torch.zeros(4, 1), torch.tensor([0, 1, 2, 0]))
+    f, y = logits.softmax(1), method.labels.probs()
+    kl = (f * (f / y).log()).sum(1).mean()
+    entropy = -(f * f.log()).sum(1).mean()
+    torch.testing.assert_close(
+        phases["backbone"].loss(logits, batch).loss, -f.log()[torch.arange(4), batch.given_labels].mean()
+    )
+    torch.testing.assert_close(phases["correction"].loss(logits, batch).loss, (kl + 0.4 * entropy) / 3)
+    torch.testing.assert_close(phases["finetune"].loss(logits, batch).loss, kl / 3)
+    method.loss_scale = 1.0  # as class_mean=False
+    torch.testing.assert_close(phases["finetune"].loss(logits, batch).loss, kl)
+
+
+def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # section 4.6
+    given, logits = torch.tensor([0]), torch.tensor([[0.0, 6.0, 0.0]])
+    rows = torch.tensor([0])
+    inverse, forward = LabelStore(given, 3), LabelStore(given, 3)
+    for _ in range(20):
+        inverse.update(rows, logits, step=1.0)
+        forward.move(rows, forward_kl_label_gradient(forward[rows], logits), 1.0)
+    assert inverse.probs().argmax() == 1 and forward.probs().argmax() == 0
+
+
+def test_methods_by_name():
+    assert set(METHODS) == {"pencil", "cross_entropy"}
+    assert find_method("pencil") is Pencil
+    assert Pencil(step=2).step == Constant(2.0)

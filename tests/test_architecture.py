@@ -1,0 +1,80 @@
+"""Data flows one way: a room imports only rooms to its left. Read from the source, so lazy imports count too."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pencil
+
+ROOT = Path(pencil.__file__).parent
+ORDER = [
+    ("_version", "errors", "losses", "schedules", "seeding", "noise"),
+    ("data",),
+    ("labels",),
+    ("models",),
+    ("methods",),
+    ("training",),
+    ("recipe",),
+    ("runs",),
+    ("export", "progress"),
+    ("job",),
+    ("estimator",),
+    ("cli",),
+    ("__init__", "__main__"),
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """The rooms of pencil that a file imports, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively; rooms are named in full"
+            module = node.module or ""
+            if module == "pencil":
+                found |= {alias.name for alias in node.names}
+            elif module.startswith("pencil."):
+                found.add(module.split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pencil.")}
+    return found
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_left(path):
+    own = room(path)
+    for other in imports(path) - {own}:
+        assert other in RANK, f"{own} imports {other}, which has no place in the order"
+        assert RANK[other] < RANK[own] or (RANK[other] == RANK[own] and own in ORDER[0]), f"{own} imports {other}"
+
+
+def test_every_room_has_a_place():
+    assert {room(path) for path in FILES} == set(RANK)
+
+
+def test_clean_labels_never_reach_a_method():
+    """Methods do not name them, and what they are handed cannot carry them."""
+    from dataclasses import fields
+
+    from pencil.data import Batch
+    from pencil.methods import Task
+
+    for path in (ROOT / "methods").glob("*.py"):
+        assert "clean_labels" not in path.read_text(), path
+    for handed in (Batch, Task):
+        assert not [field.name for field in fields(handed) if "clean" in field.name or "rate" in field.name]
+
+
+def test_modules_stay_readable():
+    for path in FILES:
+        lines = path.read_text().count("\n")
+        assert lines <= 330, f"{path} has {lines} lines; does it still have one job?"

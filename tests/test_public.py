@@ -1,0 +1,26 @@
+import subprocess
+import sys
+import time
+
+import pencil
+
+
+def test_every_public_name_is_there():
+    for name in pencil.__all__:
+        assert getattr(pencil, name) is not None
+    assert set(pencil.__all__) <= set(dir(pencil))
+
+
+def test_import_does_not_bring_torch():
+    code = "import pencil, pencil.cli, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_is_fast():
+    """Under 0.5 s; the best of five, since a busy machine can delay any single start."""
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "pencil", "--help"], check=True, capture_output=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
