@@ -5,13 +5,13 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.losses import cross_entropy
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
-from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
+from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class CrossEntropy(Method):
-    """One phase of Eq. 1 with the learning rate divided by 10 after one and two thirds."""
+    """One phase of Eq. 1."""
 
-    def __init__(self, *, epochs: Epochs = 60, lr: Schedule = StepDecay(0.05, at=(20, 40))):
+    def __init__(self, *, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.epochs = epochs
         self.lr: AnySchedule = as_schedule(lr)
 

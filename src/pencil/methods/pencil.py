@@ -11,7 +11,7 @@ from pencil.errors import RecipeError
 from pencil.labels import LabelStore, init_scale
 from pencil.losses import Compatibility, compatibility_loss, cross_entropy, network_losses
 from pencil.methods.base import Epochs, Method, NonNegative, Phase, Task, Terms
-from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
+from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Pencil(Method):
@@ -25,11 +25,11 @@ class Pencil(Method):
     def __init__(
         self,
         *,
-        backbone_epochs: Epochs = 10,
-        correction_epochs: Epochs = 30,
-        finetune_epochs: Epochs = 20,
-        lr: Schedule = 0.05,  # type: ignore[assignment]
-        finetune_lr: Schedule = StepDecay(0.05, at=(7, 14)),
+        backbone_epochs: Epochs = 5,
+        correction_epochs: Epochs = 37,
+        finetune_epochs: Epochs = 18,
+        lr: Schedule = 0.02,  # type: ignore[assignment]
+        finetune_lr: Schedule = Cosine(0.02),
         step: Schedule | None = None,
         pull: NonNegative | None = None,
         label_lr: Schedule | None = None,
@@ -96,7 +96,7 @@ class Pencil(Method):
     def _step(self, task: Task) -> AnySchedule:
         if self.label_lr is not None:
             return self.label_lr.scaled(1 / (task.batch_size * task.num_classes))
-        default: AnySchedule = as_schedule(1.0)
+        default: AnySchedule = as_schedule(2.0)
         return self.step or default
 
     def _scale(self, classes: int) -> float:
