@@ -28,7 +28,11 @@ from pencil.training.loop import Sums
 
 BATCH = 128
 ROWS = 2048
-MODELS = {"tiny CNN, 8 x 8": ("small_cnn", 8, 1, 150), "ResNet-18, 32 x 32": ("timm/resnet18", 32, 3, 12)}
+MODELS = {  # backbone, image size, channels, repeats
+    "small CNN, 8 x 8": ("small_cnn", 8, 1, 200),
+    "small CNN, 28 x 28": ("small_cnn", 28, 1, 25),
+    "ResNet-18, 32 x 32": ("timm/resnet18", 32, 3, 10),
+}
 CLASSES = (10, 100, 1000)
 
 Row = dict[str, str | int | float]
@@ -61,14 +65,14 @@ def find_phase(trainer: Trainer, name: str) -> Phase:
 
 
 def authors_way(
-    trainer: Trainer, batch: Batch, label_matrix: np.ndarray, alpha: float, beta: float
+    model: nn.Module, batch: Batch, label_matrix: np.ndarray, alpha: float, beta: float
 ) -> Callable[[], None]:
     """One correction step with autograd through labels that live in a NumPy matrix."""
     softmax, log_softmax = nn.Softmax(dim=1), nn.LogSoftmax(dim=1)
-    index, optimizer = batch.rows.numpy(), torch.optim.SGD(trainer.model.parameters(), lr=0.01, momentum=0.9)
+    index, optimizer = batch.rows.numpy(), torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
 
     def step() -> None:
-        logits = trainer.model(batch.inputs)
+        logits = model(batch.inputs)
         labels = torch.tensor(label_matrix[index, :], dtype=torch.float32, requires_grad=True)
         label_probs = softmax(labels)
         classification = torch.mean(softmax(logits) * (log_softmax(logits) - torch.log(label_probs)))
@@ -90,14 +94,15 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     corrected = make_trainer(Pencil(pull=1.0), model, size, channels, classes)
     train, correction = find_phase(plain, "train"), find_phase(corrected, "correction")
     batch = next(plain.splits.train.batches(BATCH))
-    for trainer in (plain, corrected):
+    theirs = make_trainer(CrossEntropy(), model, size, channels, classes)
+    for trainer in (plain, corrected, theirs):
         trainer.model.train()
     labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
     seconds = interleaved(
         {
             "cross_entropy": lambda: plain.step(train, 0.0, batch, Sums()),
             "correction": lambda: corrected.step(correction, 0.0, batch, Sums()),
-            "authors": authors_way(plain, batch, labels, alpha=0.1, beta=0.4),
+            "authors": authors_way(theirs.model, batch, labels, alpha=0.1, beta=0.4),
         },
         max(4, round(repeats * repeats_scale)),
     )

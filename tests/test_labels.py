@@ -66,9 +66,7 @@ def test_label_gradient_is_y_minus_f():  # Eq. 28
     losses.inverse_kl(logits, label_logits).backward()
     label_probs, probs = label_logits.detach().softmax(1), logits.softmax(1)
     torch.testing.assert_close(label_logits.grad, (label_probs - probs) / 6)
-    torch.testing.assert_close(
-        label_gradient(label_logits.detach(), logits, torch.zeros(6).long()), label_probs - probs
-    )
+    torch.testing.assert_close(label_gradient(label_probs, probs, torch.zeros(6).long()), label_probs - probs)
 
 
 def test_forward_kl_gradient_is_eq_24_and_leaves_ruled_out_classes_alone():
@@ -80,7 +78,7 @@ def test_forward_kl_gradient_is_eq_24_and_leaves_ruled_out_classes_alone():
     wrong = LabelStore(torch.tensor([0]), 10)  # given 0, the network is sure of 7
     sure = torch.zeros(1, 10).index_fill_(1, torch.tensor([7]), 12.0)
     rows = torch.tensor([0])
-    inverse = label_gradient(wrong[rows], sure, wrong.given_labels)[0, 7].abs()
+    inverse = label_gradient(wrong.probs(rows), sure.softmax(1), wrong.given_labels)[0, 7].abs()
     forward = forward_kl_label_gradient(wrong[rows], sure)[0, 7].abs()
     assert inverse > 0.9 and forward < 1e-3
 
@@ -171,15 +169,6 @@ def test_anchor_free_stays_on_the_simplex_before_the_labels_have_come_to_rest():
     evidence = anchor_free(store.probs(), store.given_labels, 2.0)
     assert (evidence >= 0).all()
     torch.testing.assert_close(evidence.sum(1), torch.ones(2))
-
-
-def test_a_row_that_occurs_twice_in_a_batch_moves_twice():
-    once, twice = LabelStore([0, 1], 2), LabelStore([0, 1], 2)
-    logits = torch.tensor([[0.0, 1.0]])
-    gradient = label_gradient(once[torch.tensor([0])], logits, once.given_labels[:1])
-    once.move(torch.tensor([0]), gradient, 2.0)
-    twice.update(torch.tensor([0, 0]), logits.repeat(2, 1), step=1.0)
-    torch.testing.assert_close(once.label_logits, twice.label_logits)
 
 
 def test_labels_stay_fp32_under_mixed_precision():

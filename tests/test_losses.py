@@ -92,10 +92,12 @@ def test_the_written_out_gradient_of_the_network_loss_is_autograds(case, beta, c
 
 def test_network_losses_names_its_parts(case):
     logits, label_logits, _ = case
-    total, divergence, entropy = losses.network_losses(logits, label_logits, 0.3)
-    torch.testing.assert_close(divergence, losses.inverse_kl(logits, label_logits).detach())
-    torch.testing.assert_close(entropy, losses.entropy_loss(logits).detach())
-    torch.testing.assert_close(total.detach(), divergence + 0.3 * entropy)
+    seen = losses.network_losses(logits, label_logits, beta=0.3, class_mean=False)
+    torch.testing.assert_close(seen.classification, losses.inverse_kl(logits, label_logits).detach())
+    torch.testing.assert_close(seen.entropy, losses.entropy_loss(logits).detach())
+    torch.testing.assert_close(seen.loss.detach(), seen.classification + 0.3 * seen.entropy)
+    torch.testing.assert_close(seen.probs, logits.detach().softmax(1))
+    torch.testing.assert_close(seen.label_probs, label_logits.detach().softmax(1))
 
 
 def test_the_network_loss_sends_no_gradient_to_the_labels(case):

@@ -6,7 +6,7 @@ distribution (Eq. 7), ``given_labels`` the possibly wrong labels: class indices 
 ``(batch, classes)``.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -70,39 +70,58 @@ def pencil_loss(logits: Tensor, label_logits: Tensor, *, beta: float = 0.0, clas
     For the same reason no gradient flows into ``label_logits``: their update is closed form. ``class_mean=False``
     leaves out the ``1 / c``, so that the network's effective learning rate does not shrink with the number of classes.
     """
-    loss = network_losses(logits, label_logits, beta)[0]
-    return loss / logits.shape[1] if class_mean else loss
+    return network_losses(logits, label_logits, beta=beta, class_mean=class_mean).loss
 
 
-def network_losses(logits: Tensor, label_logits: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """``(L_c + beta * L_e, L_c, L_e)``, of which the first can be differentiated with respect to the logits."""
-    losses: tuple[Tensor, Tensor, Tensor] = _NetworkLosses.apply(logits, label_logits, beta)
-    return losses
+class NetworkLosses(NamedTuple):
+    """The network's loss, which can be differentiated, its parts L_c and L_e, and the probabilities met on the way."""
+
+    loss: Tensor
+    classification: Tensor
+    entropy: Tensor
+    probs: Tensor
+    label_probs: Tensor
+
+
+def network_losses(logits: Tensor, label_logits: Tensor, *, beta: float, class_mean: bool) -> NetworkLosses:
+    """:func:`pencil_loss` with all that one pass over a batch can say about network and labels."""
+    scale = 1 / logits.shape[1] if class_mean else 1.0
+    return NetworkLosses(*_NetworkLosses.apply(logits, label_logits, beta, scale))
 
 
 class _NetworkLosses(torch.autograd.Function):
-    """``L_c + beta * L_e`` with its gradient written out, half the passes over the batch that autograd would make.
+    """``scale * (L_c + beta * L_e)`` with its gradient written out, in as few passes over the batch as it takes.
 
-    Per row, with ``a = (1 - beta) * log f - log y_d``, the loss is ``<f, a>``. Its gradient with respect to the logits
-    is ``f * (a - <f, a>)``: the derivative of ``a`` itself adds nothing, since ``<f, d log f>`` is zero.
+    Per row, with ``b = (1 - beta) * logits - label_logits``, the gradient with respect to the logits is
+    ``f * (b - <f, b>)``: the derivative of ``log f`` adds nothing, since ``<f, d log f>`` is zero, and the normalisers
+    of both softmaxes cancel. So no matrix of logarithms is needed; the losses themselves take one number per row.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, label_logits: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-        log_f = log_probs(logits)
-        f = log_f.exp()
-        entropy = -torch.linalg.vecdot(f, log_f).mean()
-        a = log_f.mul_(1 - beta).sub_(log_probs(label_logits))
-        row_loss = torch.linalg.vecdot(f, a).unsqueeze(1)
-        ctx.save_for_backward(a.sub_(row_loss).mul_(f).div_(len(f)))
-        ctx.dtype = logits.dtype
-        loss = row_loss.mean()
-        divergence = loss - beta * entropy
-        ctx.mark_non_differentiable(divergence, entropy)
-        return loss, divergence, entropy
+    def forward(ctx: Any, logits: Tensor, label_logits: Tensor, beta: float, scale: float) -> tuple[Tensor, ...]:
+        values = at_least_fp32(logits)
+        f, y = values.softmax(dim=1), label_logits.softmax(dim=1)
+        minus_b = label_logits.sub(values, alpha=1 - beta)
+        minus_f_b, f_logits = torch.linalg.vecdot(f, minus_b), torch.linalg.vecdot(f, values)
+        f_log_f = f_logits - _log_sum_exp(values, f)
+        f_log_y = minus_f_b.add(f_logits, alpha=1 - beta) - _log_sum_exp(label_logits, y)
+        entropy = -f_log_f.mean()
+        classification = (f_log_f - f_log_y).mean()
+        ctx.save_for_backward(minus_b.sub_(minus_f_b.unsqueeze(1)).mul_(f))
+        ctx.scale, ctx.dtype = -scale / len(f), logits.dtype
+        ctx.mark_non_differentiable(classification, entropy, f, y)
+        ctx.set_materialize_grads(False)
+        return scale * (classification + beta * entropy), classification, entropy, f, y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_output: Tensor | None, *_: None) -> tuple[Tensor | None, None, None, None]:
+        if grad_output is None:
+            return None, None, None, None
         (gradient,) = ctx.saved_tensors
-        return (gradient * grad_output).to(ctx.dtype), None, None
+        return (gradient * (grad_output * ctx.scale)).to(ctx.dtype), None, None, None
+
+
+def _log_sum_exp(logits: Tensor, probs: Tensor) -> Tensor:
+    """The normaliser of a softmax, read off its largest entry, which is at least ``1 / c``."""
+    return logits.amax(dim=1) - probs.amax(dim=1).log_()

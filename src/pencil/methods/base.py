@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -26,10 +26,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Terms:
-    """A loss to minimise and the named parts of it that are worth a line in the metrics."""
+    """A loss to minimise, the named parts of it that are worth a line in the metrics, and what the step may need again.
+
+    ``carry`` goes to the phase's ``after_step`` as it is, so that nothing has to be computed twice.
+    """
 
     loss: Tensor
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    carry: Any = None
 
 
 NEVER = Constant(0.0)
@@ -38,14 +42,15 @@ Epochs = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
 Loss = Callable[[Tensor, Batch], Terms]
-AfterStep = Callable[[Tensor, Batch, float], None]
+AfterStep = Callable[[Any, Batch, float], None]
 
 
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training: which loss, for how long, at which learning rate and label step.
 
-    ``on_start`` is called before the first epoch, ``after_step(logits, batch, label_step)`` after every optimizer step.
+    ``on_start`` is called before the first epoch, ``after_step(carry, batch, label_step)`` after every optimizer step,
+    with what the loss carried over.
     """
 
     name: str

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.labels import LabelStore, init_scale
-from pencil.losses import Compatibility, compatibility_loss, cross_entropy, network_losses
+from pencil.labels import LabelStore, init_scale, label_gradient
+from pencil.losses import Compatibility, NetworkLosses, compatibility_loss, cross_entropy, network_losses
 from pencil.methods.base import Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
@@ -59,7 +59,6 @@ class Pencil(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         classes = task.num_classes
-        self.loss_scale = 1 / classes if self.class_mean else 1.0
         self.label_pull = self.alpha * classes if self.alpha is not None else self.pull or 0.0
         if self.compatibility == "printed" and self.label_pull >= 1:
             warnings.warn(
@@ -116,9 +115,18 @@ class Pencil(Method):
         """``L_c / c`` on labels that no longer move."""
         return self._network_terms(logits, batch, beta=0.0)
 
-    def correct_labels(self, logits: Tensor, batch: Batch, label_step: float) -> None:
+    def correct_labels(self, carry: tuple[NetworkLosses, Tensor], batch: Batch, label_step: float) -> None:
+        """What :meth:`pencil.LabelStore.update` does, with the rows and probabilities that the loss has met already."""
         assert self.labels is not None
-        self.labels.update(batch.rows, logits, step=label_step, pull=self.label_pull, compatibility=self.compatibility)
+        losses, label_logits = carry
+        gradient = label_gradient(
+            losses.label_probs,
+            losses.probs,
+            batch.given_labels,
+            pull=self.label_pull,
+            compatibility=self.compatibility,
+        )
+        self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self) -> Tensor:
         """The label distributions; a printed compatibility term is taken out, since with it labels seldom flip."""
@@ -132,8 +140,10 @@ class Pencil(Method):
 
     def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:
         assert self.labels is not None
-        loss, divergence, entropy = network_losses(logits, self.labels[batch.rows], beta)
-        return Terms(loss * self.loss_scale, {"classification": divergence, "entropy": entropy})
+        label_logits = self.labels[batch.rows]
+        losses = network_losses(logits, label_logits, beta=beta, class_mean=self.class_mean)
+        parts = {"classification": losses.classification, "entropy": losses.entropy}
+        return Terms(losses.loss, parts, carry=(losses, label_logits))
 
 
 def _exclusive(ours: str, our_value: object, paper: str, paper_value: object) -> None:
