@@ -13,6 +13,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from operator import truediv
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +40,15 @@ CLASSES = (10, 100, 1000)
 Row = dict[str, str | int | float]
 
 
-def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call; they take turns, forwards and backwards, so that drift hits all alike."""
+class Timing(NamedTuple):
+    """Median seconds of a call, and the median of its ratio to the first call of the same round."""
+
+    seconds: float
+    ratio: float
+
+
+def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, Timing]:
+    """Calls take turns, forwards and backwards; ratios are taken within a round, so that drift hits both sides."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(-2, repeats):
         names = list(calls) if repeat % 2 else list(reversed(calls))
@@ -48,7 +57,11 @@ def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str,
             calls[name]()
             if repeat >= 0:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    first = next(iter(seconds.values()))
+    return {
+        name: Timing(statistics.median(values), statistics.median(map(truediv, values, first)))
+        for name, values in seconds.items()
+    }
 
 
 def make_trainer(method: Method, model: str, size: int, channels: int, classes: int) -> Trainer:
@@ -98,7 +111,7 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     for trainer in (plain, corrected, theirs):
         trainer.model.train()
     labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
-    seconds = interleaved(
+    timings = interleaved(
         {
             "cross_entropy": lambda: plain.step(train, 0.0, batch, Sums()),
             "correction": lambda: corrected.step(correction, 0.0, batch, Sums()),
@@ -109,9 +122,9 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     return {
         "model": name,
         "classes": classes,
-        "cross_entropy_ms": 1e3 * seconds["cross_entropy"],
-        "correction_ratio": seconds["correction"] / seconds["cross_entropy"],
-        "authors_ratio": seconds["authors"] / seconds["cross_entropy"],
+        "cross_entropy_ms": 1e3 * timings["cross_entropy"].seconds,
+        "correction_ratio": timings["correction"].ratio,
+        "authors_ratio": timings["authors"].ratio,
     }
 
 
@@ -130,11 +143,11 @@ def epoch_case(name: str, repeats_scale: float) -> Row:
     bare = build(ModelSettings(name=model), (channels, size, size), 10, seed=0)
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     x, y = trainer.splits.train.inputs.values, trainer.splits.train.given_labels
-    seconds = interleaved(
-        {"trainer": lambda: trainer.epoch(train, 0), "bare": lambda: bare_epoch(bare, x, y, optimizer)},
-        max(3, round(repeats * repeats_scale / 5)),
+    timings = interleaved(
+        {"bare": lambda: bare_epoch(bare, x, y, optimizer), "trainer": lambda: trainer.epoch(train, 0)},
+        max(5, round(repeats * repeats_scale / 5)),
     )
-    return {"model": name, "bare_s": seconds["bare"], "trainer_ratio": seconds["trainer"] / seconds["bare"]}
+    return {"model": name, "bare_s": timings["bare"].seconds, "trainer_ratio": timings["trainer"].ratio}
 
 
 def store_case(classes: int, repeats_scale: float) -> Row:
@@ -145,15 +158,15 @@ def store_case(classes: int, repeats_scale: float) -> Row:
     moved = 3 * batch * classes * 4
     source = torch.randn(moved // 8)  # a copy reads every byte once and writes it once
     target = torch.empty_like(source)
-    seconds = interleaved(
+    timings = interleaved(
         {"update": lambda: labels.update(chosen, logits, step=1.0), "copy": lambda: target.copy_(source)},
         max(4, round(12 * repeats_scale)),
     )
     return {
         "classes": classes,
-        "rows_per_s": batch / seconds["update"],
-        "update_gb_per_s": moved / seconds["update"] / 1e9,
-        "copy_gb_per_s": moved / seconds["copy"] / 1e9,
+        "rows_per_s": batch / timings["update"].seconds,
+        "update_gb_per_s": moved / timings["update"].seconds / 1e9,
+        "copy_gb_per_s": moved / timings["copy"].seconds / 1e9,
     }
 
 

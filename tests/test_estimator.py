@@ -30,7 +30,7 @@ def wine():
 
 def test_string_labels_are_corrected(wine):
     x, clean, given = wine
-    classifier = PencilClassifier(settings={"method.step": 4.0, "method.backbone_epochs": 5}).fit(x, given)
+    classifier = PencilClassifier().fit(x, given)
     assert set(classifier.classes_) == {"barolo", "grignolino", "barbera"}
     assert (given == clean).mean() < 0.85 < 0.93 < (classifier.labels_ == clean).mean()
     assert classifier.label_distributions_.shape == (178, 3)
@@ -41,7 +41,7 @@ def test_string_labels_are_corrected(wine):
 
 def test_pipeline_cross_validation_and_clone(wine):
     x, clean, given = wine
-    pipeline = make_pipeline(StandardScaler(), PencilClassifier(epochs=15))
+    pipeline = make_pipeline(StandardScaler(), PencilClassifier())
     predicted = cross_val_predict(clone(pipeline), x, given, cv=3)
     assert (predicted == clean).mean() > 0.85
 
