@@ -74,7 +74,7 @@ def make_trainer(method: Method, model: str, size: int, channels: int, classes: 
 
 
 def find_phase(trainer: Trainer, name: str) -> Phase:
-    return next(phase for phase in trainer.plan() if phase.name == name)
+    return next(phase for phase in trainer.phases if phase.name == name)
 
 
 def authors_way(

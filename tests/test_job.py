@@ -89,7 +89,9 @@ def test_a_run_opens_again_with_the_same_predictions(finished):
     best = pencil.open_run(finished.path, epoch="best")
     kept = safetensors.torch.load_file(finished.path / "checkpoints/best.safetensors")
     assert all(torch.equal(value, kept[name]) for name, value in best.model.state_dict().items())
-    with pytest.raises(DataError, match=r"inputs have shape \(5,\); this network was trained on \(2,\)"):
+    with pytest.raises(
+        DataError, match=r"inputs are float of shape \(5,\); this network was trained on float of shape \(2,\)"
+    ):
         again.predict_probs(np.zeros((1, 5)))
 
 
@@ -143,8 +145,12 @@ def test_an_output_directory_that_holds_something_is_refused_untouched(finished,
         pencil.fit(net(), cloud()[:2], out=finished.path)
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
     (tmp_path / "empty").mkdir()
-    pencil.fit(net(), cloud()[:2], out=tmp_path / "empty", epochs=1)
+    pencil.fit(net(), cloud()[:2], out=tmp_path / "empty", epochs=3)
     assert (tmp_path / "empty" / "summary.json").exists()
+
+
+def refit(x, y, settings):
+    return pencil.fit("mlp", (x, y), settings=settings, out="r")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +162,16 @@ def test_an_output_directory_that_holds_something_is_refused_untouched(finished,
         (
             lambda x, y: pencil.fit(net(), (x, y), settings={"training.batch_siz": 3}, out="r"),
             RecipeError,
-            r"'batch_size'",
+            r"'training.batch_size'",
         ),
+        (lambda x, y: pencil.fit(net(), (x, y), epochs=2, out="r"), RecipeError, r"2 epochs cannot hold the 3 phases"),
+        (lambda x, y: refit(x, y, {"method.init_probability": 1.5}), RecipeError, r"initial probability is 1.5"),
+        (lambda x, y: refit(x, y, {"data.augmentation": {"flip": True}}), DataError, r"data.augmentation needs images"),
+        (lambda x, y: refit(x, y, {"data.normalize": {"mean": [0], "std": [1]}}), DataError, r"needs 2 means"),
+        (lambda x, y: refit(x, y, {"training.batch_size": 1}), ModelError, r"cannot train on inputs of shape \(1, 2\)"),
+        (lambda x, y: refit(x, y, {"model.options": {"width": -3}}), ModelError, r"does not take the options"),
+        (lambda x, y: pencil.fit(net(), (x, y), settings={"model.options": {}}, out="r"), RecipeError, r"is an object"),
+        (lambda x, y: pencil.fit(net(), (x, y), test=(x[:, :1], y), out="r"), DataError, r"test inputs are .*\(1,\)"),
         (lambda x, y: pencil.fit("small_cn", (x, y), out="r"), ModelError, r"there is no model 'small_cn'"),
         (lambda x, y: pencil.fit("timm/resnet1", (x, y), out="r"), ModelError, r"needs images"),
         (lambda x, y: pencil.fit(net(), (x, y), method="pencl", out="r"), RecipeError, r"no method 'pencl'"),
@@ -184,6 +198,39 @@ def test_a_failed_run_leaves_what_it_had_and_is_known_as_unfinished(tmp_path):
         pencil.open_run(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["labels.parquet", "model.safetensors", "summary.json"])
+def test_a_damaged_run_is_named(tmp_path, name):
+    pencil.fit("mlp", cloud()[:2], out=tmp_path / "r", epochs=3)
+    (tmp_path / "r" / name).write_bytes(b"{ not what it was")
+    with pytest.raises(RunError, match=r"the run in .* is damaged"):
+        pencil.open_run(tmp_path / "r")
+
+
+def test_images_seen_as_uint8_are_not_mistaken_for_floats():
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+    run = pencil.fit("small_cnn", (images, np.arange(40) % 2), epochs=3)
+    assert run.predict_probs(images).shape == (40, 2)
+    with pytest.raises(DataError, match=r"inputs are float .* trained on uint8"):
+        run.predict_probs(images[:, None].astype(np.float32))
+
+
+def test_known_clean_labels_survive_injected_noise():
+    x, given, clean = cloud()
+    noise = {"data.noise": {"kind": "symmetric", "rate": 0.5}}
+    run = pencil.fit(net(), (x, given), clean_labels=clean, epochs=3, settings=noise)
+    plain = pencil.fit(net(), (x, given), epochs=3, settings=noise)
+    assert run.summary["labels"]["correct_before"] != plain.summary["labels"]["correct_before"]
+
+
+def test_a_method_object_is_not_changed():
+    method = CrossEntropy(epochs=2)
+    own = pencil.methods.Pencil(backbone_epochs=1, correction_epochs=1, finetune_epochs=1)
+    for passed in (method, own):
+        before = dict(vars(passed))
+        pencil.fit(net(), cloud()[:2], method=passed)
+        assert vars(passed) == before
+
+
 def test_free_path_counts_up(tmp_path):
     assert free_path(tmp_path, "a").name == "a"
     (tmp_path / "a").mkdir()
@@ -192,7 +239,7 @@ def test_free_path_counts_up(tmp_path):
 
 def test_timm_models_by_name():
     images = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)
-    run = pencil.fit("timm/test_resnet", (images, np.arange(24) % 2), epochs=1, settings={"training.batch_size": 8})
+    run = pencil.fit("timm/test_resnet", (images, np.arange(24) % 2), epochs=3, settings={"training.batch_size": 8})
     assert run.recipe.model.name == "timm/test_resnet"
     with pytest.raises(ModelError, match="timm has no model 'resnet1888'"):
-        pencil.fit("timm/resnet1888", (images, np.arange(24) % 2), epochs=1)
+        pencil.fit("timm/resnet1888", (images, np.arange(24) % 2), epochs=3)

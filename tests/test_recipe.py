@@ -61,8 +61,8 @@ def test_all_mistakes_are_reported_at_once_with_suggestions():
     message = str(caught.value)
     assert "my.toml has 6 mistake(s)" in message
     assert "sede: there is no such key; did you mean 'seed'?" in message
-    assert "method.stp: there is no such key; did you mean 'step'?" in message
-    assert "training.batch_siez: there is no such key; did you mean 'batch_size'?" in message
+    assert "method.stp: there is no such key; did you mean 'method.step'?" in message
+    assert "training.batch_siez: there is no such key; did you mean 'training.batch_size'?" in message
     assert "method.beta" in message and "'much'" in message
     assert "data.noise" in message and "50" in message
     assert "training.precision" in message
@@ -78,6 +78,11 @@ def test_all_mistakes_are_reported_at_once_with_suggestions():
         ({"method": {"name": "pencil", "compatibility": "prnted"}}, r"method.compatibility.*'printed' or 'published'"),
         ({"method": {"name": "pencil", "backbone_epochs": -1}}, r"method.backbone_epochs.*-1"),
         ({"method": {"name": "pencil", "rounds": 0}}, r"method.rounds"),
+        ({"method": {"name": 3}}, r"method.name: expected a name; saw 3"),
+        ({"method": {"name": "pencil", "lr": -1}}, r"method.lr.*greater than or equal to 0"),
+        ({"method": {"lr": {"kind": "multiply", "start": 1, "factor": 0.9, "every": 0}}}, r"every.*greater than 0"),
+        ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, r"nesterov needs a momentum"),
+        ({"training": {"seed": 1}}, r"training.seed: there is no such key; did you mean 'seed'"),
     ],
 )
 def test_bad_methods_are_named(tree, message):
@@ -140,3 +145,6 @@ def test_a_users_own_method_works_like_ours(tmp_path):
         recipe.parse({"method": {"name": f"{path}:Mine", "qq": 0.5}})
     with pytest.raises(RecipeError, match=r"defines no method 'Other'.*it has Mine"):
         recipe.parse({"method": {"name": f"{path}:Other"}})
+    path.write_text("def broken(:")
+    with pytest.raises(RecipeError, match=r"mine.py cannot be loaded: SyntaxError"):
+        recipe.parse({"method": {"name": f"{path}:Mine"}})

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pencil.errors import RunError
+
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
 
 
@@ -22,14 +24,20 @@ def choose_labels(table: pa.Table, *, only_changed: bool = False, min_confidence
     return table
 
 
-def write_labels(table: pa.Table, kind: str, target: Path | BinaryIO) -> None:
+def save_labels(table: pa.Table, kind: str, path: Path) -> None:
+    """Write to a file that does not exist yet."""
+    try:
+        with path.open("xb") as stream:
+            write_labels(table, kind, stream)
+    except OSError as error:
+        reason = "it already exists" if isinstance(error, FileExistsError) else error.strerror
+        raise RunError(f"cannot write {path}: {reason}; name a new file in a folder that is there.") from error
+
+
+def write_labels(table: pa.Table, kind: str, target: BinaryIO) -> None:
     """CSV leaves out the distribution, which has no place in a cell; JSON lines and Parquet carry it."""
     if kind == "parquet":
         pq.write_table(table, target)
-        return
-    if isinstance(target, Path):
-        with target.open("wb") as stream:
-            write_labels(table, kind, stream)
         return
     if kind == "csv":
         target.write((",".join(_csv_columns(table.schema)) + "\n").encode())

@@ -13,16 +13,14 @@ from pencil import models, recipe, runs
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
-from pencil.data.settings import PreparedData, load, prepare
+from pencil.data.settings import FROM_PYTHON, PreparedData, load, prepare
 from pencil.data.torch_dataset import from_dataset
+from pencil.errors import RecipeError
 from pencil.methods import Method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
 from pencil.runs import Run
 from pencil.training import Observer, Trainer
-
-FROM_PYTHON = "python"
-"""Where a recipe would name its data, when the data came as objects."""
 
 
 def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -51,11 +49,14 @@ def fit(
     ``settings`` override any key of a recipe, for example ``{"training.batch_size": 64, "method.step": 4.0}``.
     """
     tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON}}
-    tree["method"] = {"name": method} if isinstance(method, str) else {"name": "custom"}
+    tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
     if epochs is not None:
         tree["training"] = {"epochs": epochs}
-    tree["model"] = {"name": model} if isinstance(model, str) else {"name": "custom"}
+    tree["model"] = {"name": model if isinstance(model, str) else recipe.CUSTOM}
     for key, value in (settings or {}).items():
+        section = key.split(".")[0]
+        if section in ("model", "method") and tree[section]["name"] == recipe.CUSTOM:
+            raise RecipeError(f"settings has {key!r}, but {section} is an object; give it its numbers itself.")
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit")
     train = as_examples(data, classes, clean_labels, chosen.data.workers)
@@ -115,7 +116,8 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     data = chosen.data.model_copy(update={"normalize": prepared.normalization or "none"})
-    return Job(chosen.model_copy(update={"data": data}), prepared, network, method or chosen.build_method())
+    trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
+    return Job(chosen.model_copy(update={"data": data}), prepared, network, trained_by)
 
 
 def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -153,5 +155,5 @@ def rehearse(chosen: Recipe) -> dict[str, Any]:
         "injected_noise_rate": job.prepared.noise_rate,
         "model": job.recipe.model.name,
         "parameters": sum(parameter.numel() for parameter in job.network.parameters()),
-        "phases": [{"name": phase.name, "epochs": phase.epochs} for phase in trainer.plan()],
+        "phases": [{"name": phase.name, "epochs": phase.epochs} for phase in trainer.phases],
     }

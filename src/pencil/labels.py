@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import as_given_labels, hard_labels
-from pencil.losses import COMPATIBILITIES, Compatibility, at_least_fp32
+from pencil.errors import RecipeError, TrainingError
+from pencil.losses import COMPATIBILITIES, Compatibility, at_least_fp32, row_dot
 
 PAPER_INIT_SCALE = 10.0
 """K of Eq. 8."""
@@ -17,7 +18,7 @@ PAPER_INIT_SCALE = 10.0
 def init_scale(probability: float, num_classes: int) -> float:
     """The K of Eq. 8 at which the given class starts with this probability: ``log((c - 1) p / (1 - p))``."""
     if not 1 / num_classes < probability < 1:
-        raise ValueError(f"initial probability is {probability}; expected one between 1/{num_classes} and 1")
+        raise RecipeError(f"initial probability is {probability}; expected one between 1/{num_classes} and 1.")
     return math.log((num_classes - 1) * probability / (1 - probability))
 
 
@@ -45,7 +46,7 @@ def label_gradient(
         return _subtract_given(gradient.add_(label_probs, alpha=pull), given_labels, pull)
     twice = label_probs.softmax(dim=1)
     g = _subtract_given(twice, given_labels, 1.0)
-    return gradient.addcmul_(label_probs, g.sub_(_dot(label_probs, g)), value=pull)
+    return gradient.addcmul_(label_probs, g.sub_(row_dot(label_probs, g).unsqueeze(1)), value=pull)
 
 
 def forward_kl_label_gradient(label_logits: Tensor, logits: Tensor) -> Tensor:
@@ -53,20 +54,21 @@ def forward_kl_label_gradient(label_logits: Tensor, logits: Tensor) -> Tensor:
     log_y = label_logits.log_softmax(dim=1)
     log_ratio = log_y - at_least_fp32(logits).log_softmax(dim=1)
     label_probs = log_y.exp()
-    return label_probs * (log_ratio - _dot(label_probs, log_ratio))
+    return label_probs * (log_ratio - row_dot(label_probs, log_ratio).unsqueeze(1))
 
 
-def anchor_free(label_probs: Tensor, given_labels: Tensor, pull: float) -> Tensor:
+def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tensor:
     """What the network said about each row: the label distribution with the printed compatibility term taken out.
 
     The printed update comes to rest at ``y_d = (f + pull * y_hat) / (1 + pull)``, where the given class keeps the
     maximum whenever ``pull >= 1``. The evidence ``(1 + pull) * y_d - pull * y_hat`` is ``f`` there, so a label can be
-    read off it. Before the labels have come to rest it can leave the simplex; it is cut back to it.
+    read off it. The initial distribution, nearly ``y_hat``, takes its place here: so a label that has not moved reads
+    as it was given. On the way to rest the evidence can leave the simplex; it is cut back to it.
     """
     if pull == 0:
         return label_probs
-    evidence = _subtract_given((1 + pull) * label_probs, given_labels, pull).clamp_(min=0)
-    return evidence / evidence.sum(dim=1, keepdim=True)
+    evidence = label_probs.mul(1 + pull).sub_(initial_probs, alpha=pull).clamp_(min=0)
+    return evidence.div_(evidence.sum(dim=1, keepdim=True))
 
 
 class LabelStore:
@@ -91,21 +93,26 @@ class LabelStore:
         given, self.num_classes = as_given_labels(given_labels, num_classes)
         self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
         self.scale = scale
-        self.label_logits = torch.empty(len(given), self.num_classes, device=device, dtype=dtype)
-        self.reset()
+        self.dtype = dtype
+        self.label_logits = self._initial_logits()
+
+    def _initial_logits(self) -> Tensor:
+        """``y_tilde = K * y_hat`` (Eq. 8)."""
+        if self.given_labels.ndim == 2:
+            return self.given_labels * self.scale
+        shape, device = (len(self.given_labels), self.num_classes), self.given_labels.device
+        return torch.zeros(shape, device=device, dtype=self.dtype).scatter_(1, self.given_labels[:, None], self.scale)
 
     def reset(self) -> None:
-        """Back to the given labels: ``y_tilde = K * y_hat`` (Eq. 8)."""
-        if self.given_labels.ndim == 2:
-            torch.mul(self.given_labels, self.scale, out=self.label_logits)
-        else:
-            self.label_logits.zero_().scatter_(1, self.given_labels[:, None], self.scale)
+        """Back to the labels as they were given."""
+        self.label_logits = self._initial_logits()
 
     def __len__(self) -> int:
         return len(self.label_logits)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        return self.label_logits.index_select(0, rows)
+        """The label logits of these rows, to train on; a copy."""
+        return self.label_logits.index_select(0, torch.as_tensor(rows))
 
     def update(
         self,
@@ -118,8 +125,11 @@ class LabelStore:
     ) -> None:
         """``y_tilde -= step * [(y_d - f) + pull * (y_d - y_hat)]`` for these rows; every other row stays as it is.
 
-        ``step = lambda / (B * c)`` and ``pull = alpha * c`` in the paper's symbols.
+        ``step = lambda / (B * c)`` and ``pull = alpha * c`` in the paper's symbols. Each row is named once.
         """
+        if not logits.isfinite().all():
+            bad = torch.as_tensor(rows)[~logits.isfinite().all(dim=1)].tolist()
+            raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
         gradient = label_gradient(
             self.probs(rows),
             at_least_fp32(logits.detach()).softmax(dim=1),
@@ -142,7 +152,7 @@ class LabelStore:
 
     def evidence(self, pull: float) -> Tensor:
         """The label distributions with a printed compatibility term of this strength taken out again."""
-        return anchor_free(self.probs(), self.given_labels, pull)
+        return anchor_free(self.probs(), self._initial_logits().softmax(dim=1), pull)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"label_logits": self.label_logits}
@@ -178,12 +188,6 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
         entropy=torch.special.entr(label_probs).sum(dim=1),
         changed=corrected != given,
     )
-
-
-def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row, as a column."""
-    product: Tensor = torch.linalg.vecdot(left, right)
-    return product.unsqueeze(1)
 
 
 def _subtract_given(values: Tensor, given_labels: Tensor, weight: float) -> Tensor:

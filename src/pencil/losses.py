@@ -26,6 +26,11 @@ def log_probs(logits: Tensor) -> Tensor:
     return at_least_fp32(logits).log_softmax(dim=1)
 
 
+def row_dot(left: Tensor, right: Tensor) -> Tensor:
+    """Row by row; unlike torch's dot products it stays in fp32 under autocast."""
+    return (left * right).sum(dim=1)
+
+
 def cross_entropy(logits: Tensor, given_labels: Tensor) -> Tensor:
     """CE(y_hat, f), Eq. 1, for class indices or for distributions."""
     return functional.cross_entropy(at_least_fp32(logits), given_labels)
@@ -102,7 +107,7 @@ class _NetworkLosses(torch.autograd.Function):
         values = at_least_fp32(logits)
         f, y = values.softmax(dim=1), label_logits.softmax(dim=1)
         minus_b = label_logits.sub(values, alpha=1 - beta)
-        minus_f_b, f_logits = torch.linalg.vecdot(f, minus_b), torch.linalg.vecdot(f, values)
+        minus_f_b, f_logits = row_dot(f, minus_b), row_dot(f, values)
         f_log_f = f_logits - _log_sum_exp(values, f)
         f_log_y = minus_f_b.add(f_logits, alpha=1 - beta) - _log_sum_exp(label_logits, y)
         entropy = -f_log_f.mean()

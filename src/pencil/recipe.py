@@ -46,30 +46,41 @@ class Recipe(BaseModel):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
 
-def parse(tree: Mapping[str, Any], origin: str = "the recipe") -> Recipe:
-    """A recipe from nested keys; raises one :class:`RecipeError` that lists everything that is wrong."""
+def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: bool = True) -> Recipe:
+    """A recipe from nested keys; raises one :class:`RecipeError` that lists everything that is wrong.
+
+    Without ``with_method`` the method's arguments are taken as they stand, and no file of a user's own method is run.
+    """
     problems: list[str] = []
-    method = tree.get("method", {})
-    if isinstance(method, Mapping) and method_name(tree) != CUSTOM:
-        method = {"name": "pencil"} | dict(method)
-        try:
-            arguments = _arguments(method["name"])
-            options = {key: value for key, value in method.items() if key != "name"}
-            resolved = _dump(arguments.model_validate(options))
-            method = {"name": method["name"]} | resolved
-            find_method(method["name"])(**arguments.model_validate(resolved).__dict__)
-        except ValidationError as error:
-            problems += _explain(error, ("method",), set(arguments.model_fields))
-        except (RecipeError, ValueError) as error:
-            problems.append(f"method: {error}")
+    tree = dict(tree)
+    if with_method and isinstance(tree.get("method", {}), Mapping) and method_name(tree) != CUSTOM:
+        tree["method"] = {"name": "pencil"} | dict(tree.get("method", {}))
+        problems += _resolve_method(tree)
     recipe = None
     try:
-        recipe = Recipe.model_validate({**tree, "method": method})
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        problems += _explain(error, (), _keys_of(Recipe.model_json_schema()))
+        problems += _explain(error, (), _paths(Recipe.model_json_schema()))
     if problems or recipe is None:
         raise RecipeError(f"{origin} has {len(problems)} mistake(s):\n" + "\n".join(f"  {line}" for line in problems))
     return recipe
+
+
+def _resolve_method(tree: Tree) -> list[str]:
+    """Spell out every argument of the method in the tree; return what is wrong with them."""
+    name = tree["method"]["name"]
+    if not isinstance(name, str):
+        return [f"method.name: expected a name; saw {name!r}"]
+    try:
+        arguments = _arguments(name)
+        valid = arguments.model_validate({key: value for key, value in tree["method"].items() if key != "name"})
+        find_method(name)(**valid.__dict__)
+    except ValidationError as error:
+        return _explain(error, ("method",), [f"method.{key}" for key in arguments.model_fields])
+    except (RecipeError, ValueError) as error:
+        return [f"method: {error}"]
+    tree["method"] = {"name": name, **_without_none(valid.model_dump(mode="json"))}
+    return []
 
 
 def method_name(tree: Mapping[str, Any]) -> str:
@@ -83,7 +94,7 @@ def find(what: str) -> Tree:
     if path.suffix == ".toml":
         return read(path)
     if what in names():
-        return tomllib.loads((_folder() / f"{what}.toml").read_text())
+        return tomllib.loads((_folder() / f"{what}.toml").read_text(encoding="utf-8"))
     if what in DATASETS:
         return {"name": what, "data": {"source": what}}
     if path.suffix == ".npz" and path.is_file():
@@ -96,7 +107,7 @@ def find(what: str) -> Tree:
 
 def read(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}; expected a recipe in TOML.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -148,19 +159,13 @@ def _arguments(method: str) -> type[BaseModel]:
     return create_model(f"{method} arguments", __config__=config, **fields)
 
 
-def _dump(arguments: BaseModel) -> Tree:
-    tree: Tree = _without_none(arguments.model_dump(mode="json"))
-    return tree
-
-
-def _explain(error: ValidationError, prefix: tuple[str, ...], known: set[str]) -> list[str]:
+def _explain(error: ValidationError, prefix: tuple[str, ...], known: list[str]) -> list[str]:
     lines = []
     for problem in error.errors():
         where = ".".join(map(str, (*prefix, *problem["loc"])))
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            key = str(problem["loc"][-1])
-            close = difflib.get_close_matches(key, known, n=1)
-            lines.append(f"{where}: there is no such key" + (f"; did you mean {close[0]!r}?" if close else "."))
+            close = _closest(where, known)
+            lines.append(f"{where}: there is no such key" + (f"; did you mean {close!r}?" if close else "."))
         else:
             message = problem["msg"][:1].lower() + problem["msg"][1:]
             seen = "" if problem["type"] == "missing" else f"; saw {problem['input']!r}"
@@ -168,12 +173,25 @@ def _explain(error: ValidationError, prefix: tuple[str, ...], known: set[str]) -
     return lines
 
 
-def _keys_of(schema: Any) -> set[str]:
-    if isinstance(schema, list):
-        return set().union(*map(_keys_of, schema))
-    if not isinstance(schema, dict):
-        return set()
-    return set(schema.get("properties", {})).union(*map(_keys_of, schema.values()))
+def _closest(path: str, known: list[str]) -> str | None:
+    """The known key nearest to this one: a neighbour that is spelled alike, or the same name in another section."""
+    close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+    last = {candidate.rsplit(".", 1)[-1]: candidate for candidate in sorted(known, key=len, reverse=True)}
+    alike = difflib.get_close_matches(path.rsplit(".", 1)[-1], last, n=1, cutoff=0.75)
+    return close[0] if close else last[alike[0]] if alike else None
+
+
+def _paths(schema: Tree, node: Tree | None = None, prefix: str = "") -> list[str]:
+    """Every dotted key that a JSON schema knows."""
+    node = schema if node is None else node
+    found: list[str] = []
+    for name, inner in node.get("properties", {}).items():
+        found += [f"{prefix}{name}", *_paths(schema, inner, f"{prefix}{name}.")]
+    for inner in [*node.get("anyOf", []), *node.get("oneOf", []), *node.get("allOf", [])]:
+        found += _paths(schema, inner, prefix)
+    if "$ref" in node:
+        found += _paths(schema, schema["$defs"][node["$ref"].rsplit("/", 1)[-1]], prefix)
+    return found
 
 
 def _without_none(value: Any) -> Any:

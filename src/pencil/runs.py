@@ -11,15 +11,16 @@ summary.json        the result in numbers; written last, so a directory that has
 import json
 import os
 import platform
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -27,16 +28,17 @@ from torch import Tensor, nn
 from pencil._version import __version__
 from pencil.data.arrays import as_input_tensor
 from pencil.data.examples import Examples, Splits
-from pencil.data.inputs import Normalization, TensorInputs
+from pencil.data.inputs import Inputs, Normalization, TensorInputs
 from pencil.errors import DataError, RunError
 from pencil.labels import read_labels
 from pencil.models import build
 from pencil.recipe import CUSTOM, Recipe, parse, read
 from pencil.training import Observer, Outcome, Record
-from pencil.training.evaluation import predict_logits
+from pencil.training.evaluation import Compute, predict_logits
 
 RECIPE, ENVIRONMENT, METRICS = "recipe.toml", "environment.json", "metrics.jsonl"
 LABELS, MODEL, BEST, SUMMARY = "labels.parquet", "model.safetensors", "checkpoints/best.safetensors", "summary.json"
+WEIGHTS = {"last": MODEL, "best": BEST}
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,23 @@ class Run:
         return tuple(self.summary["data"]["classes"])
 
     def predict_probs(self, x: Any) -> Tensor:
-        """Class probabilities for new inputs (an array, or the inputs of examples), prepared as in training."""
-        normalize = self.recipe.data.normalize
-        values = x.values if isinstance(x, TensorInputs) else as_input_tensor(x)
-        inputs = TensorInputs(values, normalize if isinstance(normalize, Normalization) else None)
-        expected, seen = tuple(self.summary["data"]["input_shape"]), tuple(values.shape[1:])
-        if seen != expected:
-            raise DataError(f"inputs have shape {seen}; this network was trained on {expected}.")
-        return predict_logits(self.model.cpu(), inputs).softmax(dim=1)
+        """Class probabilities for new inputs, prepared as the training inputs were."""
+        return self.predict_inputs(TensorInputs(as_input_tensor(x)))
+
+    def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """The same for these rows of inputs that are examples already."""
+        if isinstance(inputs, TensorInputs):
+            normalize, trained_on = self.recipe.data.normalize, self.summary["data"]
+            expected = tuple(trained_on["input_shape"]), trained_on["input_type"]
+            seen = tuple(inputs.values.shape[1:]), input_type(inputs)
+            if seen != expected:
+                raise DataError(
+                    f"inputs are {seen[1]} of shape {seen[0]}; this network was trained on {expected[1]} of shape "
+                    f"{expected[0]}."
+                )
+            inputs = replace(inputs, normalization=normalize if isinstance(normalize, Normalization) else None)
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        return predict_logits(self.model, inputs, rows, compute=Compute(device)).softmax(dim=1)
 
 
 class RunDirectory(Observer):
@@ -82,8 +93,11 @@ class RunDirectory(Observer):
         _write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
 
     def epoch_ended(self, record: Record) -> None:
-        with (self.path / METRICS).open("a") as lines:
-            lines.write(json.dumps(record) + "\n")
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / METRICS}: {error.strerror}.") from error
 
     def finish(self, run: Run, best_weights: dict[str, Tensor]) -> None:
         _write(self.path / LABELS, lambda target: pq.write_table(run.labels, target, compression="zstd"))
@@ -95,26 +109,38 @@ class RunDirectory(Observer):
 def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "last") -> Run:
     """Read a finished run. A network that was built by name is built again; pass your own otherwise."""
     path = Path(path)
+    if epoch not in WEIGHTS:
+        raise RunError(f"epoch is {epoch!r}; expected {' or '.join(WEIGHTS)}.")
     _refuse_unfinished(path)
-    recipe = parse(read(path / RECIPE), str(path / RECIPE))
-    summary = json.loads((path / SUMMARY).read_text())
+    recipe = parse(read(path / RECIPE), str(path / RECIPE), with_method=False)
+    with _damage_named(path):
+        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        metrics = [json.loads(line) for line in (path / METRICS).read_text(encoding="utf-8").splitlines()]
+        weights = safetensors.torch.load_file(path / WEIGHTS[epoch])
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
         model = build(recipe.model, summary["data"]["input_shape"], len(summary["data"]["classes"]), recipe.seed)
-    weights = safetensors.torch.load_file(path / (BEST if epoch == "best" else MODEL))
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit this model: {str(error).splitlines()[0]}") from error
-    metrics = [json.loads(line) for line in (path / METRICS).read_text().splitlines()]
     return Run(model.eval(), read_label_table(path), metrics, summary, recipe, path)
 
 
 def read_label_table(path: Path | str) -> pa.Table:
     """The labels of a finished run; the network is not needed."""
     _refuse_unfinished(Path(path))
-    return pq.read_table(Path(path) / LABELS)
+    with _damage_named(Path(path)):
+        return pq.read_table(Path(path) / LABELS)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, pa.ArrowException, safetensors.SafetensorError) as error:
+        raise RunError(f"the run in {path} is damaged: {error}") from error
 
 
 def _refuse_unfinished(path: Path) -> None:
@@ -164,8 +190,14 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
             "rows": {name: len(part) for name, part in vars(splits).items() if part is not None},
             "classes": list(train.classes),
             "input_shape": list(first.shape[1:]),
+            "input_type": input_type(train.inputs),
         },
     }
+
+
+def input_type(inputs: Inputs) -> str:
+    """uint8 images are scaled by 255 and floats are not, so the two must not be mixed up later."""
+    return "uint8" if isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8 else "float"
 
 
 def describe_environment(splits: Splits) -> dict[str, Any]:
@@ -221,19 +253,16 @@ def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    _write(path, lambda target: target.write_text(text))
+    _write(path, lambda target: target.write_text(text, encoding="utf-8"))
 
 
 def _write(path: Path, save: Callable[[Path], Any]) -> None:
     """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a half."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save(temporary)
-        with temporary.open("rb") as written:
+        with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed.") from error

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+Height = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 
 class _Schedule:
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -28,7 +30,7 @@ class _Schedule:
 class Constant(_Schedule):
     """The same value throughout."""
 
-    value: float
+    value: Height
     kind: Literal["constant"] = "constant"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -39,9 +41,9 @@ class Constant(_Schedule):
 class StepDecay(_Schedule):
     """Multiplied by ``factor`` at each of the epochs ``at``."""
 
-    start: float
+    start: Height
     at: tuple[float, ...]
-    factor: float = 0.1
+    factor: Height = 0.1
     kind: Literal["step"] = "step"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -55,9 +57,9 @@ class StepDecay(_Schedule):
 class MultiplyEvery(_Schedule):
     """Multiplied by ``factor`` every ``every`` epochs."""
 
-    start: float
-    factor: float
-    every: float = 1.0
+    start: Height
+    factor: Height
+    every: Annotated[float, Field(gt=0)] = 1.0
     kind: Literal["multiply"] = "multiply"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -71,8 +73,8 @@ class MultiplyEvery(_Schedule):
 class Linear(_Schedule):
     """From ``start`` to ``end`` in a straight line over the phase."""
 
-    start: float
-    end: float = 0.0
+    start: Height
+    end: Height = 0.0
     kind: Literal["linear"] = "linear"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -83,8 +85,8 @@ class Linear(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase."""
 
-    start: float
-    end: float = 0.0
+    start: Height
+    end: Height = 0.0
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -95,9 +97,17 @@ AnySchedule = Constant | StepDecay | MultiplyEvery | Linear | Cosine
 
 
 def as_schedule(value: Any) -> Any:
-    """A plain number is a constant schedule; everything else is left for validation."""
-    return Constant(float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
+    """A plain number is a constant schedule; everything else stays as it is."""
+    return Constant(float(value)) if _is_number(value) else value
 
 
-Schedule = Annotated[AnySchedule, Field(discriminator="kind"), BeforeValidator(as_schedule)]
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _as_table(value: Any) -> Any:
+    return {"kind": "constant", "value": value} if _is_number(value) else value
+
+
+Schedule = Annotated[AnySchedule, Field(discriminator="kind"), BeforeValidator(_as_table)]
 """A schedule in a typed signature or recipe: a number, a table or one of the classes above."""

@@ -20,12 +20,15 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 @contextmanager
-def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python for a while, and leave them as they were found."""
+def seeded(seed: int, *purpose: str | int, gpu: bool = True) -> Iterator[None]:
+    """Seed the global generators of torch, NumPy and Python for a while, and leave them as they were found.
+
+    Without ``gpu`` those of the GPUs are left alone, which a forked data worker must not touch.
+    """
     derived = derive_seed(seed, *purpose)
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(derived)
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if gpu else 0)):
+        (torch.manual_seed if gpu else torch.default_generator.manual_seed)(derived)
         np.random.seed(derived % 2**32)
         random.seed(derived)
         try:

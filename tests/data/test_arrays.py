@@ -43,6 +43,7 @@ def test_float_arrays_keep_their_shape():
         (np.array([[1.0], [np.nan], [2.0]]), [0, 1, 0], {}, r"input at row 1 holds NaN or infinity"),
         (np.zeros((2, 2)), ["cat", "cow"], {"classes": ["cat", "dog"]}, r"'cow' at row 1 is not one of the 2 classes"),
         (np.zeros((2, 2)), ["cat", None], {}, r"label at row 1 is missing"),
+        (np.zeros((2, 2)), [0, 2147483647], {}, r"label 2147483647 at row 1 is far above the 2 rows"),
         (np.zeros((2, 2)), 3, {}, r"expected one label per row"),
         (np.zeros((2, 2)), [0, 12], {"classes": 12, "keys": ["a.jpg", "b.jpg"]}, r"row 1 \('b.jpg'\) does not fit 12"),
         (np.zeros((2, 2)), [0, 1], {"clean_labels": [0]}, r"2 inputs but 1 clean labels"),
@@ -105,6 +106,7 @@ def test_hold_out_is_a_seeded_share_and_never_takes_a_whole_class():
         assert 2 in train.given_labels
     assert torch.equal(hold_out(examples, 0.1, 3)[1].rows, hold_out(examples, 0.1, 3)[1].rows)
     assert hold_out(examples, 0.0, 0)[1] is None
+    assert hold_out(from_arrays(np.zeros((10, 2)), np.arange(10)), 0.1, 0)[1] is None  # nothing to spare
 
 
 def test_a_single_leftover_row_joins_the_batch_before_it():

@@ -67,7 +67,7 @@ def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examp
     ("noise", "message"),
     [
         (MapNoise(kind="map", rate=0.5, classes={"cat": "cow"}), r"names class 'cow'; the data has cat, dog, fish"),
-        (MatrixNoise(kind="matrix", matrix=((1, 0), (0, 1))), r"matrix has 2 rows; the data has 3 classes"),
+        (MatrixNoise(kind="matrix", matrix=((1, 0), (0, 1))), r"is not 3 x 3, as the data's 3 classes need"),
     ],
 )
 def test_noise_that_does_not_fit_is_named(examples, noise, message):

@@ -72,6 +72,18 @@ def test_random_transforms_are_a_function_of_seed_epoch_and_row_and_leave_global
     assert torch.equal(reordered, first[[2, 0, 3, 1]])
 
 
+def test_a_bad_item_in_a_worker_is_named_in_one_line():
+    items = from_dataset([(torch.zeros(2), 0), (torch.full((2,), torch.nan), 1)], workers=1)
+    with pytest.raises(DataError, match=r"^input at row 1 holds NaN or infinity[^\n]*$"):
+        all_inputs(items)
+
+
+def test_a_target_transform_is_not_bypassed():
+    dataset = Pairs([0, 1, 1, 1], stored=[0, 2, 1, 1])
+    dataset.target_transform = lambda label: min(label, 1)
+    assert from_dataset(dataset).given_labels.tolist() == [0, 1, 1, 1]
+
+
 def test_workers_give_the_same_bits():
     dataset = Pairs([0, 1] * 4, value=lambda i: torch.rand(2))
     alone = DatasetInputs(dataset).batches([torch.arange(8)], View(1, 0))

@@ -10,6 +10,7 @@ from torch import nn
 from pencil import ModelError, RecipeError, TrainingError
 from pencil.data import Splits, from_arrays, from_dataset
 from pencil.data.augment import Augmentation
+from pencil.labels import LabelStore
 from pencil.losses import cross_entropy
 from pencil.methods import CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
 from pencil.models import mlp
@@ -87,13 +88,15 @@ def test_same_seed_same_bits_other_seed_other_bits(blobs):
 
 
 def test_best_epoch_is_chosen_on_validation_alone(blobs):
-    """The test set here is the clean labels, validation the noisy ones: the best epoch maximises the second."""
+    """Validation here rewards the worst network: labels that no input explains. The test set says the opposite."""
     clean = from_arrays(blobs.inputs.values, blobs.clean_labels)
-    trainer = Trainer(network(), Splits(blobs, blobs, clean), short_pencil(), TrainingSettings(batch_size=16))
-    outcome = trainer.run()
-    scores = [record["validation_accuracy"] for record in outcome.records]
-    assert outcome.best_epoch == scores.index(max(scores)) + 1
-    without = Trainer(network(), Splits(blobs), short_pencil(), TrainingSettings(batch_size=16)).run()
+    wrong = from_arrays(blobs.inputs.values, (blobs.clean_labels + 1) % 3)
+    settings = TrainingSettings(batch_size=16)
+    outcome = Trainer(network(), Splits(blobs, wrong, clean), short_pencil(), settings).run()
+    validation = [record["validation_accuracy"] for record in outcome.records]
+    test = [record["test_accuracy"] for record in outcome.records]
+    assert outcome.best_epoch == validation.index(max(validation)) + 1 != test.index(max(test)) + 1
+    without = Trainer(network(), Splits(blobs), short_pencil(), settings).run()
     assert without.best_epoch == len(without.records)
     assert all(torch.equal(v, without.model.state_dict()[k]) for k, v in without.best_weights.items())
 
@@ -129,10 +132,23 @@ def test_repetitive_training_resets_labels_and_reduces_rates(blobs):
     assert names == ["backbone", "correction", "finetune", "correction 2", "finetune 2", "correction 3", "finetune 3"]
     steps = {record["phase"]: record["label_step"] for record in outcome.records}
     assert steps["correction"] == 2.0 and steps["correction 3"] == 0.5
-    method.labels.label_logits.fill_(7.0)
-    phases = {phase.name: phase for phase in method._rounds(Constant(1.0))}
-    phases["correction 2"].on_start()
-    assert torch.equal(method.labels.probs().argmax(1), blobs.given_labels)
+
+
+def test_each_round_starts_from_the_given_labels(blobs):
+    class Watch(Observer):
+        def __init__(self):
+            self.moved = []
+
+        def stepped(self):
+            start = LabelStore(blobs.given_labels, 3, scale=method.labels.scale).label_logits
+            self.moved.append(int((method.labels.label_logits != start).any(dim=1).sum()))
+
+    method, watch = short_pencil(rounds=2), Watch()
+    train(blobs, method, observers=(watch,))
+    steps = len(watch.moved) // 21  # 3 + 2 * (6 + 3) epochs
+    second = (3 + 6 + 3) * steps
+    assert watch.moved[second - 1] == 90  # every label has moved in the first round,
+    assert watch.moved[second] == 16  # and after one step of the second only those of one batch have
 
 
 def test_a_budget_keeps_each_phases_share():
@@ -147,8 +163,11 @@ def test_a_budget_keeps_each_phases_share():
     shrunk = fit_budget(phases, 32)
     assert [phase.epochs for phase in shrunk] == [7, 13, 12]
     assert shrunk[2].lr(3.9, 12) == 0.2 and shrunk[2].lr(4.0, 12) == pytest.approx(0.02)
-    for budget in range(1, 40):
-        assert sum(phase.epochs for phase in fit_budget(phases, budget)) == budget
+    for budget in range(3, 400):
+        counts = [phase.epochs for phase in fit_budget(phases, budget)]
+        assert sum(counts) == budget and min(counts) >= 1
+    with pytest.raises(RecipeError, match="2 epochs cannot hold the 3 phases a, b, c; give at least 3"):
+        fit_budget(phases, 2)
 
 
 def test_a_loss_that_is_not_finite_stops_before_weights_or_labels_move(blobs):
@@ -196,7 +215,7 @@ def test_the_rows_of_a_bad_batch_are_named(blobs):
     ("model", "message"),
     [
         (nn.Linear(2, 7), r"gives \(2, 7\) for 2 inputs; expected \(2, 3\), one logit for each of the 3 classes"),
-        (nn.Linear(5, 3), r"cannot take inputs of shape \(2, 2\)"),
+        (nn.Linear(5, 3), r"cannot train on inputs of shape \(2, 2\)"),
         (nn.Identity(), r"gives \(2, 2\)"),
     ],
 )
@@ -254,8 +273,35 @@ def test_soft_given_labels_train(blobs):
     assert outcome.records[-1]["validation_accuracy"] > 0.9
 
 
-def test_images_are_augmented_and_channels_last_gives_the_same_network():
-    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8)
+def test_training_images_are_augmented_and_others_are_not():
+    """A network that remembers what it was shown: the same image twice in training differs, in evaluation never."""
+    seen = {True: [], False: []}
+
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(64, 2)
+
+        def forward(self, x):
+            seen[self.training].append(x.detach().clone())
+            return self.last(x.flatten(1))
+
+    image = np.random.default_rng(0).integers(0, 256, (1, 8, 8), dtype=np.uint8)
+    examples = from_arrays(np.repeat(image, 20, axis=0), np.arange(20) % 2)
+    model, settings = Remembers(), TrainingSettings(batch_size=20, device="cpu")
+    floats = from_arrays(examples.inputs.values.float(), examples.given_labels)
+    trainer = Trainer(
+        model, Splits(floats, floats), CrossEntropy(epochs=2), settings, augmentation=Augmentation(2, True)
+    )
+    for kept in seen.values():
+        kept.clear()
+    trainer.run()
+    assert all(len(batch.unique(dim=0)) > 5 for batch in seen[True])
+    assert all(len(batch.unique(dim=0)) == 1 for batch in seen[False])
+
+
+def test_channels_last_gives_the_same_network():
+    images = torch.rand(40, 1, 8, 8)
     examples = from_arrays(images, np.arange(40) % 2)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
     state = {k: v.clone() for k, v in model.state_dict().items()}
@@ -263,12 +309,17 @@ def test_images_are_augmented_and_channels_last_gives_the_same_network():
     for channels_last in (False, True):
         model.load_state_dict(state)
         settings = TrainingSettings(batch_size=8, channels_last=channels_last, device="cpu")
-        floats = from_arrays(examples.inputs.values.float() / 255, examples.given_labels)
-        outcome = Trainer(
-            model, Splits(floats), CrossEntropy(epochs=2), settings, augmentation=Augmentation(2, True)
-        ).run()
-        results.append(outcome.records[-1]["loss"])
+        results.append(Trainer(model, Splits(examples), CrossEntropy(epochs=2), settings).run().records[-1]["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+def test_lazy_layers_are_seeded(blobs):
+    def weights():
+        return train(blobs, model=nn.Sequential(nn.LazyLinear(3)))[0].model[0].weight
+
+    first = weights()
+    torch.manual_seed(7)
+    assert torch.equal(first, weights())
 
 
 def test_precision_and_device_are_resolved_with_care():
@@ -301,6 +352,6 @@ def test_compiled_training_agrees_with_eager(blobs):
     for compiled in (False, True):
         model = nn.Linear(2, 3)
         model.load_state_dict(state)
-        settings = TrainingSettings(batch_size=16, compile=compiled, device="cpu", epochs=2)
+        settings = TrainingSettings(batch_size=16, compile=compiled, device="cpu", epochs=3)
         results.append(train(blobs, settings=settings, model=model)[0].records[-1]["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-4)

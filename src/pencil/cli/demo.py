@@ -18,15 +18,18 @@ def demo(
 ) -> None:
     """Corrupt half of the labels of 1,797 handwritten digits, then train plain cross-entropy and PENCIL on them."""
     from pencil.cli.show import show_summary
+    from pencil.errors import RunError
     from pencil.job import run_recipe
     from pencil.runs import free_path
 
     target = out or free_path(Path("runs"), "demo")
+    if target.exists():
+        raise RunError(f"{target} already exists; choose another directory with --out.")
     runs = []
     for name in RECIPES:
         recipe = build_recipe(name, seed=seed)
         typer.echo(f"training {recipe.method['name']} on digits with 50 % symmetric label noise ...", err=True)
-        runs.append(run_recipe(recipe, target / recipe.method["name"]))
+        runs.append(run_recipe(recipe, target / recipe.method["name"], progress=True))
     if as_json:
         typer.echo(json.dumps([{"path": str(run.path), **run.summary} for run in runs]))
     else:

@@ -19,21 +19,19 @@ def evaluate(
     from pencil.cli.show import percent, show, table
     from pencil.data.arrays import from_npz
     from pencil.data.examples import Examples
+    from pencil.data.given import hard_labels
     from pencil.data.settings import load
-    from pencil.errors import DataError, RecipeError
+    from pencil.errors import DataError
     from pencil.runs import open_run
 
-    if epoch not in ("last", "best"):
-        raise RecipeError(f"--epoch is {epoch!r}; expected last or best.")
     opened = open_run(run, epoch=epoch)
     examples: Examples | None = from_npz(data, opened.classes)[0] if data else load(opened.recipe.data)[1]
     if examples is None:
         raise DataError(f"the data of {run} has no test set; name labelled data with --data FILE.npz.")
-    right = opened.predict_probs(examples.inputs)[examples.rows].argmax(dim=1) == examples.given_labels
+    labels = hard_labels(examples.given_labels)
+    right = opened.predict_inputs(examples.inputs, examples.rows).argmax(dim=1) == labels
     per_class = {
-        name: float(right[examples.given_labels == k].float().mean())
-        for k, name in enumerate(opened.classes)
-        if (examples.given_labels == k).any()
+        name: float(right[labels == k].float().mean()) for k, name in enumerate(opened.classes) if (labels == k).any()
     }
     accuracy = float(right.float().mean())
     if as_json:
@@ -41,7 +39,7 @@ def evaluate(
         return
     shown = table("class", "accuracy", "rows")
     for k, name in enumerate(opened.classes):
-        shown.add_row(name, percent(per_class.get(name)), f"{int((examples.given_labels == k).sum()):,}")
+        shown.add_row(name, percent(per_class.get(name)), f"{int((labels == k).sum()):,}")
     shown.add_section()
     shown.add_row("all", percent(accuracy), f"{len(examples):,}")
     show(shown)

@@ -18,16 +18,16 @@ def labels(
 ) -> None:
     """Export labels, the most confident changes first where only changes are asked for."""
     from pencil.errors import RunError
-    from pencil.export import LABEL_FORMATS, choose_labels, write_labels
+    from pencil.export import LABEL_FORMATS, choose_labels, save_labels, write_labels
     from pencil.runs import read_label_table
 
     if format not in LABEL_FORMATS:
         raise RunError(f"--format is {format!r}; expected {', '.join(LABEL_FORMATS)}.")
     if out is None and format == "parquet":
         raise RunError("Parquet cannot go to a terminal; name a file with --out.")
-    if out is not None and out.exists():
-        raise RunError(f"{out} already exists; nothing was written; choose another name or delete it.")
     chosen = choose_labels(read_label_table(run), only_changed=only_changed, min_confidence=min_confidence)
-    write_labels(chosen, format, out if out is not None else sys.stdout.buffer)
-    if out is not None:
+    if out is None:
+        write_labels(chosen, format, sys.stdout.buffer)
+    else:
+        save_labels(chosen, format, out)
         typer.echo(f"{chosen.num_rows:,} labels written to {out}", err=True)

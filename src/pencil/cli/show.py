@@ -17,7 +17,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def show(*parts: Any) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     for part in parts:
         console.print(part)
 

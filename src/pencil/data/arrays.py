@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples
-from pencil.data.given import as_given_labels
+from pencil.data.given import as_given_labels, hard_labels
 from pencil.data.inputs import TensorInputs
 from pencil.errors import DataError
 
@@ -113,6 +113,7 @@ def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
     values = y if isinstance(y, Tensor) else np.asarray(y)
     if isinstance(values, Tensor) or values.dtype.kind in "buif":
         return y
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if any(label is None or label != label for label in values):
         row = next(i for i, label in enumerate(values) if label is None or label != label)
         raise DataError(f"label at row {row} is missing ({values[row]}); label the row or leave it out.")
@@ -128,7 +129,7 @@ def as_clean_labels(labels: Any, classes: tuple[str, ...]) -> Tensor | None:
     if labels is None:
         return None
     named = name_to_index(labels, classes)
-    return as_given_labels(named[0] if isinstance(named, tuple) else named, len(classes))[0]
+    return hard_labels(as_given_labels(named[0] if isinstance(named, tuple) else named, len(classes))[0])
 
 
 def _length(y: Any) -> int:
@@ -145,4 +146,5 @@ def _numeric(values: np.ndarray) -> Tensor:
         values = values.astype(np.float32)
     if values.dtype == np.float64 or values.dtype == np.float16:
         values = values.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(values))
+    contiguous = np.ascontiguousarray(values)
+    return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())

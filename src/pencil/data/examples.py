@@ -92,7 +92,10 @@ class Splits:
 
 
 def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples | None]:
-    """Keep a random share of the rows, at least one, for validation; every class keeps an example to train on."""
+    """Keep a random share of the rows for validation; every class keeps an example to train on.
+
+    Fewer than ten rows, or one per class, leave nothing to spare: then there is no validation split.
+    """
     if not 0 <= share < 1:
         raise DataError(f"validation share is {share}; expected from 0 (none) to below 1.")
     if share == 0 or len(examples) < 10:
@@ -103,6 +106,8 @@ def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Exa
     first_of_class[np.unique(labels.numpy(), return_index=True)[1]] = True  # a rare class must not vanish from training
     free = order[~first_of_class]
     held = free[: max(1, round(share * len(examples)))]
+    if len(held) == 0:
+        return examples, None
     in_training = torch.ones(len(examples), dtype=torch.bool)
     in_training[held] = False
     return examples.subset(in_training.nonzero()[:, 0]), examples.subset(held.sort().values)

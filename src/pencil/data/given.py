@@ -85,6 +85,12 @@ def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> t
         raise DataError(f"label {values[row]} at {_where(row, keys)} is not a whole number; expected a class index.")
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes
+    if num_classes is None and count > 1000 + 10 * len(indices):
+        row = int(indices.argmax())
+        raise DataError(
+            f"label {count - 1} at {_where(row, keys)} is far above the {len(indices)} rows there are; "
+            "expected class indices from 0; pass classes=... if it is one."
+        )
     bad = (indices < 0) | (indices >= count)
     if bad.any():
         row = int(bad.to(torch.uint8).argmax())

@@ -43,10 +43,14 @@ class Normalization:
 
 @dataclass(frozen=True)
 class TensorInputs:
-    """Data that fits in memory, held as one tensor; uint8 images stay uint8 until their batch is made."""
+    """Data that fits in memory, held as one tensor; uint8 images stay uint8 until their batch is made.
+
+    ``prepared`` says that floats come from a user's own dataset and are to be taken as they are.
+    """
 
     values: Tensor
     normalization: Normalization | None = None
+    prepared: bool = False
 
     def __post_init__(self) -> None:
         if self.values.is_floating_point():
@@ -72,15 +76,16 @@ class TensorInputs:
             values = self.values[chunk]
             if draws is not None:
                 values = draws.apply(values, chunk)
-            yield values if scale is None else torch.addcmul(scale[1], values.float(), scale[0])
+            yield values if scale is None else torch.addcmul(scale[1], values.to(scale[0].dtype), scale[0])
 
     def _affine(self) -> tuple[Tensor, Tensor] | None:
         """Normalisation as one multiply-add, shaped to broadcast over a batch."""
         if self.normalization is None:
             return None
         shape = (1, -1) + (1,) * (self.values.ndim - 2)
-        mean = torch.tensor(self.normalization.mean).view(shape)
-        std = torch.tensor(self.normalization.std).view(shape)
+        dtype = torch.float64 if self.values.dtype == torch.float64 else torch.float32
+        mean = torch.tensor(self.normalization.mean, dtype=dtype).view(shape)
+        std = torch.tensor(self.normalization.std, dtype=dtype).view(shape)
         unit = 255.0 if self.values.dtype == torch.uint8 else 1.0
         return 1 / (unit * std), -mean / std
 
@@ -140,7 +145,10 @@ class DatasetInputs:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # or it would draw from the global one
         )
-        yield from loader
+        try:
+            yield from loader
+        except DataError as error:  # from a worker it comes wrapped in that process's traceback; the last line is ours
+            raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,7 @@ class _SeededItems:
         return len(self.dataset)
 
     def __getitem__(self, row: int) -> tuple[int, Tensor]:
-        with seeded(self.stream[0], "item", self.stream[1], row):
+        with seeded(self.stream[0], "item", self.stream[1], row, gpu=False):
             value = take_input(self.dataset[row])
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
@@ -162,6 +170,10 @@ class _SeededItems:
                 "give the dataset a transform such as torchvision.transforms.ToTensor()."
             )
         return row, value
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _collate(items: list[tuple[int, Tensor]]) -> Tensor:

@@ -56,6 +56,8 @@ def read_idx(path: Path) -> np.ndarray:
         raise DataError(f"cannot read {plain}[.gz]: {error}; put the idx files of the dataset there.") from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
         raise DataError(f"{source} is not an idx file of bytes; it may be damaged; fetch it again.")
+    if len(content) < 4 + 4 * content[3]:
+        raise DataError(f"{source} ends within its header; fetch it again.")
     dimensions = np.frombuffer(content, ">u4", count=content[3], offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     if values.size != dimensions.prod(dtype=np.int64):

@@ -18,6 +18,9 @@ from pencil.data.named import DATASETS
 from pencil.errors import DataError
 from pencil.seeding import derive_seed, generator
 
+FROM_PYTHON = "python"
+"""Where a recipe would name its data, when the data came as objects."""
+
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -30,7 +33,7 @@ class RateNoise(_Strict):
 
     kind: Literal["symmetric", "circular", "instance"]
     rate: Rate
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
 
 
 class MapNoise(_Strict):
@@ -39,7 +42,7 @@ class MapNoise(_Strict):
     kind: Literal["map"]
     rate: Rate
     classes: dict[str, str]
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
 
 
 class MatrixNoise(_Strict):
@@ -47,7 +50,7 @@ class MatrixNoise(_Strict):
 
     kind: Literal["matrix"]
     matrix: tuple[tuple[float, ...], ...]
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
 
 
 NoiseSettings = Annotated[RateNoise | MapNoise | MatrixNoise, Field(discriminator="kind")]
@@ -78,6 +81,8 @@ class PreparedData:
 def load(settings: DataSettings) -> tuple[Examples, Examples | None]:
     """Training and test examples of a dataset by name or of a file."""
     path = Path(settings.source).expanduser()
+    if settings.source == FROM_PYTHON:
+        raise DataError("the data of this recipe came from Python; call pencil.fit again, or name data of your own.")
     if settings.source in DATASETS:
         return DATASETS[settings.source](settings.root)
     if path.suffix == ".npz":
@@ -95,10 +100,12 @@ def prepare(settings: DataSettings, train: Examples, test: Examples | None, seed
     if settings.rows is not None and settings.rows < len(train):
         chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
         train = train.subset(chosen.sort().values)
+    _refuse_misfits(settings, train, test)
     rate = None
     if settings.noise is not None:
         noisy = corrupt(train, settings.noise, derive_seed(seed, "noise"))
-        train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=train.given_labels)
+        clean = train.given_labels if train.clean_labels is None else train.clean_labels
+        train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=clean)
         rate = noisy.rate
     kept, validation = hold_out(train, settings.validation, seed)
     check_trainable(kept)
@@ -114,8 +121,8 @@ def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, se
     clean, count = examples.given_labels.numpy(), examples.num_classes
     seed = settings.seed if settings.seed is not None else seed
     if isinstance(settings, MatrixNoise):
-        if len(settings.matrix) != count:
-            raise DataError(f"the noise matrix has {len(settings.matrix)} rows; the data has {count} classes.")
+        if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
+            raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")
         return noise.flip(clean, np.array(settings.matrix), seed)
     if isinstance(settings, MapNoise):
         mapping = _class_map(settings.classes, examples.classes)
@@ -128,6 +135,31 @@ def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, se
         raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
     inputs = examples.inputs.values[examples.rows].numpy()
     return noise.flip_by_instance(clean, inputs, count, settings.rate, seed)
+
+
+def _refuse_misfits(settings: DataSettings, train: Examples, test: Examples | None) -> None:
+    """Augmentation and normalisation that the inputs cannot take, and test inputs unlike the training inputs."""
+    if not isinstance(train.inputs, TensorInputs):
+        if settings.augmentation != Augmentation() or isinstance(settings.normalize, Normalization):
+            raise DataError(
+                "data.augmentation and data.normalize work on data in memory; this dataset is read item by item; "
+                "put them into its transform."
+            )
+        return
+    values = train.inputs.values
+    if settings.augmentation != Augmentation() and values.ndim != 4:
+        raise DataError(f"data.augmentation needs images; the inputs have shape {tuple(values.shape[1:])}.")
+    if isinstance(settings.normalize, Normalization):
+        counts = {len(settings.normalize.mean), len(settings.normalize.std)}
+        if counts != {values.shape[1]} or min(settings.normalize.std) <= 0:
+            raise DataError(f"data.normalize needs {values.shape[1]} means and as many deviations above 0.")
+    if test is not None and isinstance(test.inputs, TensorInputs):
+        seen, expected = test.inputs.values, values
+        if (seen.shape[1:], seen.dtype) != (expected.shape[1:], expected.dtype):
+            raise DataError(
+                f"test inputs are {seen.dtype} of shape {tuple(seen.shape[1:])}; "
+                f"expected {expected.dtype} of shape {tuple(expected.shape[1:])}, as the training inputs are."
+            )
 
 
 def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
@@ -144,7 +176,7 @@ def _normalization(settings: DataSettings, train: Examples) -> Normalization | N
     if settings.normalize == "none" or not isinstance(train.inputs, TensorInputs):
         return None
     values = train.inputs.values
-    if values.dtype == torch.uint8 or values.ndim == 2:
+    if values.dtype == torch.uint8 or (values.ndim == 2 and not train.inputs.prepared):
         return train.inputs.normalized(train.rows).normalization
     return None
 

@@ -1,6 +1,7 @@
 """Any map-style torch dataset of (x, y) pairs or dicts, wrapped so that every row is known by its index."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from pencil.data.arrays import as_clean_labels, name_to_index
+from pencil.data.arrays import as_clean_labels, as_input_tensor, name_to_index
 from pencil.data.examples import Examples
 from pencil.data.given import as_given_labels
 from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
@@ -75,6 +76,8 @@ def _stored_labels(dataset: Any) -> Any:
         return [inner[i] for i in dataset.indices] if isinstance(inner, list) else inner[list(dataset.indices)]
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
+    if getattr(dataset, "target_transform", None) is not None:
+        return None  # what is stored is not what an item says
     for name in LABEL_ATTRIBUTES:
         stored = getattr(dataset, name, None)
         if isinstance(stored, (Tensor, np.ndarray, list)):
@@ -98,6 +101,8 @@ def _in_memory(dataset: Any) -> Inputs | None:
     if isinstance(dataset, Subset):
         inner = _in_memory(dataset.dataset)
         if isinstance(inner, TensorInputs):
-            return TensorInputs(inner.values[torch.as_tensor(list(dataset.indices))])
+            return replace(inner, values=inner.values[torch.as_tensor(list(dataset.indices))])
         return None
-    return TensorInputs(dataset.tensors[0]) if isinstance(dataset, TensorDataset) else None
+    if not isinstance(dataset, TensorDataset):
+        return None
+    return TensorInputs(as_input_tensor(dataset.tensors[0]), prepared=True)

@@ -2,7 +2,10 @@
 
 import importlib.util
 import inspect
+import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pencil.errors import RecipeError
@@ -28,18 +31,31 @@ def find_method(name: str) -> type[Method]:
     raise RecipeError(f"there is no method {name!r}; expected {', '.join(METHODS)}, or my_file.py:MyMethod.")
 
 
+@cache
+def _load(path: Path, modified: int) -> ModuleType:
+    """A user's file as a module, run once for each version of it."""
+    name = f"pencil_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look a class up by its module
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
 def _from_file(path: Path, attribute: str) -> type[Method]:
     if not path.is_file():
         raise RecipeError(f"{path} does not exist; expected a Python file that defines {attribute}.")
-    spec = importlib.util.spec_from_file_location(f"pencil_user_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = _load(path.resolve(), path.stat().st_mtime_ns)
     found: Any = getattr(module, attribute, None)
     if not (inspect.isclass(found) and issubclass(found, Method)):
-        names = [n for n, value in vars(module).items() if inspect.isclass(value) and issubclass(value, Method)]
-        raise RecipeError(
-            f"{path} defines no method {attribute!r}; expected a subclass of pencil.methods.Method"
-            + (f"; it has {', '.join(n for n in names if n != 'Method')}." if len(names) > 1 else ".")
-        )
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        methods = [
+            name for name in own if inspect.isclass(getattr(module, name)) and issubclass(vars(module)[name], Method)
+        ]
+        hint = f"; it has {', '.join(methods)}." if methods else "."
+        raise RecipeError(f"{path} defines no method {attribute!r}; expected a subclass of pencil.methods.Method{hint}")
     return found

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
+from pencil.errors import RecipeError
 from pencil.labels import LabelStore
 from pencil.schedules import AnySchedule, Constant
 
@@ -90,13 +91,17 @@ class Method:
 
 
 def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:
-    """The same phases in as many epochs altogether, each keeping its share (by largest remainder)."""
+    """The same phases in as many epochs altogether: one for each, the others shared out as the phases' lengths are."""
+    phases = tuple(phase for phase in phases if phase.epochs > 0)
+    if epochs < len(phases):
+        names = ", ".join(phase.name for phase in phases)
+        raise RecipeError(f"{epochs} epochs cannot hold the {len(phases)} phases {names}; give at least {len(phases)}.")
     total = sum(phase.epochs for phase in phases)
-    if total == 0:
-        return phases
-    exact = [phase.epochs * epochs / total for phase in phases]
+    exact = [max(1.0, phase.epochs * epochs / total) for phase in phases]
     counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(phases)), key=lambda i: exact[i] - counts[i], reverse=True)
-    for i in by_remainder[: epochs - sum(counts)]:
-        counts[i] += 1
+    while sum(counts) != epochs:  # largest remainder first; the longest phase gives back what the minimum took
+        short = sum(counts) < epochs
+        error = [share - count for share, count in zip(exact, counts, strict=True)]
+        chosen = error.index(max(error)) if short else counts.index(max(counts))
+        counts[chosen] += 1 if short else -1
     return tuple(phase.stretched(count) for phase, count in zip(phases, counts, strict=True))

@@ -1,5 +1,6 @@
 """What a network says about examples, and how often it is right."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -71,16 +72,24 @@ def mean_loss(logits: Tensor, labels: Tensor) -> float:
     return float(cross_entropy(logits, labels))
 
 
-def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU) -> None:
-    """Refuse a network that cannot take these inputs or does not give one logit per class."""
-    rows = examples.rows[:2]
+MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
+"""What a network raises when inputs do not suit it; anything else is a bug to be seen as it is."""
+
+
+def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
+    """Refuse a network that cannot take these inputs, to predict or to train, or does not give one logit per class."""
+    rows = examples.rows[: min(2, batch_size)]
     try:
         logits = predict_logits(model, examples.inputs, rows, compute=compute)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        trial = copy.deepcopy(model).train()
+        with torch.no_grad(), compute.context():
+            trial(compute.place(next(iter(examples.inputs.batches([rows])))))
+    except MODEL_FAULTS as error:
         if isinstance(error, PencilError):
             raise
         shape = tuple(next(iter(examples.inputs.batches([rows]))).shape)
-        raise ModelError(f"the model cannot take inputs of shape {shape}: {str(error).splitlines()[0]}") from error
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ModelError(f"the model cannot train on inputs of shape {shape}: {reason}") from error
     expected = (len(rows), examples.num_classes)
     if tuple(logits.shape) != expected:
         raise ModelError(

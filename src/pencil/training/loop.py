@@ -1,6 +1,5 @@
 """The loop: phases in, a trained network and an epoch-by-epoch record out. It knows no method by name."""
 
-import copy
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation
-from pencil.data.examples import Batch, Splits
+from pencil.data.examples import Batch, Splits, cut
 from pencil.data.given import hard_labels
 from pencil.data.inputs import View
 from pencil.errors import TrainingError
@@ -90,16 +89,19 @@ class Trainer:
         self.model = model.to(device)
         if settings.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        check_model(self.model, splits.train, self.compute)
+        with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
+            check_model(self.model, splits.train, self.compute, settings.batch_size)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
         self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
+        self.phases = self._plan()
+        self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
         self.records: list[Record] = []
         self._best_score = -math.inf
         self._best_epoch = 0
         self._best_weights: dict[str, Tensor] = {}
 
-    def plan(self) -> tuple[Phase, ...]:
+    def _plan(self) -> tuple[Phase, ...]:
         """Let the method get ready and lay out its phases within the budget; a phase of zero epochs is skipped."""
         given, device = self.splits.train.given_labels, self.compute.device
         is_fp64 = any(parameter.dtype == torch.float64 for parameter in self.model.parameters())
@@ -119,19 +121,14 @@ class Trainer:
         return phases
 
     def run(self) -> Outcome:
-        phases = self.plan()
         for observer in self.observers:
-            observer.started(phases, self.steps_per_epoch)
-        for phase in phases:
+            observer.started(self.phases, self.steps_per_epoch)
+        for phase in self.phases:
             if phase.on_start is not None:
                 phase.on_start()
             for epoch in range(phase.epochs):
                 self.epoch(phase, epoch)
         return self._outcome()
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return math.ceil(len(self.splits.train) / self.settings.batch_size)
 
     def epoch(self, phase: Phase, epoch: int) -> None:
         started = time.perf_counter()
@@ -201,8 +198,11 @@ class Trainer:
         return metrics
 
     def _remember_best(self, record: Record) -> None:
-        score = record.get("validation_accuracy", float(record["epoch"]))  # without validation the last epoch is best
-        if score > self._best_score:
+        """Without a validation split the last epoch is best, and its weights are at hand in the end."""
+        score = record.get("validation_accuracy")
+        if score is None:
+            self._best_epoch = record["epoch"]
+        elif score > self._best_score:
             self._best_score, self._best_epoch = score, record["epoch"]
             self._best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
 
@@ -214,7 +214,7 @@ class Trainer:
         self.model.eval()
         return Outcome(
             model=self.model,
-            best_weights=copy.copy(self._best_weights),
+            best_weights=self._best_weights or self.model.state_dict(),
             best_epoch=self._best_epoch,
             label_probs=label_probs.cpu(),
             validation_probs=validation,

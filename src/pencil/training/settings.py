@@ -4,10 +4,10 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn, optim
 
 from pencil.errors import RecipeError
@@ -27,6 +27,12 @@ class OptimizerSettings(BaseModel):
     weight_decay: NonNegative = 1e-4
     alpha: Share = 0.9
     betas: tuple[Share, Share] = (0.9, 0.999)
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> Self:
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov needs a momentum above 0")
+        return self
 
 
 class TrainingSettings(BaseModel):
@@ -81,7 +87,11 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
     """The dtype to autocast to, or None for plain fp32, which is the rule on a CPU. Labels and losses stay fp32."""
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+        return (
+            torch.bfloat16
+            if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+            else None
+        )
     if name == "fp32":
         return None
     if device.type == "cpu":
