@@ -46,7 +46,7 @@ bench: $(READY)  ## what correction costs beside plain training
 	$(BIN)/python benchmarks/overhead.py
 
 lock: $(READY)  ## pin what is installed now
-	$(BIN)/pip freeze --exclude-editable --exclude pencil-labels | LC_ALL=C sort -f > requirements.lock
+	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

@@ -18,7 +18,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for labels that may be wrong.
 
     After ``fit``, ``labels_`` holds the corrected label of every training row, ``label_distributions_`` the probability
-    of each class, and ``run_`` the whole run (metrics, summary, network). Inputs are standardised inside.
+    of each class, and ``run_`` the whole run (metrics, summary, network). Vectors and uint8 images are normalised.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class LabelStore:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """The label logits of these rows, to train on; a copy."""
-        return self.label_logits.index_select(0, torch.as_tensor(rows))
+        return self.label_logits.index_select(0, rows)
 
     def update(
         self,
@@ -127,17 +127,18 @@ class LabelStore:
 
         ``step = lambda / (B * c)`` and ``pull = alpha * c`` in the paper's symbols. Each row is named once.
         """
-        if not logits.isfinite().all():
-            bad = torch.as_tensor(rows)[~logits.isfinite().all(dim=1)].tolist()
-            raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
+        label_logits = self[rows]
         gradient = label_gradient(
-            self.probs(rows),
+            label_logits.softmax(dim=1),
             at_least_fp32(logits.detach()).softmax(dim=1),
             self.given_labels.index_select(0, rows),
             pull=pull,
             compatibility=compatibility,
         )
-        self.write(rows, self[rows].sub_(gradient, alpha=step))
+        if not gradient.sum().isfinite():
+            bad = rows[~gradient.isfinite().all(dim=1)].tolist()
+            raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
+        self.write(rows, label_logits.sub_(gradient, alpha=step))
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         """Set these rows, each of which is named once."""

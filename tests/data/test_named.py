@@ -31,6 +31,17 @@ def test_fashion_mnist_from_a_folder(fashion_folder):
     assert train.keys[3] == "train-00003" and train.given_labels[3] == 3
 
 
+def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monkeypatch):
+    import torchvision.datasets
+
+    def unreachable(*args, **options):
+        raise RuntimeError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets, "FashionMNIST", unreachable)
+    with pytest.raises(DataError, match=r"download failed \(no route to host\); put its four idx files into a folder"):
+        named.fashion_mnist(tmp_path)
+
+
 def test_damaged_idx_files_are_named(fashion_folder):
     path = fashion_folder / "train-images-idx3-ubyte"
     path.write_bytes(bytes([0, 0, 8, 3]) + np.array([30, 28, 28], ">u4").tobytes() + b"short")

@@ -77,6 +77,13 @@ def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # sectio
     assert inverse.probs().argmax() == 1 and forward.probs().argmax() == 0
 
 
+def test_the_librarys_own_defaults():
+    method = Pencil()
+    phases = started(method)
+    assert method.label_pull == 0 and method.beta == 0.4 and method.compatibility == "published"
+    assert [phase.epochs for phase in phases.values()] == [5, 37, 18]
+
+
 def test_methods_by_name():
     assert set(METHODS) == {"pencil", "cross_entropy"}
     assert find_method("pencil") is Pencil

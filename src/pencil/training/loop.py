@@ -67,7 +67,7 @@ class Sums:
 
 
 class Trainer:
-    """Trains ``model`` in place, phase by phase. Same seed, same machine: the same bits."""
+    """Trains ``model`` in place, phase by phase. On a CPU the same seed gives the same bits."""
 
     def __init__(
         self,
