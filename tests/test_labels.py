@@ -1,5 +1,6 @@
 """The label store: closed form against autograd, its invariants, its fixed points."""
 
+import doctest
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
+import pencil.labels
 from pencil import DataError, LabelStore, TrainingError, losses
 from pencil.labels import (
     PAPER_INIT_SCALE,
@@ -177,7 +179,8 @@ def test_labels_that_have_not_moved_read_as_they_were_given(classes, pull):
     store = LabelStore(given, classes)
     assert torch.equal(store.evidence(pull).argmax(1), given)
     torch.testing.assert_close(store.evidence(pull), store.probs(), rtol=0, atol=1e-4)
-    assert torch.equal(anchor_free(store.probs(), store.probs(), 0.0), store.probs())
+    torch.testing.assert_close(anchor_free(store.probs(), store.probs(), 0.0), store.probs())
+    assert torch.equal(store.evidence(0.0), store.probs())
 
 
 def test_update_refuses_logits_that_are_not_finite():
@@ -214,6 +217,11 @@ def test_state_dict_round_trip():
     assert torch.equal(store.label_logits, other.label_logits)
     other.reset()
     assert torch.equal(other.label_logits, LabelStore([0, 1], 2).label_logits)
+
+
+def test_the_example_in_the_docstring():
+    assert doctest.testmod(pencil.labels).attempted == 3
+    assert doctest.testmod(pencil.labels).failed == 0
 
 
 def test_reading():

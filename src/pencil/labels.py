@@ -65,8 +65,6 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
     read off it. The initial distribution, nearly ``y_hat``, takes its place here: so a label that has not moved reads
     as it was given. On the way to rest the evidence can leave the simplex; it is cut back to it.
     """
-    if pull == 0:
-        return label_probs
     evidence = label_probs.mul(1 + pull).sub_(initial_probs, alpha=pull).clamp_(min=0)
     return evidence.div_(evidence.sum(dim=1, keepdim=True))
 
@@ -74,6 +72,7 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
 class LabelStore:
     """The label distributions of a training set, kept as fp32 logits (``y_tilde``), one row per example.
 
+    >>> import torch
     >>> labels = LabelStore(torch.tensor([0, 2, 1]), num_classes=3)
     >>> labels.probs().argmax(dim=1)
     tensor([0, 2, 1])
@@ -153,7 +152,8 @@ class LabelStore:
 
     def evidence(self, pull: float) -> Tensor:
         """The label distributions with a printed compatibility term of this strength taken out again."""
-        return anchor_free(self.probs(), self._initial_logits().softmax(dim=1), pull)
+        probs = self.probs()
+        return anchor_free(probs, self._initial_logits().softmax(dim=1), pull) if pull else probs
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"label_logits": self.label_logits}
