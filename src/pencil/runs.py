@@ -169,8 +169,8 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
     reading = read_labels(outcome.label_probs, train.given_labels)
     labels: dict[str, Any] = {"rows": len(train), "changed": int(reading.changed.sum())}
     if train.clean_labels is not None:
-        labels["correct_before"] = float((reading.given == train.clean_labels).float().mean())
-        labels["correct_after"] = float((reading.corrected == train.clean_labels).float().mean())
+        labels["correct_before"] = float((reading.given == train.clean_labels).double().mean())
+        labels["correct_after"] = float((reading.corrected == train.clean_labels).double().mean())
     accuracies: dict[str, Any] = {
         name: {"best": best[name], "last": last[name]}
         for name in ("validation_accuracy", "test_accuracy")

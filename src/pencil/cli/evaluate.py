@@ -31,9 +31,9 @@ def evaluate(
     labels = hard_labels(examples.given_labels)
     right = opened.predict_inputs(examples.inputs, examples.rows).argmax(dim=1) == labels
     per_class = {
-        name: float(right[labels == k].float().mean()) for k, name in enumerate(opened.classes) if (labels == k).any()
+        name: float(right[labels == k].double().mean()) for k, name in enumerate(opened.classes) if (labels == k).any()
     }
-    accuracy = float(right.float().mean())
+    accuracy = float(right.double().mean())
     if as_json:
         typer.echo(json.dumps({"accuracy": accuracy, "rows": len(examples), "per_class": per_class}))
         return

@@ -1,5 +1,8 @@
 """Results as tables on stdout."""
 
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,10 +45,15 @@ def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
             f"{summary['seconds']:.0f}",
         )
     show(shown)
-    path = runs[-1].path
+    path, pencil = runs[-1].path, command()
     if path is not None:
         show(
-            f"\nrun directory  {path}",
-            f"look           pencil labels {path} --only-changed | head",
-            f"predict        pencil predict {path} NEW.npz",
+            f"\nrun directory    {path}",
+            f"labels to fix    {pencil} labels {path} --only-changed | head",
+            f"new inputs       {pencil} predict {path} NEW.npz",
         )
+
+
+def command() -> str:
+    """How this user calls pencil: by name where the shell finds it, else by the path that was used."""
+    return "pencil" if shutil.which("pencil") else os.path.relpath(sys.argv[0])

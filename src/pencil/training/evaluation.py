@@ -65,7 +65,7 @@ def predict_logits(
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """The share of examples whose most probable class is the label's."""
-    return float((logits.argmax(dim=1) == hard_labels(labels)).float().mean())
+    return float((logits.argmax(dim=1) == hard_labels(labels)).double().mean())
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:

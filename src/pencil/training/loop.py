@@ -194,7 +194,7 @@ class Trainer:
             "label_entropy": float(reading.entropy.mean()),
         }
         if self.splits.train.clean_labels is not None:
-            metrics["labels_correct"] = float((reading.corrected == self.splits.train.clean_labels).float().mean())
+            metrics["labels_correct"] = float((reading.corrected == self.splits.train.clean_labels).double().mean())
         return metrics
 
     def _remember_best(self, record: Record) -> None:
