@@ -108,20 +108,30 @@ def measure(values: Tensor, rows: Tensor) -> Normalization:
 
 
 INPUT_KEYS = ("image", "pixel_values", "inputs", "input", "features", "x")
+LABEL_KEYS = ("label", "labels", "target", "y")
 
 
 def take_input(item: Any) -> Any:
     """The input of a dataset's item: the first of a pair, or the input field of a dict."""
+    return _take(item, 0, INPUT_KEYS, "input")
+
+
+def take_label(item: Any) -> Any:
+    """The label of a dataset's item: the second of a pair, or the label field of a dict."""
+    return _take(item, 1, LABEL_KEYS, "label")
+
+
+def _take(item: Any, position: int, keys: tuple[str, ...], what: str) -> Any:
     if isinstance(item, Mapping):
-        for key in INPUT_KEYS:
+        for key in keys:
             if key in item:
                 return item[key]
         raise DataError(
             f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
-            f"expected the input under one of {', '.join(map(repr, INPUT_KEYS))}."
+            f"expected the {what} under one of {', '.join(map(repr, keys))}."
         )
     if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
-        return item[0]
+        return item[position]
     raise DataError(f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict.")
 
 

@@ -1,6 +1,6 @@
 """Any map-style torch dataset of (x, y) pairs or dicts, wrapped so that every row is known by its index."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from torch.utils.data import Subset, TensorDataset
 from pencil.data.arrays import as_clean_labels, as_input_tensor, name_to_index
 from pencil.data.examples import Examples
 from pencil.data.given import as_given_labels
-from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
+from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs, take_label
 from pencil.errors import DataError
 
-LABEL_KEYS = ("label", "labels", "target", "y")
 LABEL_ATTRIBUTES = ("targets", "labels")
 
 
@@ -51,21 +50,6 @@ def read_labels(dataset: Any) -> Any:
             return stored
     labels = [take_label(dataset[i]) for i in range(len(dataset))]
     return torch.stack(labels) if isinstance(labels[0], Tensor) else np.asarray(labels)
-
-
-def take_label(item: Any) -> Any:
-    """The label of a dataset's item: the second of a pair, or the label field of a dict."""
-    if isinstance(item, Mapping):
-        for key in LABEL_KEYS:
-            if key in item:
-                return item[key]
-        raise DataError(
-            f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
-            f"expected the label under one of {', '.join(map(repr, LABEL_KEYS))}."
-        )
-    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
-        return item[1]
-    raise DataError(f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict.")
 
 
 def _stored_labels(dataset: Any) -> Any:

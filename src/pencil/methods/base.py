@@ -1,5 +1,6 @@
 """What a method is: phases as data, and the few things it may know."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -68,7 +69,7 @@ class Phase:
         return replace(self, epochs=epochs, lr=self.lr.stretched(ratio), label_step=self.label_step.stretched(ratio))
 
 
-class Method:
+class Method(ABC):
     """Base of every method. A subclass says its phases in :meth:`start`; the rest has defaults.
 
     A method that learns labels keeps them in ``labels`` and reads them out in :meth:`label_probs`; for one that does
@@ -77,9 +78,9 @@ class Method:
 
     labels: LabelStore | None = None
 
+    @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:
         """Get ready for a task and say what to do."""
-        raise NotImplementedError(f"{type(self).__name__} has to say its phases in start()")
 
     def label_probs(self) -> Tensor | None:
         """The corrected label distributions (rows, classes), or None where the method keeps none."""
