@@ -110,9 +110,8 @@ def assemble(
     prepared = prepare(chosen.data, train, test, chosen.seed)
     examples = prepared.splits.train
     if model is None:
-        input_shape = tuple(next(examples.batches(1)).inputs.shape[1:])
-        chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, input_shape)})
-        network = models.build(chosen.model, input_shape, examples.num_classes, chosen.seed)
+        chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
+        network = models.build(chosen.model, examples.input_shape, examples.num_classes, chosen.seed)
     else:
         network = copy.deepcopy(model)
     data = chosen.data.model_copy(update={"normalize": prepared.normalization or "none"})
@@ -149,9 +148,9 @@ def rehearse(chosen: Recipe) -> dict[str, Any]:
     train = job.prepared.splits.train
     counts = torch.bincount(hard_labels(train.given_labels), minlength=train.num_classes).tolist()
     return {
-        "rows": {name: len(part) for name, part in vars(job.prepared.splits).items() if part is not None},
+        "rows": job.prepared.splits.sizes(),
         "class_counts": dict(zip(train.classes, counts, strict=True)),
-        "input_shape": list(next(train.batches(1)).inputs.shape[1:]),
+        "input_shape": list(train.input_shape),
         "injected_noise_rate": job.prepared.noise_rate,
         "model": job.recipe.model.name,
         "parameters": sum(parameter.numel() for parameter in job.network.parameters()),

@@ -176,7 +176,6 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         for name in ("validation_accuracy", "test_accuracy")
         if name in last
     }
-    first = next(train.subset(torch.arange(1)).batches(1)).inputs
     return {
         "method": recipe.method["name"],
         "seed": recipe.seed,
@@ -187,9 +186,9 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         "labels": labels,
         "injected_noise_rate": noise_rate,
         "data": {
-            "rows": {name: len(part) for name, part in vars(splits).items() if part is not None},
+            "rows": splits.sizes(),
             "classes": list(train.classes),
-            "input_shape": list(first.shape[1:]),
+            "input_shape": list(train.input_shape),
             "input_type": input_type(train.inputs),
         },
     }

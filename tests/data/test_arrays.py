@@ -118,7 +118,7 @@ def test_a_single_leftover_row_joins_the_batch_before_it():
 def test_normalisation_is_measured_on_the_rows_named():
     values = torch.randint(0, 256, (50, 3, 4, 5), dtype=torch.uint8)
     rows = torch.arange(0, 50, 2)
-    inputs = TensorInputs(values).normalized(rows)
+    inputs = TensorInputs(values, measure(values, rows))
     (batch,) = inputs.batches([rows])
     torch.testing.assert_close(batch.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(batch.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=0, atol=1e-4)

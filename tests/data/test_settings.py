@@ -59,7 +59,10 @@ def test_rows_are_a_seeded_choice(examples):
 def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examples):
     assert prepare(DataSettings(), examples, None, 0).normalization is not None
     assert prepare(DataSettings(normalize="none"), examples, None, 0).normalization is None
-    own = from_dataset([(torch.randn(3), i % 2) for i in range(20)])
+    own = from_dataset([(torch.randn(3), i % 3) for i in range(20)])
+    with pytest.raises(DataError, match="in memory and normalised, the test inputs are read item by item"):
+        prepare(DataSettings(), examples, own, 0)
+    assert prepare(DataSettings(normalize="none"), examples, own, 0).splits.test is own
     assert prepare(DataSettings(), own, None, 0).normalization is None
 
 

@@ -98,6 +98,7 @@ class Named(Pairs):
 def test_class_names_travel():
     assert from_dataset(Subset(Named([0, 1, 1]), [0, 2])).classes == ("cat", "dog")
     assert from_dataset(Pairs(["b", "a"])).classes == ("a", "b")
+    assert from_dataset(Named([0, 1]), classes=2).classes == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

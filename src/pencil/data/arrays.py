@@ -32,14 +32,7 @@ def from_arrays(
     if len(values) != count:
         raise DataError(f"x has {len(values)} rows but y has {count}; expected as many labels as inputs.")
     key_array = np.arange(count).astype(str) if keys is None else np.asarray(keys)
-    names = tuple(map(str, classes)) if isinstance(classes, Sequence) else None
-    num_classes = len(names) if names is not None else classes if isinstance(classes, int) else None
-    labels = name_to_index(y, names)
-    if isinstance(labels, tuple):
-        labels, names = labels
-        num_classes = len(names)
-    given, num_classes = as_given_labels(labels, num_classes, keys=key_array)
-    names = names or tuple(map(str, range(num_classes)))
+    given, names = resolve_labels(y, classes, key_array)
     return Examples(
         TensorInputs(values), torch.arange(count), given, names, key_array, as_clean_labels(clean_labels, names)
     )
@@ -123,6 +116,19 @@ def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
         if str(label) not in index:
             raise DataError(f"label {str(label)!r} at row {row} is not one of the {len(names)} classes.")
     return np.array([index[str(label)] for label in values], dtype=np.int64), names
+
+
+def resolve_labels(
+    y: Any, classes: Sequence[str] | int | None, keys: np.ndarray | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Checked labels and the names of their classes; ``classes`` gives names in order, a number of them, or neither."""
+    names = None if classes is None or isinstance(classes, int) else tuple(map(str, classes))
+    labels = name_to_index(y, names)
+    if isinstance(labels, tuple):
+        labels, names = labels
+    num_classes = classes if isinstance(classes, int) else None if names is None else len(names)
+    given, num_classes = as_given_labels(labels, num_classes, keys=keys)
+    return given, names or tuple(map(str, range(num_classes)))
 
 
 def as_clean_labels(labels: Any, classes: tuple[str, ...]) -> Tensor | None:

@@ -49,6 +49,11 @@ class Examples:
     def num_classes(self) -> int:
         return len(self.classes)
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input, as a network sees it."""
+        return tuple(next(iter(self.inputs.batches([self.rows[:1]]))).shape[1:])
+
     def subset(self, chosen: Tensor) -> "Examples":
         """These positions only; inputs are shared, never copied."""
         return replace(
@@ -89,6 +94,9 @@ class Splits:
     train: Examples
     validation: Examples | None = None
     test: Examples | None = None
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(part) for name, part in vars(self).items() if part is not None}
 
 
 def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples | None]:

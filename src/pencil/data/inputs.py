@@ -1,7 +1,7 @@
 """Where inputs come from: one tensor in memory, or any map-style dataset read item by item."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,10 +63,6 @@ class TensorInputs:
 
     def __len__(self) -> int:
         return len(self.values)
-
-    def normalized(self, rows: Tensor) -> "TensorInputs":
-        """The same inputs, scaled by the mean and deviation of these (training) rows."""
-        return replace(self, normalization=measure(self.values, rows))
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
         augmentation = view.augmentation if view else None

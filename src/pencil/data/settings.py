@@ -13,7 +13,7 @@ from pencil import noise
 from pencil.data.arrays import from_npz
 from pencil.data.augment import Augmentation
 from pencil.data.examples import Examples, Splits, check_trainable, hold_out
-from pencil.data.inputs import Normalization, TensorInputs
+from pencil.data.inputs import Normalization, TensorInputs, measure
 from pencil.data.named import DATASETS
 from pencil.errors import DataError
 from pencil.seeding import derive_seed, generator
@@ -177,14 +177,19 @@ def _normalization(settings: DataSettings, train: Examples) -> Normalization | N
         return None
     values = train.inputs.values
     if values.dtype == torch.uint8 or (values.ndim == 2 and not train.inputs.prepared):
-        return train.inputs.normalized(train.rows).normalization
+        return measure(values, train.rows)
     return None
 
 
 def _with_normalization(splits: Splits, normalization: Normalization | None) -> Splits:
     def apply(examples: Examples | None) -> Examples | None:
-        if examples is None or not isinstance(examples.inputs, TensorInputs):
+        if examples is None or normalization is None:
             return examples
+        if not isinstance(examples.inputs, TensorInputs):
+            raise DataError(
+                "the training inputs are in memory and normalised, the test inputs are read item by item; give both "
+                "in the same way, or set data.normalize to none and normalise them yourself."
+            )
         return replace(examples, inputs=replace(examples.inputs, normalization=normalization))
 
     train = apply(splits.train)

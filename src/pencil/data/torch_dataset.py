@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from pencil.data.arrays import as_clean_labels, as_input_tensor, name_to_index
+from pencil.data.arrays import as_clean_labels, as_input_tensor, resolve_labels
 from pencil.data.examples import Examples
-from pencil.data.given import as_given_labels
 from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs, take_label
 from pencil.errors import DataError
 
@@ -29,13 +28,10 @@ def from_dataset(
         )
     if len(dataset) == 0:
         raise DataError("the dataset is empty; expected at least one example.")
-    names = tuple(map(str, classes)) if isinstance(classes, Sequence) else _class_names(dataset)
-    labels = name_to_index(read_labels(dataset), names)
-    if isinstance(labels, tuple):
-        labels, names = labels
-    num_classes = classes if isinstance(classes, int) else len(names) if names else None
-    given, num_classes = as_given_labels(labels, num_classes)
-    names = names or tuple(map(str, range(num_classes)))
+    known = _class_names(dataset)
+    if known is not None and classes in (None, len(known)):
+        classes = known
+    given, names = resolve_labels(read_labels(dataset), classes)
     inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
     rows = torch.arange(len(given))
     return Examples(inputs, rows, given, names, rows.numpy().astype(str), as_clean_labels(clean_labels, names))

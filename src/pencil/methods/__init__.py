@@ -52,9 +52,10 @@ def _from_file(path: Path, attribute: str) -> type[Method]:
     module = _load(path.resolve(), path.stat().st_mtime_ns)
     found: Any = getattr(module, attribute, None)
     if not (inspect.isclass(found) and issubclass(found, Method)):
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         methods = [
-            name for name in own if inspect.isclass(getattr(module, name)) and issubclass(vars(module)[name], Method)
+            name
+            for name, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
         ]
         hint = f"; it has {', '.join(methods)}." if methods else "."
         raise RecipeError(f"{path} defines no method {attribute!r}; expected a subclass of pencil.methods.Method{hint}")

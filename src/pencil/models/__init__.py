@@ -39,9 +39,9 @@ def build(settings: ModelSettings, input_shape: Sequence[int], num_classes: int,
                 return mlp(math.prod(input_shape), num_classes, **settings.options)
             if name == "small_cnn" or name.startswith("timm/"):
                 return _convolutional(name, input_shape, num_classes, settings.options)
+        except ModelError:
+            raise
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-            if isinstance(error, ModelError):
-                raise
             raise ModelError(f"model {name!r} does not take the options {settings.options}: {error}") from error
     raise ModelError(f"there is no model {name!r}; expected small_cnn, mlp, or timm/NAME such as timm/resnet18.")
 

@@ -84,10 +84,10 @@ def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, ba
         trial = copy.deepcopy(model).train()
         with torch.no_grad(), compute.context():
             trial(compute.place(next(iter(examples.inputs.batches([rows])))))
+    except PencilError:
+        raise
     except MODEL_FAULTS as error:
-        if isinstance(error, PencilError):
-            raise
-        shape = tuple(next(iter(examples.inputs.batches([rows]))).shape)
+        shape = (len(rows), *examples.input_shape)
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"the model cannot train on inputs of shape {shape}: {reason}") from error
     expected = (len(rows), examples.num_classes)
