@@ -13,7 +13,10 @@ from pathlib import Path
 
 import torch
 
-from pencil.data.settings import DataSettings, RateNoise, load, prepare
+from pencil.data.examples import Splits
+from pencil.data.prepare import prepare
+from pencil.data.settings import DataSettings, RateNoise
+from pencil.data.sources import load
 from pencil.methods import Pencil
 from pencil.models import ModelSettings, build
 from pencil.schedules import Cosine
@@ -28,8 +31,9 @@ VARIANTS = {
 
 def run(rows: int, rate: float, seed: int, options: dict[str, object]) -> dict[str, float]:
     settings = DataSettings(source="fashion_mnist", rows=rows, noise=RateNoise(kind="symmetric", rate=rate))
-    train, test = load(settings)
-    splits = prepare(settings, train, test.subset(torch.arange(2000)), seed).splits
+    loaded = load(settings)
+    loaded = Splits(loaded.train, test=loaded.test.subset(torch.arange(2000)))
+    splits = prepare(settings, loaded, seed).splits
     network = build(ModelSettings(options={"width": 16}), (1, 28, 28), 10, seed)
     method = Pencil(
         backbone_epochs=4, correction_epochs=24, finetune_epochs=12, lr=0.05, finetune_lr=Cosine(0.05),

@@ -38,7 +38,8 @@ def test_python_snippet_runs(code, tmp_path):
 @pytest.fixture
 def workplace(tmp_path):
     """A folder with the arrays that the pages talk about, and nothing else."""
-    train, test = digits()
+    splits = digits()
+    train, test = splits.train, splits.test
     values = train.inputs.values
     np.savez(tmp_path / "shoes.npz", x=values[train.rows][:300], y=train.given_labels[:300])
     np.savez(tmp_path / "new.npz", x=values[test.rows][:5])

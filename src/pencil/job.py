@@ -11,9 +11,12 @@ from torch import nn
 
 from pencil import models, recipe, runs
 from pencil.data.arrays import from_arrays
-from pencil.data.examples import Examples
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import hard_labels
-from pencil.data.settings import FROM_PYTHON, PreparedData, load, prepare
+from pencil.data.hugging_face import from_hugging_face, is_hugging_face
+from pencil.data.prepare import PreparedData, prepare
+from pencil.data.settings import FROM_PYTHON
+from pencil.data.sources import load
 from pencil.data.torch_dataset import from_dataset
 from pencil.errors import RecipeError
 from pencil.methods import Method
@@ -25,7 +28,7 @@ from pencil.training import Observer, Trainer
 
 def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
     """Run a recipe from beginning to end, writing to ``out`` where it is given."""
-    return execute(assemble(chosen, *load(chosen.data)), out, progress=progress)
+    return execute(assemble(chosen, load(chosen.data)), out, progress=progress)
 
 
 def fit(
@@ -59,11 +62,14 @@ def fit(
             raise RecipeError(f"settings has {key!r}, but {section} is an object; give it its numbers itself.")
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit")
-    train = as_examples(data, classes, clean_labels, chosen.data.workers)
-    held = None if test is None else as_examples(test, train.classes, None, chosen.data.workers)
+    workers = chosen.data.workers or 0
+    train = as_examples(data, classes, clean_labels, workers)
+    held = None if test is None else as_examples(test, train.classes, None, workers)
     own_model = None if isinstance(model, str) else model
     own_method = None if isinstance(method, str) else method
-    return execute(assemble(chosen, train, held, model=own_model, method=own_method), out, progress=progress)
+    return execute(
+        assemble(chosen, Splits(train, test=held), model=own_model, method=own_method), out, progress=progress
+    )
 
 
 def as_examples(
@@ -72,6 +78,8 @@ def as_examples(
     """Examples as they are, a pair of arrays, or any map-style dataset."""
     if isinstance(data, Examples):
         return data
+    if is_hugging_face(data):
+        return from_hugging_face(data, classes=None if isinstance(classes, int) else classes)
     if isinstance(data, tuple) and len(data) == 2:
         return from_arrays(*data, classes=classes, clean_labels=clean_labels)
     return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers)
@@ -100,23 +108,21 @@ class Job:
 
 def assemble(
     chosen: Recipe,
-    train: Examples,
-    test: Examples | None,
+    loaded: Splits,
     *,
     model: nn.Module | None = None,
     method: Method | None = None,
 ) -> Job:
     """Prepare the data and build network and method; what was left to be derived is filled into the recipe."""
-    prepared = prepare(chosen.data, train, test, chosen.seed)
+    prepared = prepare(chosen.data, loaded, chosen.seed)
     examples = prepared.splits.train
     if model is None:
         chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
         network = models.build(chosen.model, examples.input_shape, examples.num_classes, chosen.seed)
     else:
         network = copy.deepcopy(model)
-    data = chosen.data.model_copy(update={"normalize": prepared.normalization or "none"})
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    return Job(chosen.model_copy(update={"data": data}), prepared, network, trained_by)
+    return Job(chosen.model_copy(update={"data": prepared.settings}), prepared, network, trained_by)
 
 
 def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -143,7 +149,7 @@ def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = 
 
 def rehearse(chosen: Recipe) -> dict[str, Any]:
     """Everything short of training: load, corrupt, split, build, lay out the phases; the plan in numbers."""
-    job = assemble(chosen, *load(chosen.data))
+    job = assemble(chosen, load(chosen.data))
     trainer = job.trainer()
     train = job.prepared.splits.train
     counts = torch.bincount(hard_labels(train.given_labels), minlength=train.num_classes).tolist()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from pencil.data.named import DATASETS
 from pencil.data.settings import DataSettings
+from pencil.data.sources import FORMS, is_source
 from pencil.errors import RecipeError
 from pencil.methods import Method, find_method
 from pencil.models import ModelSettings
@@ -95,14 +96,13 @@ def find(what: str) -> Tree:
         return read(path)
     if what in names():
         return tomllib.loads((_folder() / f"{what}.toml").read_text(encoding="utf-8"))
-    if what in DATASETS:
-        return {"name": what, "data": {"source": what}}
-    if path.suffix == ".npz" and path.is_file():
-        return {"name": path.stem, "data": {"source": str(path.resolve())}}
+    if is_source(what):
+        source = str(path.resolve()) if path.exists() and what not in DATASETS else what
+        return {"name": path.resolve().stem if path.exists() else Path(what).name, "data": {"source": source}}
     known = [*names(), *DATASETS]
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
-    raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset or data file (.npz); {hint}")
+    raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset by name, or data ({FORMS}); {hint}")
 
 
 def read(path: Path) -> Tree:

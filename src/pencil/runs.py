@@ -13,7 +13,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from torch import Tensor, nn
 from pencil._version import __version__
 from pencil.data.arrays import as_input_tensor
 from pencil.data.examples import Examples, Splits
-from pencil.data.inputs import Inputs, Normalization, TensorInputs
+from pencil.data.images import ImageInputs
+from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.prepare import conform
 from pencil.errors import DataError, RunError
 from pencil.labels import read_labels
 from pencil.models import build
@@ -61,17 +63,17 @@ class Run:
         return self.predict_inputs(TensorInputs(as_input_tensor(x)))
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
-        """The same for these rows of inputs that are examples already."""
+        """The same for these rows of inputs that are examples already; a row that cannot be read has NaN."""
+        inputs = conform(inputs, self.recipe.data)
         if isinstance(inputs, TensorInputs):
-            normalize, trained_on = self.recipe.data.normalize, self.summary["data"]
+            trained_on = self.summary["data"]
             expected = tuple(trained_on["input_shape"]), trained_on["input_type"]
-            seen = tuple(inputs.values.shape[1:]), input_type(inputs)
+            seen = inputs.finish.shape(inputs.values.shape[1:]), input_type(inputs)
             if seen != expected:
                 raise DataError(
                     f"inputs are {seen[1]} of shape {seen[0]}; this network was trained on {expected[1]} of shape "
                     f"{expected[0]}."
                 )
-            inputs = replace(inputs, normalization=normalize if isinstance(normalize, Normalization) else None)
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         return predict_logits(self.model, inputs, rows, compute=Compute(device)).softmax(dim=1)
 
@@ -196,7 +198,9 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
 
 def input_type(inputs: Inputs) -> str:
     """uint8 images are scaled by 255 and floats are not, so the two must not be mixed up later."""
-    return "uint8" if isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8 else "float"
+    if isinstance(inputs, ImageInputs) or (isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8):
+        return "uint8"
+    return "float"
 
 
 def describe_environment(splits: Splits) -> dict[str, Any]:
@@ -232,7 +236,7 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
     flat = pa.array(label_probs.float().contiguous().view(-1).numpy())
     return pa.table(
         {
-            "key": pa.array([str(key) for key in examples.keys]),
+            "key": pa.array(examples.keys.tolist(), pa.string()),
             "split": pa.array([split] * len(examples)).dictionary_encode(),
             "given": named(reading.given),
             "corrected": named(reading.corrected),

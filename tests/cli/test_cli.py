@@ -38,7 +38,8 @@ def pencil(*words, cwd, code=0):
 def home(tmp_path_factory):
     """A folder with a table of digits and a finished run on it."""
     folder = tmp_path_factory.mktemp("cli")
-    train, test = digits()
+    splits = digits()
+    train, test = splits.train, splits.test
     values = train.inputs.values
     np.savez(
         folder / "mine.npz", x=values[train.rows][:400], y=[f"d{label}" for label in train.given_labels[:400]],

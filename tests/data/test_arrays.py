@@ -4,9 +4,9 @@ import torch
 
 from pencil import DataError
 from pencil.data import from_arrays
-from pencil.data.arrays import from_npz, read_inputs
+from pencil.data.arrays import from_npz, read_arrays
 from pencil.data.examples import check_trainable, cut, hold_out
-from pencil.data.inputs import TensorInputs, measure
+from pencil.data.inputs import Finish, TensorInputs, measure
 
 
 def test_names_become_sorted_classes_or_keep_a_given_order():
@@ -62,13 +62,14 @@ def test_a_class_without_an_example_is_refused():
 def test_npz_round_trip(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.eye(4), y=["b", "a", "b", "a"], keys=["p", "q", "r", "s"], x_test=np.eye(4)[:1], y_test=["a"])
-    train, test = from_npz(path)
+    splits = from_npz(path)
+    train, test = splits.train, splits.test
     assert train.classes == ("a", "b") and train.keys.tolist() == ["p", "q", "r", "s"]
     assert test.given_labels.tolist() == [0]
-    inputs, keys = read_inputs(path)
+    inputs, keys = read_arrays(path)
     assert inputs.shape == (4, 4) and keys == ["p", "q", "r", "s"]
     np.save(tmp_path / "x.npy", np.eye(3))
-    assert read_inputs(tmp_path / "x.npy")[1] == ["0", "1", "2"]
+    assert read_arrays(tmp_path / "x.npy")[1] == ["0", "1", "2"]
 
 
 def test_bad_files_are_named_and_pickles_never_run(tmp_path):
@@ -85,7 +86,7 @@ def test_bad_files_are_named_and_pickles_never_run(tmp_path):
 
     np.save(tmp_path / "bomb.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="cannot read"):
-        read_inputs(tmp_path / "bomb.npy")
+        read_arrays(tmp_path / "bomb.npy")
 
 
 def test_subsets_share_inputs():
@@ -118,8 +119,8 @@ def test_a_single_leftover_row_joins_the_batch_before_it():
 def test_normalisation_is_measured_on_the_rows_named():
     values = torch.randint(0, 256, (50, 3, 4, 5), dtype=torch.uint8)
     rows = torch.arange(0, 50, 2)
-    inputs = TensorInputs(values, measure(values, rows))
-    (batch,) = inputs.batches([rows])
+    inputs = TensorInputs(values, Finish(measure(values, rows)))
+    ((batch, _),) = inputs.batches([rows])
     torch.testing.assert_close(batch.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(batch.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=0, atol=1e-4)
     constant = measure(torch.ones(4, 2), torch.arange(4))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pencil import DataError
-from pencil.data import named
+from pencil.data.named import small as named
 
 
 def write_idx(path, array, zipped):
@@ -25,7 +25,8 @@ def fashion_folder(tmp_path, request):
 
 
 def test_fashion_mnist_from_a_folder(fashion_folder):
-    train, test = named.fashion_mnist(fashion_folder)
+    splits = named.fashion_mnist(fashion_folder)
+    train, test = splits.train, splits.test
     assert len(train) == 30 and len(test) == 10 and train.classes[9] == "Ankle boot"
     assert tuple(train.inputs.values.shape) == (30, 1, 28, 28)
     assert train.keys[3] == "train-00003" and train.given_labels[3] == 3
@@ -53,7 +54,8 @@ def test_damaged_idx_files_are_named(fashion_folder):
 
 
 def test_digits_are_split_once_and_for_all():
-    train, test = named.digits()
+    splits = named.digits()
+    train, test = splits.train, splits.test
     assert len(train) == 1347 and len(test) == 450 and train.num_classes == 10
     assert not set(train.keys) & set(test.keys)
     assert train.inputs.values.max() == 255
@@ -61,6 +63,7 @@ def test_digits_are_split_once_and_for_all():
 
 @pytest.mark.skipif(not named.DEBIAN_FASHION_MNIST.exists(), reason="Debian's dataset-fashion-mnist is not installed")
 def test_debians_fashion_mnist():
-    train, test = named.fashion_mnist()
+    splits = named.fashion_mnist()
+    train, test = splits.train, splits.test
     assert len(train) == 60_000 and len(test) == 10_000
     assert np.bincount(train.given_labels).tolist() == [6000] * 10

@@ -1,7 +1,6 @@
 """``pencil evaluate``: how good a run's network is on its test set, or on other labelled data."""
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,23 +10,24 @@ from pencil.cli.options import AsJson, RunPath
 
 def evaluate(
     run: RunPath,
-    data: Annotated[Path | None, typer.Option("--data", help="Labelled data (.npz) instead of the test set.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Labelled data instead of the test set: a folder, table, .npz.")
+    ] = None,
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     as_json: AsJson = False,
 ) -> None:
     """Accuracy, overall and per class."""
     from pencil.cli.show import percent, show, table
-    from pencil.data.arrays import from_npz
-    from pencil.data.examples import Examples
     from pencil.data.given import hard_labels
-    from pencil.data.settings import load
+    from pencil.data.sources import load, read_source
     from pencil.errors import DataError
     from pencil.runs import open_run
 
     opened = open_run(run, epoch=epoch)
-    examples: Examples | None = from_npz(data, opened.classes)[0] if data else load(opened.recipe.data)[1]
+    settings = opened.recipe.data
+    examples = read_source(data, settings, opened.classes).train if data else load(settings).test
     if examples is None:
-        raise DataError(f"the data of {run} has no test set; name labelled data with --data FILE.npz.")
+        raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
     labels = hard_labels(examples.given_labels)
     right = opened.predict_inputs(examples.inputs, examples.rows).argmax(dim=1) == labels
     per_class = {

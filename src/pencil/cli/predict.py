@@ -13,16 +13,18 @@ from pencil.cli.options import AsJson, RunPath
 
 def predict(
     run: RunPath,
-    data: Annotated[Path, typer.Argument(metavar="DATA", help="Inputs: an .npz file with x (and keys), or .npy.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Inputs: a folder of images, one image, a table, .npz or .npy.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """One line per input: key, class and its probability (CSV, or JSON lines with every probability)."""
-    from pencil.data.arrays import read_inputs
+    from pencil.data.unlabelled import read_inputs
     from pencil.runs import open_run
 
     opened = open_run(run)
-    inputs, keys = read_inputs(data)
-    probs = opened.predict_probs(inputs)
+    inputs, keys = read_inputs(data, opened.recipe.data)
+    probs = opened.predict_inputs(inputs)
     best = probs.max(dim=1)
     lines = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:

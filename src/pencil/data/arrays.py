@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples
+from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.given import as_given_labels, hard_labels
 from pencil.data.inputs import TensorInputs
 from pencil.errors import DataError
@@ -31,14 +31,14 @@ def from_arrays(
     count = _length(y)
     if len(values) != count:
         raise DataError(f"x has {len(values)} rows but y has {count}; expected as many labels as inputs.")
-    key_array = np.arange(count).astype(str) if keys is None else np.asarray(keys)
+    key_array = as_keys(np.arange(count) if keys is None else keys)
     given, names = resolve_labels(y, classes, key_array)
     return Examples(
         TensorInputs(values), torch.arange(count), given, names, key_array, as_clean_labels(clean_labels, names)
     )
 
 
-def from_npz(path: Path, classes: Sequence[str] | None = None) -> tuple[Examples, Examples | None]:
+def from_npz(path: Path, classes: Sequence[str] | None = None) -> Splits:
     """``x`` and ``y``, with optional ``keys``, ``classes``, ``clean_labels`` and a ``x_test``, ``y_test`` pair."""
     arrays = _read_npz(path)
     missing = [name for name in ("x", "y") if name not in arrays]
@@ -53,11 +53,11 @@ def from_npz(path: Path, classes: Sequence[str] | None = None) -> tuple[Examples
         arrays["x"], arrays["y"], classes=classes, keys=arrays.get("keys"), clean_labels=arrays.get("clean_labels")
     )
     if "x_test" not in arrays or "y_test" not in arrays:
-        return train, None
-    return train, from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes)
+        return Splits(train)
+    return Splits(train, test=from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes))
 
 
-def read_inputs(path: Path) -> tuple[np.ndarray, list[str]]:
+def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
     """Unlabelled inputs and their keys: ``x`` (and ``keys``) of an npz file, or an npy file."""
     arrays = _read_npz(path)
     if "x" not in arrays:

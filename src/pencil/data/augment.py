@@ -5,6 +5,7 @@ indexed, so neither the order of rows nor the batch a row falls into changes its
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from pencil.seeding import generator
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crops after padding ``crop_padding`` pixels on each side, and horizontal flips."""
+    """Random crops, after padding ``crop_padding`` pixels on each side, and horizontal flips."""
 
     crop_padding: int = 0
     flip: bool = False
@@ -24,11 +25,25 @@ class Augmentation:
         if not 0 <= self.crop_padding <= 127:
             raise ValueError(f"crop_padding is {self.crop_padding}; expected 0 to 127 pixels")
 
-    def draw(self, rows: int, seed: int, epoch: int) -> "Draws":
+    def draw(self, rows: int, seed: int, epoch: int, frame: "Frame") -> "Draws":
+        """One epoch's choices for images of ``frame.whole`` that are cut to ``frame.cut``."""
         random = generator(seed, "augmentation", epoch)
-        offsets = torch.randint(0, 2 * self.crop_padding + 1, (rows, 2), generator=random, dtype=torch.uint8)
+        spans = [whole + 2 * self.crop_padding - cut + 1 for whole, cut in zip(frame.whole, frame.cut, strict=True)]
+        kind = torch.uint8 if max(spans) <= 256 else torch.int16
+        if spans[0] == spans[1]:
+            offsets = torch.randint(0, spans[0], (rows, 2), generator=random, dtype=kind)
+        else:
+            columns = [torch.randint(0, span, (rows,), generator=random, dtype=kind) for span in spans]
+            offsets = torch.stack(columns, dim=1)
         flips = torch.rand(rows, generator=random) < 0.5 if self.flip else None
-        return Draws(self.crop_padding, offsets if self.crop_padding else None, flips)
+        return Draws(self.crop_padding, frame.cut, offsets if max(spans) > 1 else None, flips)
+
+
+class Frame(NamedTuple):
+    """Height and width of images as they are stored, and as a network sees them."""
+
+    whole: tuple[int, int]
+    cut: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -36,21 +51,27 @@ class Draws:
     """One epoch's random choices for every row."""
 
     padding: int
+    size: tuple[int, int]
     offsets: Tensor | None
     flips: Tensor | None
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
         """Crop and flip ``images`` (batch, channels, height, width), which are these rows of the data."""
         if self.offsets is not None:
-            images = crop(images, self.offsets[rows].long(), self.padding)
+            images = crop(images, self.offsets[rows].long(), self.padding, self.size)
         if self.flips is not None:
             images = torch.where(self.flips[rows][:, None, None, None], images.flip(-1), images)
         return images
 
 
-def crop(images: Tensor, offsets: Tensor, padding: int) -> Tensor:
-    """Pad with zeros and cut each image back to its size at its own (top, left) offset."""
-    height, width = images.shape[-2:]
-    padded = functional.pad(images, (padding,) * 4)
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: every crop of every image, nothing copied
+def crop(images: Tensor, offsets: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
+    """Pad with zeros and cut each image to ``size`` at its own (top, left) offset."""
+    padded = functional.pad(images, (padding,) * 4) if padding else images
+    windows = padded.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view: every crop of every image, nothing copied
     return windows[torch.arange(len(images)), :, offsets[:, 0], offsets[:, 1]]
+
+
+def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """The middle of each image: a view."""
+    top, left = ((whole - cut) // 2 for whole, cut in zip(images.shape[-2:], size, strict=True))
+    return images[..., top : top + size[0], left : left + size[1]]

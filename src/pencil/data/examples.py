@@ -3,15 +3,23 @@
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.dtypes import StringDType
 from torch import Tensor
 
 from pencil.data.given import hard_labels, refuse_empty_classes
 from pencil.data.inputs import Inputs, View
 from pencil.errors import DataError
 from pencil.seeding import generator
+
+
+def as_keys(values: Any) -> np.ndarray:
+    """Keys as one array of strings of any length: no Python object per row, so worker processes share it as it is."""
+    array = np.asarray(values)
+    return array.astype(str).astype(StringDType()) if array.dtype.kind in "iu" else array.astype(StringDType())
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Examples:
     classes: tuple[str, ...]
     keys: np.ndarray
     clean_labels: Tensor | None = None
+    multilabel: bool = False
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
@@ -52,7 +61,10 @@ class Examples:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input, as a network sees it."""
-        return tuple(next(iter(self.inputs.batches([self.rows[:1]]))).shape[1:])
+        for loaded in self.inputs.batches(self.rows.split(1)):
+            if len(loaded.values):  # the first one that can be read
+                return tuple(loaded.values.shape[1:])
+        raise DataError(f"none of the {len(self)} inputs can be read.")
 
     def subset(self, chosen: Tensor) -> "Examples":
         """These positions only; inputs are shared, never copied."""
@@ -68,13 +80,16 @@ class Examples:
         """Batches in the given order of positions (all of them, as they stand, by default)."""
         chunks = cut(torch.arange(len(self)) if order is None else order, batch_size)
         inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks], view)
-        for chunk, values in zip(chunks, inputs, strict=True):
-            yield Batch(chunk, values, self.given_labels[chunk])
+        for chunk, (values, readable) in zip(chunks, inputs, strict=True):
+            kept = chunk if readable is None else chunk[readable]
+            if len(kept) > 1 or len(kept) == len(chunk):  # batch statistics need two
+                yield Batch(kept, values, self.given_labels[kept])
 
     def fingerprint(self) -> str:
         """A digest of keys and given labels: the same for the same rows in the same order."""
         digest = hashlib.sha256("\0".join(self.classes).encode())
-        digest.update("\0".join(map(str, self.keys)).encode())
+        for start in range(0, len(self), 65536):  # never all keys at once as Python strings
+            digest.update("".join(f"\0{key}" for key in self.keys[start : start + 65536]).encode())
         digest.update(self.given_labels.numpy().tobytes())
         return digest.hexdigest()
 

@@ -31,6 +31,26 @@ def as_given_labels(labels: Any, num_classes: int | None = None, *, keys: Keys =
     return _class_indices(values, num_classes, keys)
 
 
+def as_indicators(labels: Any, *, keys: Keys = None) -> Tensor:
+    """Multi-label: one probability for each (row, class), NaN where nothing is known; fp32 of shape (n, classes)."""
+    values = _as_array(labels)
+    if values.ndim != 2 or values.dtype.kind not in "buif":
+        raise DataError(
+            f"multi-labels are {values.dtype} of shape {values.shape}; expected (n, classes) numbers from 0 to 1."
+        )
+    if len(values) == 0:
+        raise DataError("the dataset is empty; expected at least one labelled example.")
+    values = values.astype(np.float32)
+    good = (((values >= 0) & (values <= 1)) | np.isnan(values)).all(axis=1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DataError(
+            f"multi-label at {_where(row, keys)} is {np.array2string(values[row], precision=3, threshold=6)}; "
+            "expected values from 0 to 1, or NaN where nothing is known."
+        )
+    return torch.from_numpy(values)
+
+
 def hard_labels(given_labels: Tensor) -> Tensor:
     """The class that each given label names: itself, or the most probable one of a distribution."""
     return given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
@@ -41,7 +61,7 @@ def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
     if given_labels.ndim == 1:
         mass = torch.bincount(given_labels, minlength=len(classes)).double()
     else:
-        mass = given_labels.double().sum(dim=0)
+        mass = given_labels.double().nansum(dim=0)
     empty = [classes[k] for k in range(len(classes)) if mass[k] == 0]
     if empty:
         named = ", ".join(repr(name) for name in empty[:5]) + (", ..." if len(empty) > 5 else "")

@@ -1,15 +1,15 @@
 """Where inputs come from: one tensor in memory, or any map-style dataset read item by item."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from pencil.data.augment import Augmentation
+from pencil.data.augment import Augmentation, Draws, Frame, centre_crop
 from pencil.errors import DataError
 from pencil.seeding import seeded
 
@@ -23,12 +23,19 @@ class View:
     augmentation: Augmentation | None = None
 
 
+class Loaded(NamedTuple):
+    """The inputs of a chunk of rows; ``kept`` says which of them could be read, where some could not."""
+
+    values: Tensor
+    kept: Tensor | None = None
+
+
 class Inputs(Protocol):
     """The inputs of a dataset, handed out in batches of chosen rows."""
 
     def __len__(self) -> int: ...
 
-    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         """The inputs of each chunk of rows in turn."""
         ...
 
@@ -41,15 +48,62 @@ class Normalization:
     std: tuple[float, ...]
 
 
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The last steps for a whole batch of raw values: crop (at random in training, else centred), flip, normalise."""
+
+    normalization: Normalization | None = None
+    crop: int | None = None
+
+    def draws(self, rows: int, shape: Sequence[int], view: View | None) -> Draws | None:
+        """What is random in this pass over inputs of this shape (without the batch dimension)."""
+        if view is None or view.augmentation is None or len(shape) != 3:
+            return None
+        return view.augmentation.draw(rows, view.seed, view.epoch, Frame((shape[1], shape[2]), self._size(shape)))
+
+    def apply(self, values: Tensor, rows: Tensor, draws: Draws | None) -> Tensor:
+        if draws is not None:
+            values = draws.apply(values, rows)
+        elif self.crop is not None:
+            values = centre_crop(values, self._size(values.shape[1:]))
+        if self.normalization is None:
+            return values
+        scale, shift = _affine(self.normalization, values)
+        return torch.addcmul(shift, values.to(scale.dtype), scale)
+
+    def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
+        """The shape of one input as a network sees it."""
+        return (raw[0], *self._size(raw)) if self.crop is not None else tuple(raw)
+
+    def _size(self, shape: Sequence[int]) -> tuple[int, int]:
+        return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
+
+
+PLAIN = Finish()
+
+
+def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalisation as one multiply-add, shaped to broadcast over a batch."""
+    shape = (1, -1) + (1,) * (values.ndim - 2)
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    mean = torch.tensor(normalization.mean, dtype=dtype).view(shape)
+    std = torch.tensor(normalization.std, dtype=dtype).view(shape)
+    unit = 255.0 if values.dtype == torch.uint8 else 1.0
+    return 1 / (unit * std), -mean / std
+
+
 @dataclass(frozen=True)
 class TensorInputs:
-    """Data that fits in memory, held as one tensor; uint8 images stay uint8 until their batch is made.
+    """Data held as one tensor, in memory or mapped from a file; uint8 images stay uint8 until their batch is made.
 
     ``prepared`` says that floats come from a user's own dataset and are to be taken as they are.
     """
 
     values: Tensor
-    normalization: Normalization | None = None
+    finish: Finish = PLAIN
     prepared: bool = False
 
     def __post_init__(self) -> None:
@@ -64,26 +118,10 @@ class TensorInputs:
     def __len__(self) -> int:
         return len(self.values)
 
-    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
-        augmentation = view.augmentation if view else None
-        draws = augmentation.draw(len(self), view.seed, view.epoch) if view and augmentation else None
-        scale = self._affine()
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        draws = self.finish.draws(len(self), self.values.shape[1:], view)
         for chunk in chunks:
-            values = self.values[chunk]
-            if draws is not None:
-                values = draws.apply(values, chunk)
-            yield values if scale is None else torch.addcmul(scale[1], values.to(scale[0].dtype), scale[0])
-
-    def _affine(self) -> tuple[Tensor, Tensor] | None:
-        """Normalisation as one multiply-add, shaped to broadcast over a batch."""
-        if self.normalization is None:
-            return None
-        shape = (1, -1) + (1,) * (self.values.ndim - 2)
-        dtype = torch.float64 if self.values.dtype == torch.float64 else torch.float32
-        mean = torch.tensor(self.normalization.mean, dtype=dtype).view(shape)
-        std = torch.tensor(self.normalization.std, dtype=dtype).view(shape)
-        unit = 255.0 if self.values.dtype == torch.uint8 else 1.0
-        return 1 / (unit * std), -mean / std
+            yield Loaded(self.finish.apply(self.values[chunk], chunk, draws))
 
 
 def measure(values: Tensor, rows: Tensor) -> Normalization:
@@ -141,20 +179,41 @@ class DatasetInputs:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Tensor]:
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         items = _SeededItems(self.dataset, (view.seed, view.epoch) if view else (0, -1))
-        loader: DataLoader[Tensor] = DataLoader(
-            items,  # type: ignore[arg-type]
-            batch_sampler=[chunk.tolist() for chunk in chunks],
-            num_workers=self.workers,
-            collate_fn=_collate,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # or it would draw from the global one
-        )
-        try:
-            yield from loader
-        except DataError as error:  # from a worker it comes wrapped in that process's traceback; the last line is ours
-            raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
+        for values in read_ahead(items, chunks, _collate, self.workers):
+            yield Loaded(values)
+
+
+def read_ahead(
+    items: Any, chunks: Sequence[Tensor], collate: Callable[[list[Any]], Any], workers: int
+) -> Iterator[Any]:
+    """What ``collate`` makes of the items of each chunk; worker processes read the next chunks meanwhile."""
+    loader: DataLoader[Any] = DataLoader(
+        items,
+        batch_sampler=_Chunks(chunks),
+        num_workers=min(workers, len(chunks)),
+        collate_fn=collate,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # or it would draw from the global one
+    )
+    try:
+        yield from loader
+    except DataError as error:  # from a worker it comes wrapped in that process's traceback; the last line is ours
+        raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Chunks of rows as lists, one at a time: an epoch's order stays one array."""
+
+    chunks: Sequence[Tensor]
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (chunk.tolist() for chunk in self.chunks)
 
 
 @dataclass(frozen=True)

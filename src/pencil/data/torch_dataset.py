@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from pencil.data.arrays import as_clean_labels, as_input_tensor, resolve_labels
-from pencil.data.examples import Examples
+from pencil.data.examples import Examples, as_keys
 from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs, take_label
 from pencil.errors import DataError
 
@@ -34,7 +34,7 @@ def from_dataset(
     given, names = resolve_labels(read_labels(dataset), classes)
     inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
     rows = torch.arange(len(given))
-    return Examples(inputs, rows, given, names, rows.numpy().astype(str), as_clean_labels(clean_labels, names))
+    return Examples(inputs, rows, given, names, as_keys(rows.numpy()), as_clean_labels(clean_labels, names))
 
 
 def read_labels(dataset: Any) -> Any:

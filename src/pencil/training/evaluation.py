@@ -51,25 +51,43 @@ def predict_logits(
     batch_size: int = 512,
     compute: Compute = CPU,
 ) -> Tensor:
-    """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled."""
+    """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled.
+
+    A row that cannot be read has NaN for logits.
+    """
     run = model if forward is None else forward
     was_training = model.training
     model.eval()
     chunks = []
-    for values in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
+    for values, kept in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
         with compute.context():
-            chunks.append(run(compute.place(values)).float().cpu())
+            logits = run(compute.place(values)).float().cpu() if len(values) else torch.empty(0, 1)
+        chunks.append(logits if kept is None else _spread(logits, kept))
     model.train(was_training)
-    return torch.cat(chunks)
+    return torch.cat([chunk.expand(-1, max(part.shape[1] for part in chunks)) for chunk in chunks])
+
+
+def _spread(logits: Tensor, kept: Tensor) -> Tensor:
+    """Logits at the places of the rows that could be read, NaN at the others."""
+    every = torch.full((len(kept), logits.shape[1]), torch.nan)
+    every[kept] = logits
+    return every
+
+
+def readable(logits: Tensor) -> Tensor:
+    """Rows whose input could be read."""
+    return ~logits[:, 0].isnan()
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """The share of examples whose most probable class is the label's."""
-    return float((logits.argmax(dim=1) == hard_labels(labels)).double().mean())
+    """The share of readable examples whose most probable class is the label's."""
+    seen = readable(logits)
+    return float((logits[seen].argmax(dim=1) == hard_labels(labels[seen])).double().mean())
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:
-    return float(cross_entropy(logits, labels))
+    seen = readable(logits)
+    return float(cross_entropy(logits[seen], labels[seen]))
 
 
 MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
@@ -83,7 +101,7 @@ def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, ba
         logits = predict_logits(model, examples.inputs, rows, compute=compute)
         trial = copy.deepcopy(model).train()
         with torch.no_grad(), compute.context():
-            trial(compute.place(next(iter(examples.inputs.batches([rows])))))
+            trial(compute.place(next(iter(examples.inputs.batches([rows]))).values))
     except PencilError:
         raise
     except MODEL_FAULTS as error:

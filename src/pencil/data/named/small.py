@@ -1,17 +1,14 @@
-"""Datasets by name: scikit-learn's digits and Fashion-MNIST."""
+"""Small datasets that are at hand: scikit-learn's digits and Fashion-MNIST."""
 
 import gzip
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from pencil.data.arrays import from_arrays
-from pencil.data.examples import Examples
+from pencil.data.examples import Splits
 from pencil.errors import DataError
-
-Loader = Callable[[Path | None], tuple[Examples, Examples | None]]
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 FASHION_CLASSES = (
@@ -19,7 +16,7 @@ FASHION_CLASSES = (
 )  # fmt: skip
 
 
-def digits(root: Path | None = None) -> tuple[Examples, Examples]:
+def digits(root: Path | None = None) -> Splits:
     """scikit-learn's 1,797 handwritten digits, 8 x 8 grey values 0..16; a fixed quarter of them is the test set."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -28,10 +25,11 @@ def digits(root: Path | None = None) -> tuple[Examples, Examples]:
     images = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
     train, test = train_test_split(np.arange(len(labels)), test_size=0.25, random_state=0, stratify=labels)
     whole = from_arrays(images, labels.astype(np.int64), keys=[f"digit-{i:04d}" for i in range(len(labels))])
-    return whole.subset(torch.from_numpy(np.sort(train))), whole.subset(torch.from_numpy(np.sort(test)))
+    parts = [whole.subset(torch.from_numpy(np.sort(rows))) for rows in (train, test)]
+    return Splits(parts[0], test=parts[1])
 
 
-def fashion_mnist(root: Path | None = None) -> tuple[Examples, Examples]:
+def fashion_mnist(root: Path | None = None) -> Splits:
     """Fashion-MNIST from idx files: in ``root``, in Debian's dataset-fashion-mnist, or downloaded by torchvision."""
     folder = _fashion_folder(root)
     splits = []
@@ -40,10 +38,7 @@ def fashion_mnist(root: Path | None = None) -> tuple[Examples, Examples]:
         labels = read_idx(folder / f"{part}-labels-idx1-ubyte").astype(np.int64)
         keys = np.array([f"{name}-{i:05d}" for i in range(len(labels))])
         splits.append(from_arrays(images, labels, classes=FASHION_CLASSES, keys=keys))
-    return splits[0], splits[1]
-
-
-DATASETS: dict[str, Loader] = {"digits": digits, "fashion_mnist": fashion_mnist}
+    return Splits(splits[0], test=splits[1])
 
 
 def read_idx(path: Path) -> np.ndarray:

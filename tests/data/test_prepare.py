@@ -3,8 +3,10 @@ import pytest
 import torch
 
 from pencil import DataError
-from pencil.data import from_arrays, from_dataset
-from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise, corrupt, load, prepare
+from pencil.data import Splits, from_arrays, from_dataset
+from pencil.data.prepare import corrupt, prepare
+from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise
+from pencil.data.sources import load
 
 
 @pytest.fixture
@@ -15,7 +17,7 @@ def examples():
 
 def test_noise_falls_on_training_and_validation_rows_and_clean_labels_ride_along(examples):
     settings = DataSettings(noise=RateNoise(kind="symmetric", rate=0.6))
-    prepared = prepare(settings, examples, examples, seed=0)
+    prepared = prepare(settings, Splits(examples, test=examples), seed=0)
     splits = prepared.splits
     assert len(splits.validation) == 60
     for part in (splits.train, splits.validation):
@@ -50,20 +52,20 @@ def test_every_kind_of_noise_is_seeded(examples, noise):
 
 
 def test_rows_are_a_seeded_choice(examples):
-    first, again = (prepare(DataSettings(rows=50), examples, None, seed=4).splits for _ in range(2))
+    first, again = (prepare(DataSettings(rows=50), Splits(examples), seed=4).splits for _ in range(2))
     assert len(first.train) + len(first.validation) == 50
     assert torch.equal(first.train.rows, again.train.rows)
-    assert not torch.equal(first.train.rows, prepare(DataSettings(rows=50), examples, None, seed=5).splits.train.rows)
+    assert not torch.equal(first.train.rows, prepare(DataSettings(rows=50), Splits(examples), seed=5).splits.train.rows)
 
 
 def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examples):
-    assert prepare(DataSettings(), examples, None, 0).normalization is not None
-    assert prepare(DataSettings(normalize="none"), examples, None, 0).normalization is None
+    assert prepare(DataSettings(), Splits(examples), 0).settings.normalize != "none"
+    assert prepare(DataSettings(normalize="none"), Splits(examples), 0).settings.normalize == "none"
     own = from_dataset([(torch.randn(3), i % 3) for i in range(20)])
     with pytest.raises(DataError, match="in memory and normalised, the test inputs are read item by item"):
-        prepare(DataSettings(), examples, own, 0)
-    assert prepare(DataSettings(normalize="none"), examples, own, 0).splits.test is own
-    assert prepare(DataSettings(), own, None, 0).normalization is None
+        prepare(DataSettings(), Splits(examples, test=own), 0)
+    assert prepare(DataSettings(normalize="none"), Splits(examples, test=own), 0).splits.test is own
+    assert prepare(DataSettings(), Splits(own), 0).settings.normalize == "none"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_noise_that_does_not_fit_is_named(examples, noise, message):
 
 
 def test_unknown_sources_are_named():
-    with pytest.raises(DataError, match=r"'digitz' is neither a dataset \(digits, fashion_mnist\) nor an npz file"):
+    with pytest.raises(DataError, match=r"'digitz' does not exist and is neither a dataset by name \(digits, fashion"):
         load(DataSettings(source="digitz"))
     with pytest.raises(DataError, match="does not exist"):
         load(DataSettings(source="nowhere.npz"))

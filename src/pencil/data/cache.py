@@ -1,0 +1,100 @@
+"""Decoded images kept for all epochs: in memory where they are few, or in a file that later runs find again."""
+
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples
+from pencil.data.images import ImageFiles, ImageInputs, Size
+from pencil.data.inputs import TensorInputs
+from pencil.errors import DataError
+
+IN_MEMORY = 512 * 2**20
+"""Up to so many bytes of pixels, decoding once and keeping the result costs less than anything else."""
+CHUNK = 64
+
+
+def fits_memory(examples: Examples, size: Size) -> bool:
+    return len(examples) * 3 * size[0] * size[1] <= IN_MEMORY
+
+
+def keep(examples: Examples, inputs: ImageInputs, size: Size, folder: Path | None = None) -> Examples:
+    """The same examples with their pixels decoded, in a file under ``folder`` or in memory.
+
+    Rows that cannot be read stop it or are left out, as ``inputs.unreadable`` says.
+    """
+    shape = (len(examples), 3, *size)
+    if folder is None:
+        values = torch.empty(shape, dtype=torch.uint8)
+        readable = _fill(values, examples, inputs)
+    else:
+        values, readable = _from_file(folder.expanduser(), shape, examples, inputs)
+    kept = examples.subset(readable.nonzero()[:, 0])
+    return replace(kept, inputs=TensorInputs(values, inputs.finish), rows=readable.nonzero()[:, 0])
+
+
+def _fill(values: Tensor, examples: Examples, inputs: ImageInputs) -> Tensor:
+    """Decode every row into its place; says which rows could be read."""
+    readable = torch.ones(len(examples), dtype=torch.bool)
+    places = torch.arange(len(examples)).split(CHUNK)
+    for place, (images, faults) in zip(places, inputs.raw([examples.rows[place] for place in places]), strict=True):
+        inputs.tell(faults)
+        bad = torch.tensor([row for row, _ in faults], dtype=torch.int64)
+        good = place[~torch.isin(examples.rows[place], bad)]
+        readable[place] = False
+        readable[good] = True
+        if len(images) and images.shape[1:] != values.shape[1:]:
+            raise DataError(
+                f"image {str(examples.keys[int(good[0])])!r} has {images.shape[2]} x {images.shape[3]} pixels; "
+                f"expected {values.shape[2]} x {values.shape[3]} as the others; set data.resize."
+            )
+        values[good] = images
+    return readable
+
+
+def _from_file(folder: Path, shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> tuple[Tensor, Tensor]:
+    """The cache file of these images, made now if it is not there or if an image has changed since."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = _signature(shape, examples, inputs)
+    pixels, index = folder / f"{name}.pixels", folder / f"{name}.json"
+    if not index.is_file():
+        temporary = folder / f".{name}.{os.getpid()}"
+        try:
+            with temporary.open("wb") as made:
+                if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
+                    os.posix_fallocate(made.fileno(), 0, int(np.prod(shape)))
+                made.truncate(int(np.prod(shape)))
+            values = torch.from_file(str(temporary), shared=True, size=int(np.prod(shape)), dtype=torch.uint8)
+            readable = _fill(values.view(shape), examples, inputs)
+            temporary.replace(pixels)
+            index.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
+        except OSError as error:
+            raise DataError(
+                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {error.strerror}; "
+                "make room, or set data.cache to another folder or to none."
+            ) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+    readable = torch.ones(len(examples), dtype=torch.bool)
+    readable[json.loads(index.read_text())["unreadable"]] = False
+    return torch.from_file(str(pixels), size=int(np.prod(shape)), dtype=torch.uint8).view(shape), readable
+
+
+def _signature(shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> str:
+    """Changes whenever an image, the choice of rows, or how they are decoded does."""
+    digest = hashlib.sha256(json.dumps([shape, inputs.max_pixels, inputs.unreadable]).encode())
+    for row in examples.rows.tolist():
+        digest.update(str(inputs.encoded.names[row]).encode())
+        if isinstance(inputs.encoded, ImageFiles):
+            path = inputs.encoded.path(row)
+            seen = path.stat() if path.is_file() else None
+            digest.update(b"missing" if seen is None else f"{seen.st_size} {seen.st_mtime_ns}".encode())
+        else:
+            digest.update(hashlib.blake2b(inputs.encoded.read(row)).digest())
+    return digest.hexdigest()[:24]

@@ -1,0 +1,82 @@
+"""A folder per class: the sub-folder an image lies in is its label, and its relative path is its key."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.dtypes import StringDType
+
+from pencil.data.examples import Examples, Splits
+from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
+from pencil.errors import DataError
+
+SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+
+
+def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
+    """Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside it."""
+    names = _subfolders(folder)
+    if "train" in names and set(names) <= set(SPLITS):
+        train = read_classes(folder / "train", classes)
+        others = {SPLITS[name]: read_classes(folder / name, train.classes) for name in names if name != "train"}
+        return Splits(train, **others)
+    return Splits(read_classes(folder, classes))
+
+
+def read_classes(folder: Path, classes: Sequence[str] | None = None) -> Examples:
+    """All images under the sub-folders of ``folder``, which are the classes unless a list of them is given."""
+    found = _subfolders(folder)
+    if not found:
+        raise DataError(f"{folder} has no sub-folders; expected one per class, with the class's images in it.")
+    _refuse_alike(folder, found)
+    expected = tuple(found) if classes is None else tuple(classes)
+    unknown = [name for name in found if name not in expected]
+    if unknown:
+        raise DataError(
+            f"{folder} has the sub-folder {unknown[0]!r}, which is not one of the {len(expected)} classes "
+            f"({', '.join(expected[:5])}{', ...' if len(expected) > 5 else ''}); move it away or add the class."
+        )
+    keys: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    for name in found:
+        paths = np.array(sorted(_images(folder, name)), dtype=StringDType())
+        if not len(paths):
+            raise DataError(
+                f"class folder {folder / name} holds no image ({', '.join(SUFFIXES)}); "
+                "expected at least one; add images or remove the folder."
+            )
+        keys.append(paths)
+        labels.append(np.full(len(paths), expected.index(name), dtype=np.int64))
+    every = np.concatenate(keys)
+    given = torch.from_numpy(np.concatenate(labels))
+    return Examples(ImageInputs(ImageFiles(folder, every)), torch.arange(len(every)), given, expected, every)
+
+
+def _images(folder: Path, name: str) -> Iterator[str]:
+    """Relative paths of the images of a class, at any depth below its folder."""
+    for place, inner, files in os.walk(folder / name, followlinks=True):
+        inner[:] = [entry for entry in inner if not entry.startswith(".")]
+        relative = os.path.relpath(place, folder).replace(os.sep, "/")
+        for file in files:
+            if not file.startswith(".") and file.lower().endswith(SUFFIXES):
+                yield f"{relative}/{file}"
+
+
+def _subfolders(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}.") from error
+
+
+def _refuse_alike(folder: Path, names: Sequence[str]) -> None:
+    """On half of all file systems these would be one folder, and to people they are one class."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            raise DataError(
+                f"{folder} has the classes {other!r} and {name!r}, which differ only by case; merge or rename one."
+            )

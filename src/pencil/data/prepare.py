@@ -1,0 +1,172 @@
+"""From loaded data to a run's splits: choose, corrupt, hold out, size, normalise."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pencil import noise
+from pencil.data.augment import Augmentation
+from pencil.data.examples import Examples, Splits, check_trainable, hold_out
+from pencil.data.geometry import apply_geometry, image_size, sized
+from pencil.data.images import ImageInputs
+from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
+from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise
+from pencil.errors import DataError
+from pencil.seeding import derive_seed, generator
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """The splits of a run, the settings with everything derived filled in, and the noise that was really injected."""
+
+    splits: Splits
+    settings: DataSettings
+    noise_rate: float | None = None
+
+
+def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
+    """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows."""
+    train = loaded.train
+    if settings.rows is not None and settings.rows < len(train):
+        chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
+        train = train.subset(chosen.sort().values)
+    _refuse_misfits(settings, train, loaded.test)
+    size = image_size(settings, train)
+    train = apply_geometry(settings, train, size)
+    rate = None
+    if settings.noise is not None:
+        noisy = corrupt(train, settings.noise, derive_seed(seed, "noise"))
+        clean = train.given_labels if train.clean_labels is None else train.clean_labels
+        train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=clean)
+        rate = noisy.rate
+    validation = None if loaded.validation is None else apply_geometry(settings, loaded.validation, size)
+    if validation is None:
+        train, validation = hold_out(train, settings.validation, seed)
+    check_trainable(train)
+    test = None if loaded.test is None else apply_geometry(settings, loaded.test, size)
+    normalization = _normalization(settings, train, seed)
+    splits = _with_normalization(Splits(train, validation, test), normalization)
+    resolved = {"normalize": normalization or "none", "resize": size or "none"}
+    return PreparedData(splits, settings.model_copy(update=resolved), rate)
+
+
+def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, seed: int) -> noise.NoisyLabels:
+    """Noisy labels for examples whose given labels are clean."""
+    if examples.given_labels.ndim != 1:
+        raise DataError("noise is injected into class labels; these examples carry label distributions.")
+    clean, count = examples.given_labels.numpy(), examples.num_classes
+    seed = settings.seed if settings.seed is not None else seed
+    if isinstance(settings, MatrixNoise):
+        if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
+            raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")
+        return noise.flip(clean, np.array(settings.matrix), seed)
+    if isinstance(settings, MapNoise):
+        mapping = _class_map(settings.classes, examples.classes)
+        return noise.flip(clean, noise.map_matrix(count, settings.rate, mapping), seed)
+    if settings.kind == "symmetric":
+        return noise.flip(clean, noise.symmetric_matrix(count, settings.rate), seed)
+    if settings.kind == "circular":
+        return noise.flip(clean, noise.circular_matrix(count, settings.rate), seed)
+    if not isinstance(examples.inputs, TensorInputs):
+        raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
+    inputs = examples.inputs.values[examples.rows].numpy()
+    return noise.flip_by_instance(clean, inputs, count, settings.rate, seed)
+
+
+def _refuse_misfits(settings: DataSettings, train: Examples, test: Examples | None) -> None:
+    """Augmentation and normalisation that the inputs cannot take, and test inputs unlike the training inputs."""
+    if isinstance(train.inputs, ImageInputs):
+        _refuse_normalization(settings, channels=3)
+        return
+    if not isinstance(train.inputs, TensorInputs):
+        if settings.augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
+            raise DataError(
+                "data.augmentation and data.normalize work on images and arrays; this dataset is read item by item; "
+                "put them into its transform."
+            )
+        return
+    values = train.inputs.values
+    if settings.augmentation != Augmentation() and values.ndim != 4:
+        raise DataError(f"data.augmentation needs images; the inputs have shape {tuple(values.shape[1:])}.")
+    _refuse_normalization(settings, channels=values.shape[1])
+    if test is not None and isinstance(test.inputs, TensorInputs):
+        seen, expected = test.inputs.values, values
+        if (seen.shape[1:], seen.dtype) != (expected.shape[1:], expected.dtype):
+            raise DataError(
+                f"test inputs are {seen.dtype} of shape {tuple(seen.shape[1:])}; "
+                f"expected {expected.dtype} of shape {tuple(expected.shape[1:])}, as the training inputs are."
+            )
+
+
+def _refuse_normalization(settings: DataSettings, channels: int) -> None:
+    chosen = IMAGENET if settings.normalize == "imagenet" else settings.normalize
+    if isinstance(chosen, Normalization) and (
+        {len(chosen.mean), len(chosen.std)} != {channels} or min(chosen.std) <= 0
+    ):
+        raise DataError(f"data.normalize needs {channels} means and as many deviations above 0.")
+
+
+def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
+    for name in (*names, *names.values()):
+        if name not in classes:
+            raise DataError(f"the noise map names class {name!r}; the data has {', '.join(classes[:12])}.")
+    return {classes.index(source): classes.index(target) for source, target in names.items()}
+
+
+MEASURED = 2048
+"""So many images tell the mean and deviation of each channel to three digits."""
+
+
+def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normalization | None:
+    """Images and vectors are normalised; what a user's own dataset gives out is left as it is."""
+    if isinstance(settings.normalize, Normalization) or settings.normalize == "imagenet":
+        return IMAGENET if settings.normalize == "imagenet" else settings.normalize
+    if settings.normalize == "none":
+        return None
+    if isinstance(train.inputs, ImageInputs):
+        some = torch.randperm(len(train), generator=generator(seed, "measure"))[:MEASURED]
+        images = torch.cat([images for images, _ in train.inputs.raw(train.rows[some].split(64)) if len(images)])
+        return measure(images, torch.arange(len(images)))
+    if not isinstance(train.inputs, TensorInputs):
+        return None
+    values = train.inputs.values
+    if values.dtype == torch.uint8 or (values.ndim == 2 and not train.inputs.prepared):
+        return measure(values, train.rows)
+    return None
+
+
+def _with_normalization(splits: Splits, normalization: Normalization | None) -> Splits:
+    def apply(examples: Examples | None) -> Examples | None:
+        if examples is None or normalization is None:
+            return examples
+        if isinstance(examples.inputs, DatasetInputs):
+            raise DataError(
+                "the training inputs are in memory and normalised, the test inputs are read item by item; give both "
+                "in the same way, or set data.normalize to none and normalise them yourself."
+            )
+        return replace(examples, inputs=normalized(examples.inputs, normalization))
+
+    train = apply(splits.train)
+    assert train is not None
+    return Splits(train, apply(splits.validation), apply(splits.test))
+
+
+def conform(inputs: Inputs, settings: DataSettings) -> Inputs:
+    """New inputs, prepared as those of a finished run were; ``settings`` are the resolved ones of its recipe."""
+    normalization = settings.normalize if isinstance(settings.normalize, Normalization) else None
+    if isinstance(inputs, TensorInputs):
+        crop = settings.crop if inputs.values.ndim == 4 else None
+        inputs = replace(inputs, finish=replace(inputs.finish, crop=crop))
+    elif isinstance(inputs, ImageInputs):
+        size = settings.resize if isinstance(settings.resize, tuple) else None
+        inputs = sized(settings, inputs, size)
+    return normalized(inputs, normalization)
+
+
+def normalized(inputs: Inputs, normalization: Normalization | None) -> Inputs:
+    """Inputs that are ours to finish, finished with this normalisation; a user's own dataset is left as it is."""
+    if isinstance(inputs, (TensorInputs, ImageInputs)):
+        return replace(inputs, finish=replace(inputs.finish, normalization=normalization))
+    return inputs

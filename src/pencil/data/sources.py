@@ -1,0 +1,72 @@
+"""Where data comes from: a dataset by name, a folder per class, a table, an npz file, a Hugging Face dataset."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+from pencil.data import folder, table
+from pencil.data.arrays import from_npz
+from pencil.data.examples import Examples, Splits
+from pencil.data.hugging_face import PREFIX, load_hugging_face
+from pencil.data.named import DATASETS
+from pencil.data.settings import FROM_PYTHON, DataSettings
+from pencil.errors import DataError
+
+FORMS = "a folder per class, a table (.csv, .tsv, .parquet), an .npz file, or hf/NAME"
+
+
+def load(settings: DataSettings) -> Splits:
+    """The splits that a recipe's ``[data]`` names, as they came: nothing chosen, corrupted or resized yet."""
+    if settings.source == FROM_PYTHON:
+        raise DataError("the data of this recipe came from Python; call pencil.fit again, or name data of your own.")
+    splits = read_source(settings.source, settings)
+    if settings.test is None:
+        return splits
+    test = read_source(settings.test, settings, splits.train.classes).train
+    return Splits(splits.train, splits.validation, test)
+
+
+def read_source(source: str, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
+    """One source by itself, read with these settings' columns, classes and options."""
+    classes = settings.classes if classes is None else classes
+    path = Path(source).expanduser()
+    if source in DATASETS:
+        return _named(source, settings)
+    if source.startswith(PREFIX):
+        return load_hugging_face(source, settings.columns, classes, settings.options)
+    if path.is_dir():
+        return folder.from_folder(path, classes)
+    if path.is_file() and path.suffix == ".npz":
+        return from_npz(path, classes)
+    if path.is_file() and path.suffix in table.SUFFIXES:
+        return table.from_table(path, settings.columns, classes, settings.root)
+    seen = "is neither" if path.exists() else "does not exist and is neither"
+    raise DataError(
+        f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
+        "name one of them, or pass your data to pencil.fit."
+    )
+
+
+def is_source(what: str) -> bool:
+    """Whether this names data, rather than a recipe."""
+    path = Path(what).expanduser()
+    return (
+        what in DATASETS
+        or what.startswith(PREFIX)
+        or path.is_dir()
+        or (path.is_file() and path.suffix in (".npz", *table.SUFFIXES))
+    )
+
+
+def _named(name: str, settings: DataSettings) -> Splits:
+    loader = DATASETS[name]
+    known = [option for option in inspect.signature(loader).parameters if option != "root"]
+    for option in settings.options:
+        if option not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise DataError(f"data.options has {option!r}, which dataset {name!r} does not know; {takes}.")
+    return loader(settings.root, **settings.options)
+
+
+def examples_of(splits: Splits) -> Sequence[Examples]:
+    return [part for part in vars(splits).values() if part is not None]

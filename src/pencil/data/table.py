@@ -1,0 +1,202 @@
+"""A table of images: CSV or Parquet with a column of paths, or of encoded bytes, and labels in one of several forms."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
+from pencil.data.inputs import Inputs
+from pencil.data.table_labels import TableLabels, column_labels, hard_column
+from pencil.errors import DataError
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
+IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
+LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
+SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
+    "dev": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+
+
+class Columns(BaseModel):
+    """Which column is what. What is not named is looked for under its usual names.
+
+    ``label`` names one column (classes, distributions, or lists of the classes present), or several annotators'
+    columns, whose votes become shares. ``indicators`` names one column per class instead: 0, 1, or anything between.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str | None = None
+    image: str | None = None
+    label: str | tuple[str, ...] | None = None
+    indicators: tuple[str, ...] | None = None
+    key: str | None = None
+    clean: str | None = None
+    split: str | None = None
+
+
+def from_table(
+    path: Path, columns: Columns | None = None, classes: Sequence[str] | None = None, root: Path | None = None
+) -> Splits:
+    """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is."""
+    table = read_table(path)
+    chosen = columns or Columns()
+    _refuse_unknown(path, table, chosen)
+    labels = _labels(path, table, chosen, classes)
+    inputs, keys = _inputs(path, table, chosen, root or path.parent)
+    clean = None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, str(path))
+    every = Examples(
+        inputs, torch.arange(table.num_rows), labels.given, labels.classes, keys, clean, multilabel=labels.multilabel
+    )
+    return Splits(every) if chosen.split is None else _split(path, every, table[chosen.split])
+
+
+def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[Inputs, np.ndarray]:
+    """The images of a table and their keys, whatever its labels"""
+    return _inputs(path, read_table(path), columns, path.parent if root is None else root)
+
+
+def read_table(path: Path) -> pa.Table:
+    """A table in memory; its schema's metadata is kept."""
+    from pyarrow import csv, parquet
+
+    try:
+        if path.suffix == ".parquet":
+            table = parquet.read_table(path)
+        else:
+            options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+            table = csv.read_csv(path, parse_options=options)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table."
+        ) from error
+    if table.num_rows == 0:
+        raise DataError(f"{path} has no rows; expected at least one.")
+    return table
+
+
+def _refuse_unknown(path: Path, table: pa.Table, columns: Columns) -> None:
+    named: Iterable[Any] = columns.model_dump().values()
+    for value in named:
+        for name in (value,) if isinstance(value, str) else value or ():
+            if name not in table.column_names:
+                raise DataError(f"{path} has no column {name!r}; it has {_list(table.column_names)}.")
+
+
+def _labels(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> TableLabels:
+    metadata = table.schema.metadata or {}
+    if classes is None and b"class_names" in metadata:
+        classes = metadata[b"class_names"].decode().split(",")
+    if columns.indicators is not None:
+        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(path))
+    label = columns.label or _find(path, table, LABEL_COLUMNS, "label", "data.columns.label")
+    if isinstance(label, str):
+        return column_labels([table[label]], classes, "label", str(path))
+    return column_labels([table[name] for name in label], classes, "votes", str(path))
+
+
+def _keys(path: Path, table: pa.Table, columns: Columns) -> np.ndarray | None:
+    if columns.key is None:
+        return None
+    column = table[columns.key].cast(pa.string())
+    if column.null_count:
+        raise DataError(f"{path} has rows without a key in column {columns.key!r}; expected one for each.")
+    _refuse_repeated(column, f"{path} has the key {{}} more than once in column {columns.key!r}; expected unique keys.")
+    return as_keys(column.to_numpy())
+
+
+def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+    """Images from bytes where there is such a column, from files otherwise; paths are keys where no column is."""
+    keys = _keys(path, table, columns)
+    image = columns.image or (None if columns.path else _usual(table, IMAGE_COLUMNS, _is_bytes))
+    if image is not None:
+        column = table[image]
+        if pa.types.is_struct(column.type):  # as the datasets library stores images
+            column = pc.struct_field(column, "bytes")
+        if not _is_bytes(column.type):
+            raise DataError(f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes.")
+        keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+        return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
+    name = columns.path or _find(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    column = table[name]
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise DataError(f"{path} has no path in column {name!r} at row {row}; expected a file.")
+    paths = _inside(root, column.cast(pa.string()), path)
+    if keys is None:
+        _refuse_repeated(paths, f"{path} has the path {{}} more than once; expected one row each, or a key column.")
+    files = as_keys(paths.to_numpy(zero_copy_only=False) if isinstance(paths, pa.Array) else paths.to_numpy())
+    return ImageInputs(ImageFiles(root, files)), files if keys is None else keys
+
+
+def _inside(root: Path, paths: pa.ChunkedArray, path: Path) -> Any:
+    """Paths relative to the root; one that leads out of it is refused, as a table may come from anywhere."""
+    odd = pc.or_(pc.match_substring(paths, ".."), pc.match_substring_regex(paths, r"^([/\\~]|[A-Za-z]:)"))
+    if not pc.any(odd).as_py():
+        return paths
+    base = root.expanduser().resolve()
+    mended = paths.to_pylist()
+    for row in np.flatnonzero(odd.to_numpy()).tolist():
+        absolute = Path(base, mended[row]).resolve()
+        if not absolute.is_relative_to(base):
+            raise DataError(
+                f"path {mended[row]!r} at row {row} of {path} leads out of {base}; "
+                "expected files below it; name the folder that holds them all with data.root."
+            )
+        mended[row] = absolute.relative_to(base).as_posix()
+    return pa.chunked_array([mended])
+
+
+def _split(path: Path, every: Examples, column: pa.ChunkedArray) -> Splits:
+    names = [SPLIT_NAMES.get(str(value).lower()) for value in column.to_pylist()]
+    if None in names:
+        row = names.index(None)
+        raise DataError(
+            f"{path} has the split {column[row].as_py()!r} at row {row}; expected {', '.join(SPLIT_NAMES)}."
+        )
+    codes = np.array(names)
+    parts = {name: torch.from_numpy(np.flatnonzero(codes == name)) for name in ("train", "validation", "test")}
+    if not len(parts["train"]):
+        raise DataError(f"{path} has no row of the split train.")
+    return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
+
+
+def _find(path: Path, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
+    found = _usual(table, usual)
+    if found is None:
+        raise DataError(
+            f"{path} has no {what} column under a usual name ({', '.join(usual)}); it has "
+            f"{_list(table.column_names)}; name it with {setting}."
+        )
+    return found
+
+
+def _usual(table: pa.Table, names: Sequence[str], fits: Any = lambda kind: True) -> str | None:
+    by_name = {name.lower(): name for name in table.column_names}
+    return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _refuse_repeated(column: Any, message: str) -> None:
+    counts = pc.value_counts(column)
+    repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
+    if len(repeated):
+        raise DataError(message.format(repr(repeated[0]["values"].as_py())))
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")

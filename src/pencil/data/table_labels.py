@@ -1,0 +1,115 @@
+"""Labels in the columns of a table: one class per row, a distribution, a list of classes, or several annotators."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from pencil.data.arrays import resolve_labels
+from pencil.data.given import as_indicators
+from pencil.errors import DataError
+
+Form = Literal["label", "votes", "indicators"]
+
+
+@dataclass(frozen=True)
+class TableLabels:
+    given: Tensor
+    classes: tuple[str, ...]
+    multilabel: bool = False
+
+
+def column_labels(columns: Sequence[Any], classes: Sequence[str] | None, form: Form, where: str) -> TableLabels:
+    """Checked labels from Arrow columns; ``where`` names the table in messages."""
+    if form == "indicators":
+        values = np.column_stack([_numbers(column, where) for column in columns])
+        assert classes is not None
+        return TableLabels(as_indicators(values), tuple(classes), multilabel=True)
+    if form == "votes":
+        return _votes(columns, classes, where)
+    column = columns[0]
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        return _lists(column, classes, where)
+    names = class_names([column], classes)
+    return TableLabels(hard_column(column, names, where), names)
+
+
+def hard_column(column: Any, classes: tuple[str, ...], where: str) -> Tensor:
+    """One class per row. Integers are indices, unless they are names of classes; anything else is a name."""
+    _refuse_nulls(column, where)
+    text = column.cast(pa.string())
+    if pa.types.is_integer(column.type) and not set(pc.unique(text).to_pylist()) <= set(classes):
+        return resolve_labels(column.to_numpy(), classes)[0]
+    return torch.from_numpy(_codes(text, classes, where))
+
+
+def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The classes as given, or every value that occurs: numbers by size, words by alphabet."""
+    if classes is not None:
+        return tuple(map(str, classes))
+    numeric = all(pa.types.is_integer(column.type) for column in columns)
+    found = {value for column in columns for value in pc.unique(column).to_pylist() if value is not None}
+    return tuple(map(str, sorted(found) if numeric else sorted(map(str, found))))
+
+
+def _codes(text: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
+    codes = pc.index_in(text, value_set=pa.array(classes, pa.string()))
+    if codes.null_count:
+        row = pc.index(codes.is_null(), True).as_py()
+        raise DataError(
+            f"label {text[row].as_py()!r} at row {row} of {where} is not one of the {len(classes)} classes "
+            f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}); fix the label or add the class."
+        )
+    values: np.ndarray = codes.to_numpy().astype(np.int64)
+    return values
+
+
+def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) -> TableLabels:
+    """Every annotator's column has one vote per row, or none; the shares of the votes are the label."""
+    names = class_names(columns, classes)
+    shares = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
+    for column in columns:
+        voted = np.flatnonzero(column.is_valid().to_numpy())
+        if len(voted):
+            codes = _codes(column.drop_null().cast(pa.string()), names, where)
+            shares[voted, codes] += 1
+    counts = shares.sum(axis=1, keepdims=True)
+    if not counts.all():
+        row = int(counts[:, 0].argmin())
+        raise DataError(f"row {row} of {where} has no annotator's label; expected at least one; remove the row.")
+    return TableLabels(resolve_labels(shares / counts, names)[0], names)
+
+
+def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabels:
+    """Lists of numbers are distributions; lists of names are the classes present in the row."""
+    _refuse_nulls(column, where)
+    flat = pc.list_flatten(column)
+    lengths = pc.list_value_length(column).to_numpy()
+    if pa.types.is_floating(flat.type):
+        if len(set(lengths.tolist())) != 1:
+            raise DataError(f"the label distributions in {where} have different lengths; expected one value per class.")
+        shares = flat.to_numpy().reshape(len(column), -1)
+        return TableLabels(*resolve_labels(shares, classes if classes is not None else shares.shape[1]))
+    names = class_names([flat], classes)
+    present = np.zeros((len(column), len(names)), dtype=np.float32)
+    present[np.repeat(np.arange(len(column)), lengths), _codes(flat.cast(pa.string()), names, where)] = 1
+    return TableLabels(as_indicators(present), names, multilabel=True)
+
+
+def _numbers(column: Any, where: str) -> np.ndarray:
+    try:
+        values: np.ndarray = column.cast(pa.float32()).to_numpy()
+    except pa.ArrowException as error:
+        raise DataError(f"an indicator column of {where} is of type {column.type}; expected numbers 0 to 1.") from error
+    return values
+
+
+def _refuse_nulls(column: Any, where: str) -> None:
+    if column.null_count:
+        row = pc.index(column.is_null(), True).as_py()
+        raise DataError(f"label at row {row} of {where} is missing; label the row or leave it out.")
