@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image
 
 from pencil.data import Examples, from_arrays
 
@@ -23,3 +24,24 @@ def blobs() -> Examples:
     given = clean.copy()
     given[:27:9] = 1
     return from_arrays(x, given, clean_labels=clean)
+
+
+def paint(path, seed=0, size=(8, 8)):
+    """A random picture of this height and width in a file, with the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)).save(path)
+    return path
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-40])
+    return path
+
+
+@pytest.fixture
+def pets(tmp_path):
+    """Ten cats and ten dogs, 8 x 8 pixels, in a folder per class."""
+    for number in range(10):
+        paint(tmp_path / f"pets/cat/{number}.png", number)
+        paint(tmp_path / f"pets/dog/{number}.png", 100 + number)
+    return tmp_path / "pets"

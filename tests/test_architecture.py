@@ -9,13 +9,14 @@ import pencil
 
 ROOT = Path(pencil.__file__).parent
 ORDER = [
-    ("_version", "errors", "losses", "schedules", "seeding", "noise"),
+    ("_version", "errors", "losses", "schedules", "seeding", "noise", "user_file", "binary"),
     ("data",),
     ("labels",),
+    ("binary_labels",),
     ("models",),
     ("methods",),
     ("training",),
-    ("recipe",),
+    ("recipe", "label_table"),
     ("runs",),
     ("export", "progress"),
     ("job",),

@@ -2,23 +2,25 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from pencil import models, recipe, runs
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import hard_labels
+from pencil.data.geometry import default_workers
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
-from pencil.data.prepare import PreparedData, prepare
+from pencil.data.images import ImageInputs
+from pencil.data.inspection import Findings, count_classes, inspect, refusals
+from pencil.data.prepare import PreparedData, choose_rows, prepare
 from pencil.data.settings import FROM_PYTHON
 from pencil.data.sources import load
 from pencil.data.torch_dataset import from_dataset
-from pencil.errors import RecipeError
+from pencil.errors import PencilError, RecipeError
+from pencil.label_table import label_table
 from pencil.methods import Method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
@@ -93,6 +95,7 @@ class Job:
     prepared: PreparedData
     network: nn.Module
     method: Method
+    weights: dict[str, str] | None = None
 
     def trainer(self, observers: tuple[Observer, ...] = ()) -> Trainer:
         return Trainer(
@@ -116,13 +119,15 @@ def assemble(
     """Prepare the data and build network and method; what was left to be derived is filled into the recipe."""
     prepared = prepare(chosen.data, loaded, chosen.seed)
     examples = prepared.splits.train
+    weights = None
     if model is None:
         chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
         network = models.build(chosen.model, examples.input_shape, examples.num_classes, chosen.seed)
+        weights = models.provenance(chosen.model, network)
     else:
         network = copy.deepcopy(model)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    return Job(chosen.model_copy(update={"data": prepared.settings}), prepared, network, trained_by)
+    return Job(chosen.model_copy(update={"data": prepared.settings}), prepared, network, trained_by, weights)
 
 
 def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -132,11 +137,11 @@ def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = 
     with show_progress(progress) as display:
         trainer = job.trainer(display if directory is None else (directory, *display))
         if directory is not None:
-            directory.begin(job.recipe, runs.describe_environment(splits))
+            directory.begin(job.recipe, runs.describe_environment(splits, job.weights))
         outcome = trainer.run()
     run = Run(
         outcome.model,
-        runs.label_table(splits, outcome),
+        label_table(splits, outcome.label_probs, outcome.validation_probs),
         outcome.records,
         runs.summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
         job.recipe,
@@ -147,15 +152,48 @@ def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = 
     return run
 
 
-def rehearse(chosen: Recipe) -> dict[str, Any]:
-    """Everything short of training: load, corrupt, split, build, lay out the phases; the plan in numbers."""
-    job = assemble(chosen, load(chosen.data))
-    trainer = job.trainer()
+@dataclass(frozen=True)
+class Rehearsal:
+    """What `pencil check` says: all about the data, the plan, and everything for which training would be refused."""
+
+    data: dict[str, Examples]
+    findings: dict[str, Findings]
+    plan: dict[str, Any] | None
+    problems: tuple[PencilError, ...]
+
+
+def rehearse(chosen: Recipe) -> Rehearsal:
+    """Everything short of training: look at every row, then corrupt, split, build, lay out the phases."""
+    loaded, settings = load(chosen.data), chosen.data
+    loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
+    parts = {name: _limited(part, settings.max_pixels) for name, part in vars(loaded).items() if part is not None}
+    workers = default_workers() if settings.workers is None else settings.workers
+    findings = {name: inspect(part, workers) for name, part in parts.items()}
+    problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
+    readable = {name: found.readable(parts[name]) for name, found in findings.items()}
+    in_memory = settings.noise is not None and settings.noise.kind == "instance"
+    trial = settings.model_copy(update={"rows": None} if in_memory else {"rows": None, "cache": "none"})
+    plan = None
+    try:
+        job = assemble(chosen.model_copy(update={"data": trial}), Splits(**readable))
+        plan = _plan(job, job.trainer())
+    except PencilError as error:
+        problems.append(error)
+    return Rehearsal(parts, findings, plan, tuple(problems))
+
+
+def _limited(examples: Examples, max_pixels: int) -> Examples:
+    inputs = examples.inputs
+    if not isinstance(inputs, ImageInputs):
+        return examples
+    return replace(examples, inputs=replace(inputs, max_pixels=max_pixels))
+
+
+def _plan(job: Job, trainer: Trainer) -> dict[str, Any]:
     train = job.prepared.splits.train
-    counts = torch.bincount(hard_labels(train.given_labels), minlength=train.num_classes).tolist()
     return {
         "rows": job.prepared.splits.sizes(),
-        "class_counts": dict(zip(train.classes, counts, strict=True)),
+        "class_counts": count_classes(train),
         "input_shape": list(train.input_shape),
         "injected_noise_rate": job.prepared.noise_rate,
         "model": job.recipe.model.name,

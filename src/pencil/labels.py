@@ -134,10 +134,13 @@ class LabelStore:
             pull=pull,
             compatibility=compatibility,
         )
+        self._refuse_non_finite(rows, gradient)
+        self.write(rows, label_logits.sub_(gradient, alpha=step))
+
+    def _refuse_non_finite(self, rows: Tensor, gradient: Tensor) -> None:
         if not gradient.sum().isfinite():
             bad = rows[~gradient.isfinite().all(dim=1)].tolist()
             raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
-        self.write(rows, label_logits.sub_(gradient, alpha=step))
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         """Set these rows, each of which is named once."""

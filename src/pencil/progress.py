@@ -47,9 +47,10 @@ class Lines(Observer):
 def describe(record: Record) -> str:
     """The figures of an epoch in a few words."""
     parts = [f"loss {record['loss']:.3f}"]
-    for name, short in (("validation_accuracy", "validation"), ("test_accuracy", "test")):
-        if name in record:
-            parts.append(f"{short} {record[name]:.1%}")
+    for split in ("validation", "test"):
+        score = record.get(f"{split}_accuracy", record.get(f"{split}_map"))
+        if score is not None:
+            parts.append(f"{split} {score:.1%}")
     if record.get("labels_changed"):
         parts.append(f"{record['labels_changed']:,} labels changed")
     return " ".join(parts)

@@ -4,6 +4,7 @@ import difflib
 import inspect
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -31,6 +32,7 @@ class Recipe(BaseModel):
 
     name: str = "run"
     description: str = ""
+    paper: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
@@ -94,12 +96,12 @@ def find(what: str) -> Tree:
     path = Path(what).expanduser()
     if path.suffix == ".toml":
         return read(path)
-    if what in names():
-        return tomllib.loads((_folder() / f"{what}.toml").read_text(encoding="utf-8"))
+    if what in shipped():
+        return shipped()[what]
     if is_source(what):
         source = str(path.resolve()) if path.exists() and what not in DATASETS else what
         return {"name": path.resolve().stem if path.exists() else Path(what).name, "data": {"source": source}}
-    known = [*names(), *DATASETS]
+    known = [*shipped(), *DATASETS]
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
     raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset by name, or data ({FORMS}); {hint}")
@@ -114,9 +116,27 @@ def read(path: Path) -> Tree:
         raise RecipeError(f"{path} is not TOML: {error}") from error
 
 
-def names() -> list[str]:
-    """The recipes that ship with pencil."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+@cache
+def shipped() -> dict[str, Tree]:
+    """The recipes that ship with pencil. A file with ``[variants.X]`` tables is a family: FILE-X, for every X."""
+    found: dict[str, Tree] = {}
+    for entry in sorted(_folder().iterdir(), key=lambda entry: str(entry.name)):
+        if entry.name.endswith(".toml"):
+            family, stem = tomllib.loads(entry.read_text(encoding="utf-8")), entry.name.removesuffix(".toml")
+            variants = family.pop("variants", {"": {}})
+            for variant, changes in variants.items():
+                name = f"{stem}-{variant}" if variant else stem
+                found[name] = {"name": name, **merge(family, changes)}
+    return found
+
+
+def merge(tree: Tree, changes: Tree) -> Tree:
+    """The tree with the changes laid over it, table by table."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(tree.get(key), dict) and "kind" not in value
+        merged[key] = merge(tree[key], value) if both else value
+    return merged
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:

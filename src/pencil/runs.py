@@ -27,16 +27,17 @@ from torch import Tensor, nn
 
 from pencil._version import __version__
 from pencil.data.arrays import as_input_tensor
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Splits
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import conform
 from pencil.errors import DataError, RunError
-from pencil.labels import read_labels
+from pencil.label_table import summarize_labels
 from pencil.models import build
 from pencil.recipe import CUSTOM, Recipe, parse, read
 from pencil.training import Observer, Outcome, Record
 from pencil.training.evaluation import Compute, predict_logits
+from pencil.training.metrics import SCORES, to_probs
 
 RECIPE, ENVIRONMENT, METRICS = "recipe.toml", "environment.json", "metrics.jsonl"
 LABELS, MODEL, BEST, SUMMARY = "labels.parquet", "model.safetensors", "checkpoints/best.safetensors", "summary.json"
@@ -58,6 +59,11 @@ class Run:
     def classes(self) -> tuple[str, ...]:
         return tuple(self.summary["data"]["classes"])
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether an example may be of several classes at once."""
+        return bool(self.summary["data"]["multilabel"])
+
     def predict_probs(self, x: Any) -> Tensor:
         """Class probabilities for new inputs, prepared as the training inputs were."""
         return self.predict_inputs(TensorInputs(as_input_tensor(x)))
@@ -75,7 +81,8 @@ class Run:
                     f"{expected[0]}."
                 )
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        return predict_logits(self.model, inputs, rows, compute=Compute(device)).softmax(dim=1)
+        logits = predict_logits(self.model, inputs, rows, compute=Compute(device))
+        return to_probs(logits, self.multilabel)
 
 
 class RunDirectory(Observer):
@@ -122,7 +129,9 @@ def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
-        model = build(recipe.model, summary["data"]["input_shape"], len(summary["data"]["classes"]), recipe.seed)
+        model = build(
+            recipe.model, summary["data"]["input_shape"], len(summary["data"]["classes"]), recipe.seed, fresh=True
+        )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -152,30 +161,13 @@ def _refuse_unfinished(path: Path) -> None:
         raise RunError(f"the run in {path} did not finish (it has no {SUMMARY}); train it again.")
 
 
-def label_table(splits: Splits, outcome: Outcome) -> pa.Table:
-    """Every labelled row. Held-out ones were never trained on, so the network's word stands for them."""
-    parts = [_label_columns(splits.train, outcome.label_probs, "train")]
-    rows = [splits.train.rows]
-    if splits.validation is not None and outcome.validation_probs is not None:
-        parts.append(_label_columns(splits.validation, outcome.validation_probs, "validation"))
-        rows.append(splits.validation.rows)
-    in_order = torch.cat(rows).argsort(stable=True)
-    table = pa.concat_tables(parts).take(pa.array(in_order.numpy()))
-    return table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks()
-
-
 def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> dict[str, Any]:
     """The result in numbers. Accuracies are at the best noisy-validation epoch and at the last one."""
     train = splits.train
     best, last = outcome.records[outcome.best_epoch - 1], outcome.records[-1]
-    reading = read_labels(outcome.label_probs, train.given_labels)
-    labels: dict[str, Any] = {"rows": len(train), "changed": int(reading.changed.sum())}
-    if train.clean_labels is not None:
-        labels["correct_before"] = float((reading.given == train.clean_labels).double().mean())
-        labels["correct_after"] = float((reading.corrected == train.clean_labels).double().mean())
-    accuracies: dict[str, Any] = {
+    scores: dict[str, Any] = {
         name: {"best": best[name], "last": last[name]}
-        for name in ("validation_accuracy", "test_accuracy")
+        for name in (f"{split}_{score}" for split in ("validation", "test") for score in SCORES.values())
         if name in last
     }
     return {
@@ -184,12 +176,13 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         "seconds": sum(record["seconds"] for record in outcome.records),
         "epochs": len(outcome.records),
         "best_epoch": outcome.best_epoch,
-        **accuracies,
-        "labels": labels,
+        **scores,
+        "labels": summarize_labels(train, outcome.label_probs),
         "injected_noise_rate": noise_rate,
         "data": {
             "rows": splits.sizes(),
             "classes": list(train.classes),
+            "multilabel": train.multilabel,
             "input_shape": list(train.input_shape),
             "input_type": input_type(train.inputs),
         },
@@ -203,7 +196,7 @@ def input_type(inputs: Inputs) -> str:
     return "float"
 
 
-def describe_environment(splits: Splits) -> dict[str, Any]:
+def describe_environment(splits: Splits, weights: dict[str, str] | None = None) -> dict[str, Any]:
     """What a result may hang on besides the recipe."""
     return {
         "pencil": __version__,
@@ -215,6 +208,7 @@ def describe_environment(splits: Splits) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
         "data_fingerprint": splits.train.fingerprint(),
+        "first_weights": weights,
     }
 
 
@@ -224,30 +218,6 @@ def free_path(parent: Path, name: str) -> Path:
     while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
     return candidate
-
-
-def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
-    reading = read_labels(label_probs, examples.given_labels)
-    names = pa.array(examples.classes)
-
-    def named(labels: Tensor) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
-
-    flat = pa.array(label_probs.float().contiguous().view(-1).numpy())
-    return pa.table(
-        {
-            "key": pa.array(examples.keys.tolist(), pa.string()),
-            "split": pa.array([split] * len(examples)).dictionary_encode(),
-            "given": named(reading.given),
-            "corrected": named(reading.corrected),
-            "confidence": reading.confidence.float().numpy(),
-            "given_probability": reading.given_probability.float().numpy(),
-            "margin": reading.margin.float().numpy(),
-            "entropy": reading.entropy.float().numpy(),
-            "changed": reading.changed.numpy(),
-            "distribution": pa.FixedSizeListArray.from_arrays(flat, label_probs.shape[1]),
-        }
-    )
 
 
 def _save_weights(weights: dict[str, Tensor], target: Path) -> None:

@@ -93,7 +93,29 @@ class Cosine(_Schedule):
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
 
-AnySchedule = Constant | StepDecay | MultiplyEvery | Linear | Cosine
+@dataclass(frozen=True)
+class Steps(_Schedule):
+    """One value after the other: ``values[i]`` until the epoch ``at[i]``."""
+
+    values: tuple[Height, ...]
+    at: tuple[float, ...]
+    kind: Literal["steps"] = "steps"
+
+    def __post_init__(self) -> None:
+        if len(self.values) != len(self.at) + 1:
+            raise ValueError(f"{len(self.values)} values need {len(self.values) - 1} epochs in `at`")
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        return self.values[sum(epoch >= mark for mark in self.at)]
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, values=tuple(value * factor for value in self.values))
+
+    def stretched(self, ratio: float) -> Self:
+        return replace(self, at=tuple(mark * ratio for mark in self.at))
+
+
+AnySchedule = Constant | StepDecay | MultiplyEvery | Steps | Linear | Cosine
 
 
 def as_schedule(value: Any) -> Any:

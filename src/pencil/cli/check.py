@@ -1,10 +1,22 @@
 """``pencil check``: everything that would be refused is refused now, without training."""
 
 import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, What, build_recipe
+
+if TYPE_CHECKING:
+    from pencil.data.examples import Examples
+    from pencil.data.inspection import Findings
+    from pencil.job import Rehearsal
+    from pencil.recipe import Recipe
+
+FEW = 5
+"""So many unreadable files or groups of duplicates are shown; the rest is counted, and --json has them all."""
+MANY_CLASSES = 30
 
 
 def check(
@@ -16,28 +28,112 @@ def check(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Load the data, build the model, lay out the phases; say what would be trained on what."""
+    """Look at every row of the data, build the model, lay out the phases; say what would be trained on what."""
     recipe = build_recipe(what, method, model, seed, epochs, assignments)
-    from pencil.cli.show import show, table
+    from pencil.cli.show import show
+    from pencil.errors import DataError
     from pencil.job import rehearse
 
-    plan = rehearse(recipe)
+    rehearsal = rehearse(recipe)
     if as_json:
-        typer.echo(json.dumps(plan))
-        return
-    rows = ", ".join(f"{count:,} {name}" for name, count in plan["rows"].items())
-    shown = table("class", "given labels")
-    for name, count in plan["class_counts"].items():
-        shown.add_row(name, f"{count:,}")
+        typer.echo(json.dumps(_tree(rehearsal)))
+    else:
+        show(f"data      {recipe.data.source}", *_findings(rehearsal), "", *_classes(rehearsal))
+        if not rehearsal.problems:
+            show("", *_plan(recipe, rehearsal.plan or {}), "\nready to train")
+    if len(rehearsal.problems) == 1:
+        raise rehearsal.problems[0]
+    if rehearsal.problems:
+        lines = "".join(f"\n  {problem}" for problem in rehearsal.problems)
+        raise DataError(f"training would be refused for {len(rehearsal.problems)} reasons:{lines}")
+
+
+def _tree(rehearsal: "Rehearsal") -> dict[str, Any]:
+    from pencil.data.inspection import as_tree
+
+    return {
+        "ready": not rehearsal.problems,
+        "problems": [str(problem) for problem in rehearsal.problems],
+        "data": {name: as_tree(found, rehearsal.data[name]) for name, found in rehearsal.findings.items()},
+        **(rehearsal.plan or {}),
+    }
+
+
+def _findings(rehearsal: "Rehearsal") -> Iterator[str]:
+    for name, found in rehearsal.findings.items():
+        sizes, shape = found.image_sizes, found.input_shape
+        inputs = "" if shape is None else f" of {' x '.join(map(str, shape))}"
+        if sizes is not None and sizes.share == 1:
+            inputs = f", images of {_pixels(sizes.most_common)} pixels"
+        elif sizes is not None:
+            inputs = (
+                f", images of {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels, "
+                f"{sizes.share:.0%} of them {_pixels(sizes.most_common)}"
+            )
+        yield f"{name:<10}{found.rows:,} rows{inputs}"
+        yield from _oddities(found, rehearsal.data[name])
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
+    """What is wrong with single rows: a count, and a few of them by name."""
+    from pencil.data.inspection import label_of
+
+    if found.unknown_labels:
+        yield f"          {found.unknown_labels:,} of {examples.given_labels.numel():,} labels are unknown"
+    lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
+    yield from _some(len(found.unreadable), "unreadable images", lines)
+    groups = [", ".join(map(str, examples.keys[group[:FEW]])) for group, _ in zip(found.duplicates, range(FEW))]
+    yield from _some(len(found.duplicates), "groups of exact duplicates", groups)
+    conflicts = [
+        ", ".join(f"{examples.keys[i]} ({_words(label_of(examples, i))})" for i in group[:FEW])
+        for group, _ in zip(found.conflicts, range(FEW))
+    ]
+    yield from _some(len(found.conflicts), "groups of duplicates with different labels", conflicts)
+
+
+def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:
+    if count:
+        yield f"          {what}: {count:,}"
+        yield from (f"            {line}" for line in lines)
+        if count > len(lines):
+            yield f"            and {count - len(lines):,} more; --json lists them all"
+
+
+def _words(label: Any) -> str:
+    if isinstance(label, dict):
+        return ", ".join(f"{name} {share:.2f}" for name, share in label.items())
+    return label if isinstance(label, str) else " + ".join(label) or "none"
+
+
+def _classes(rehearsal: "Rehearsal") -> Iterator[Any]:
+    """Rows per class in each split, and what injected noise makes of them."""
+    from pencil.cli.show import table
+
+    counts = {name: found.class_counts for name, found in rehearsal.findings.items()}
+    plan = rehearsal.plan or {}
+    if plan.get("injected_noise_rate") is not None:
+        counts["train, noisy"] = plan["class_counts"]
+    names = list(counts["train"])
+    if len(names) > MANY_CLASSES:
+        ordered = sorted(names, key=lambda name: -counts["train"][name])
+        names = [*ordered[: MANY_CLASSES // 2], *ordered[-MANY_CLASSES // 2 :]]
+        yield f"{len(ordered):,} classes; those with the most and with the fewest rows (--json lists them all):"
+    shown = table("class", *counts)
+    for name in names:
+        shown.add_row(name, *(f"{by_class[name]:,}" for by_class in counts.values()))
+    yield shown
+
+
+def _plan(recipe: "Recipe", plan: dict[str, Any]) -> Iterator[str]:
     phases = ", ".join(f"{phase['name']} {phase['epochs']}" for phase in plan["phases"])
     noise = plan["injected_noise_rate"]
-    show(
-        f"data      {recipe.data.source}: {rows}",
-        f"inputs    {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes",
-        *([] if noise is None else [f"noise     {noise:.1%} of the labels really changed"]),
-        f"model     {plan['model']}, {plan['parameters']:,} parameters",
-        f"method    {recipe.method['name']}; epochs: {phases}",
-        "",
-        shown,
-        "\nready to train",
-    )
+    yield f"split     {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
+    yield f"inputs    {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
+    if noise is not None:
+        yield f"noise     {noise:.1%} of the labels really changed"
+    yield f"model     {plan['model']}, {plan['parameters']:,} parameters"
+    yield f"method    {recipe.method['name']}; epochs: {phases}"

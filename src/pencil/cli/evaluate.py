@@ -16,30 +16,30 @@ def evaluate(
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     as_json: AsJson = False,
 ) -> None:
-    """Accuracy, overall and per class."""
+    """Accuracy, overall and per class; average precision where an example may be of several classes."""
     from pencil.cli.show import percent, show, table
-    from pencil.data.given import hard_labels
     from pencil.data.sources import load, read_source
     from pencil.errors import DataError
     from pencil.runs import open_run
+    from pencil.training.metrics import per_class_scores
 
     opened = open_run(run, epoch=epoch)
     settings = opened.recipe.data
     examples = read_source(data, settings, opened.classes).train if data else load(settings).test
     if examples is None:
         raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
-    labels = hard_labels(examples.given_labels)
-    right = opened.predict_inputs(examples.inputs, examples.rows).argmax(dim=1) == labels
-    per_class = {
-        name: float(right[labels == k].double().mean()) for k, name in enumerate(opened.classes) if (labels == k).any()
-    }
-    accuracy = float(right.double().mean())
+    found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples)
     if as_json:
-        typer.echo(json.dumps({"accuracy": accuracy, "rows": len(examples), "per_class": per_class}))
+        typer.echo(json.dumps(found))
         return
-    shown = table("class", "accuracy", "rows")
-    for k, name in enumerate(opened.classes):
-        shown.add_row(name, percent(per_class.get(name)), f"{int((labels == k).sum()):,}")
+    score = "average precision" if examples.multilabel else "accuracy"
+    shown = table("class", score, "rows")
+    for name, value in found["per_class"].items():
+        shown.add_row(name, percent(value), f"{found['class_rows'][name]:,}")
     shown.add_section()
-    shown.add_row("all", percent(accuracy), f"{len(examples):,}")
+    shown.add_row("all", percent(found["map" if examples.multilabel else "accuracy"]), f"{found['rows']:,}")
     show(shown)
+    if examples.multilabel:
+        show(
+            f"\nmicro mAP {percent(found['map_micro'])}, F1 {percent(found['f1'])} ({percent(found['f1_micro'])} micro)"
+        )

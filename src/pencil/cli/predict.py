@@ -4,11 +4,14 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pencil.cli.options import AsJson, RunPath
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def predict(
@@ -25,14 +28,22 @@ def predict(
     opened = open_run(run)
     inputs, keys = read_inputs(data, opened.recipe.data)
     probs = opened.predict_inputs(inputs)
-    best = probs.max(dim=1)
     lines = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:
         lines.writerow(["key", "class", "confidence"])
-    for row, key in enumerate(keys):
-        name, confidence = opened.classes[int(best.indices[row])], float(best.values[row])
+    for key, row in zip(keys, probs, strict=True):
+        name, confidence = _say(row, opened.classes, opened.multilabel)
         if as_json:
-            every = dict(zip(opened.classes, probs[row].tolist(), strict=True))
+            every = dict(zip(opened.classes, row.tolist(), strict=True))
             typer.echo(json.dumps({"key": key, "class": name, "confidence": confidence, "probabilities": every}))
         else:
-            lines.writerow([key, name, f"{confidence:.4f}"])
+            lines.writerow([key, name if isinstance(name, str) else " ".join(name), f"{confidence:.4f}"])
+
+
+def _say(probs: "Tensor", classes: tuple[str, ...], multilabel: bool) -> tuple[str | list[str], float]:
+    """The class and its probability, or all classes present and the probability of the least sure decision."""
+    if not multilabel:
+        best = probs.max(dim=0)
+        return classes[int(best.indices)], float(best.values)
+    present = [name for name, share in zip(classes, probs.tolist(), strict=True) if share > 0.5]
+    return present, float((probs - 0.5).abs().amin() + 0.5)

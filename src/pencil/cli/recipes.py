@@ -1,5 +1,7 @@
 """``pencil recipes``: what ships with pencil, and what a recipe says."""
 
+from itertools import groupby
+
 import typer
 
 app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
@@ -10,13 +12,14 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from pencil import recipe
-    from pencil.cli.show import show, table
+    from pencil.cli.show import show
 
-    shown = table("recipe", "what it is")
-    shown.columns[1].justify = "left"
-    for name in recipe.names():
-        shown.add_row(name, recipe.find(name).get("description", ""))
-    show(shown, "\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
+    families = groupby(recipe.shipped().items(), key=lambda item: item[1].get("description", ""))
+    for description, members in families:
+        show(description)
+        for name, tree in members:
+            show(f"  {name:<34}{tree.get('paper', '')}".rstrip())
+    show("\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
 
 
 @app.command()

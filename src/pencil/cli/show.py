@@ -34,12 +34,12 @@ def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
     shown = table("method", "test best", "test last", "labels changed", "right before", "right after", "s", title=title)
     for run in runs:
         summary = run.summary
-        test, labels = summary.get("test_accuracy", {}), summary["labels"]
+        test, labels = summary.get("test_accuracy", summary.get("test_map", {})), summary["labels"]
         shown.add_row(
             summary["method"],
             percent(test.get("best")),
             percent(test.get("last")),
-            f"{labels['changed']:,} of {labels['rows']:,}",
+            f"{labels['changed']:,} of {labels.get('entries', labels['rows']):,}",
             percent(labels.get("correct_before")),
             percent(labels.get("correct_after")),
             f"{summary['seconds']:.0f}",

@@ -49,23 +49,18 @@ def _fill(values: Tensor, examples: Examples, inputs: ImageInputs) -> Tensor:
         good = place[~torch.isin(examples.rows[place], bad)]
         readable[place] = False
         readable[good] = True
-        if len(images) and images.shape[1:] != values.shape[1:]:
-            raise DataError(
-                f"image {str(examples.keys[int(good[0])])!r} has {images.shape[2]} x {images.shape[3]} pixels; "
-                f"expected {values.shape[2]} x {values.shape[3]} as the others; set data.resize."
-            )
-        values[good] = images
+        values[good] = images if len(good) else values[good]
     return readable
 
 
 def _from_file(folder: Path, shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> tuple[Tensor, Tensor]:
     """The cache file of these images, made now if it is not there or if an image has changed since."""
-    folder.mkdir(parents=True, exist_ok=True)
     name = _signature(shape, examples, inputs)
     pixels, index = folder / f"{name}.pixels", folder / f"{name}.json"
-    if not index.is_file():
+    if not (index.is_file() and pixels.is_file()):
         temporary = folder / f".{name}.{os.getpid()}"
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as made:
                 if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
                     os.posix_fallocate(made.fileno(), 0, int(np.prod(shape)))
@@ -73,7 +68,8 @@ def _from_file(folder: Path, shape: tuple[int, ...], examples: Examples, inputs:
             values = torch.from_file(str(temporary), shared=True, size=int(np.prod(shape)), dtype=torch.uint8)
             readable = _fill(values.view(shape), examples, inputs)
             temporary.replace(pixels)
-            index.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
+            temporary.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
+            temporary.replace(index)
         except OSError as error:
             raise DataError(
                 f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {error.strerror}; "
@@ -88,9 +84,9 @@ def _from_file(folder: Path, shape: tuple[int, ...], examples: Examples, inputs:
 
 def _signature(shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> str:
     """Changes whenever an image, the choice of rows, or how they are decoded does."""
-    digest = hashlib.sha256(json.dumps([shape, inputs.max_pixels, inputs.unreadable]).encode())
+    digest = hashlib.sha256(json.dumps([shape, inputs.max_pixels, inputs.unreadable, inputs.exact]).encode())
     for row in examples.rows.tolist():
-        digest.update(str(inputs.encoded.names[row]).encode())
+        digest.update(f"\0{inputs.encoded.names[row]}\0".encode())
         if isinstance(inputs.encoded, ImageFiles):
             path = inputs.encoded.path(row)
             seen = path.stat() if path.is_file() else None

@@ -124,9 +124,12 @@ def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Exa
     if share == 0 or len(examples) < 10:
         return examples, None
     order = torch.randperm(len(examples), generator=generator(seed, "validation"))
-    labels = hard_labels(examples.given_labels)[order]
+    given = examples.given_labels[order].numpy()
     first_of_class = torch.zeros(len(order), dtype=torch.bool)
-    first_of_class[np.unique(labels.numpy(), return_index=True)[1]] = True  # a rare class must not vanish from training
+    if examples.multilabel:
+        first_of_class[(given > 0.5).argmax(axis=0)] = True
+    else:  # a rare class must not vanish from training
+        first_of_class[np.unique(hard_labels(torch.from_numpy(given)).numpy(), return_index=True)[1]] = True
     free = order[~first_of_class]
     held = free[: max(1, round(share * len(examples)))]
     if len(held) == 0:
@@ -140,4 +143,6 @@ def check_trainable(examples: Examples) -> None:
     """Refuse what cannot be learned from before the first epoch."""
     if len(examples) < 2:
         raise DataError(f"there are {len(examples)} training examples; expected at least 2.")
+    if examples.num_classes < 2 and not examples.multilabel:
+        raise DataError(f"the only class is {examples.classes[0]!r}; expected at least two classes to tell apart.")
     refuse_empty_classes(examples.given_labels, examples.classes)

@@ -42,14 +42,11 @@ def read_classes(folder: Path, classes: Sequence[str] | None = None) -> Examples
     labels: list[np.ndarray] = []
     for name in found:
         paths = np.array(sorted(_images(folder, name)), dtype=StringDType())
-        if not len(paths):
-            raise DataError(
-                f"class folder {folder / name} holds no image ({', '.join(SUFFIXES)}); "
-                "expected at least one; add images or remove the folder."
-            )
         keys.append(paths)
         labels.append(np.full(len(paths), expected.index(name), dtype=np.int64))
     every = np.concatenate(keys)
+    if not len(every):
+        raise DataError(f"the sub-folders of {folder} hold no image ({', '.join(SUFFIXES)}).")
     given = torch.from_numpy(np.concatenate(labels))
     return Examples(ImageInputs(ImageFiles(folder, every)), torch.arange(len(every)), given, expected, every)
 

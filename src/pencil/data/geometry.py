@@ -25,11 +25,12 @@ def apply_geometry(settings: DataSettings, examples: Examples, size: Size | None
         return replace(examples, inputs=replace(inputs, finish=replace(inputs.finish, crop=settings.crop)))
     if not isinstance(inputs, ImageInputs):
         return examples
+    size = size or _only_size(inputs)
     inputs = sized(settings, inputs, size)
-    if settings.cache == "none" or (settings.cache == "auto" and not cache.fits_memory(examples, size or (1, 1))):
+    if settings.cache == "none" or (settings.cache == "auto" and not cache.fits_memory(examples, size)):
         return replace(examples, inputs=inputs)
     folder = None if settings.cache in ("auto", "memory") else Path(settings.cache)
-    return cache.keep(examples, inputs, size or _only_size(inputs), folder)
+    return cache.keep(examples, inputs, size, folder)
 
 
 def sized(settings: DataSettings, inputs: ImageInputs, size: Size | None) -> ImageInputs:
@@ -37,6 +38,7 @@ def sized(settings: DataSettings, inputs: ImageInputs, size: Size | None) -> Ima
     return replace(
         inputs,
         size=size,
+        exact=settings.resize == "none",
         finish=replace(inputs.finish, crop=settings.crop),
         unreadable=settings.unreadable,
         max_pixels=settings.max_pixels,

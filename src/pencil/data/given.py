@@ -56,6 +56,13 @@ def hard_labels(given_labels: Tensor) -> Tensor:
     return given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
 
 
+def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:
+    """Given labels as probabilities (n, classes); what is unknown of a multi-label is one half."""
+    if given_labels.ndim == 1:
+        return torch.nn.functional.one_hot(given_labels, num_classes).float()
+    return given_labels.nan_to_num(0.5)
+
+
 def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
     """A class without an example cannot be learned, and usually means that a label file or class list is wrong."""
     if given_labels.ndim == 1:

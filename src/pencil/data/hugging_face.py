@@ -36,8 +36,9 @@ def load_hugging_face(
 
     name = source.removeprefix(PREFIX)
     try:
-        is_saved = Path(name).expanduser().is_dir() and not options
-        loaded = datasets.load_from_disk(name) if is_saved else datasets.load_dataset(name, **options)
+        folder = Path(name).expanduser()
+        is_saved = folder.is_dir() and not options
+        loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(name, **options)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise DataError(f"datasets cannot load {name!r}: {str(error).splitlines()[0]}") from error
     if not isinstance(loaded, Mapping):

@@ -9,13 +9,13 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from pencil.data.inputs import PLAIN, Finish, Loaded, View, read_ahead
@@ -81,13 +81,26 @@ class ImageBytes:
 def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """The image in these bytes, its header read and its pixels counted, nothing decoded yet."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit that counts is ours
-        image = Image.open(io.BytesIO(content))
+        warnings.simplefilter("ignore")  # of damaged tags, and of many pixels: the limit that counts is ours
+        try:
+            image = Image.open(io.BytesIO(content))
+        except Image.DecompressionBombError as error:
+            raise ValueError(
+                f"it would have more pixels than Pillow opens at all; expected at most {max_pixels:,} (data.max_pixels)"
+            ) from error
     if image.width * image.height > max_pixels:
         raise ValueError(
             f"it would have {image.width} x {image.height} pixels; expected at most {max_pixels:,} (data.max_pixels)"
         )
     return image
+
+
+def upright_size(image: Image.Image) -> Size:
+    """Height and width once the image is turned as its EXIF block says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
+        on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return (image.width, image.height) if on_its_side else (image.height, image.width)
 
 
 def decode(content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -128,6 +141,10 @@ class ImageInputs:
     unreadable: Unreadable = "error"
     workers: int = 0
     max_pixels: int = MAX_PIXELS
+    exact: bool = False
+    """An image of another size is refused, not resized."""
+    told: set[int] = field(default_factory=set, compare=False, repr=False)
+    """Rows the user was warned of already; copies made by ``replace`` share it."""
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -144,7 +161,7 @@ class ImageInputs:
 
     def raw(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[tuple[int, str]]]]:
         """uint8 images (rows, 3, height, width) of each chunk, without those that cannot be read, and the reasons."""
-        items = _Decoded(self.encoded, self.size, self.max_pixels)
+        items = _Decoded(self.encoded, self.size, self.max_pixels, self.exact)
         yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
 
     def tell(self, faults: list[tuple[int, str]]) -> None:
@@ -153,17 +170,18 @@ class ImageInputs:
             seen = f"image {str(self.encoded.names[row])!r} (row {row}) cannot be read: {reason}"
             if self.unreadable == "error":
                 raise DataError(f"{seen}; mend or remove it, or leave such images out with data.unreadable=skip.")
-            warnings.warn(f"{seen}; the row is left out", stacklevel=3)
+            if row not in self.told:
+                self.told.add(row)
+                warnings.warn(f"{seen}; the row is left out", stacklevel=3)
 
     def probe_sizes(self) -> list[Size]:
         """Height and width of a few images from all over the data; those that cannot be read are passed over."""
         found = []
         for row in np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int)):
             try:
-                image = open_image(self.encoded.read(int(row)), self.max_pixels)
+                found.append(upright_size(open_image(self.encoded.read(int(row)), self.max_pixels)))
             except DECODE_FAULTS:
                 continue  # training or `pencil check` will name it
-            found.append((image.height, image.width))
         return found
 
 
@@ -174,15 +192,22 @@ class _Decoded:
     encoded: Encoded
     size: Size | None
     max_pixels: int
+    exact: bool = False
 
     def __len__(self) -> int:
         return len(self.encoded)
 
     def __getitem__(self, row: int) -> tuple[int, np.ndarray | str]:
         try:
-            return row, decode(self.encoded.read(row), self.size, self.max_pixels)
+            image = decode(self.encoded.read(row), None if self.exact else self.size, self.max_pixels)
         except DECODE_FAULTS as error:
             return row, describe_fault(error)
+        if self.size is not None and image.shape[:2] != self.size:
+            raise DataError(
+                f"image {str(self.encoded.names[row])!r} has {_pixels(image)}; expected {self.size[0]} x "
+                f"{self.size[1]} as the others; set data.resize."
+            )
+        return row, image
 
 
 def describe_fault(error: Exception) -> str:
@@ -205,10 +230,9 @@ class _Stack:
         images = [(row, image) for row, image in items if not isinstance(image, str)]
         for row, image in images:
             if image.shape != images[0][1].shape:
-                first, other = images[0], (row, image)
                 raise DataError(
-                    f"image {str(self.names[row])!r} has {_pixels(other)}, {str(self.names[first[0]])!r} "
-                    f"{_pixels(first)}; expected one size; set data.resize."
+                    f"image {str(self.names[row])!r} has {_pixels(image)}, {str(self.names[images[0][0]])!r} "
+                    f"{_pixels(images[0][1])}; expected one size; set data.resize."
                 )
         if not images:
             return torch.empty(0, 3, 1, 1, dtype=torch.uint8), faults
@@ -218,5 +242,5 @@ class _Stack:
         return stacked, faults
 
 
-def _pixels(item: tuple[int, np.ndarray]) -> str:
-    return f"{item[1].shape[0]} x {item[1].shape[1]} pixels"
+def _pixels(image: np.ndarray) -> str:
+    return f"{image.shape[0]} x {image.shape[1]} pixels"

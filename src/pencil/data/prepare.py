@@ -28,10 +28,7 @@ class PreparedData:
 
 def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
     """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows."""
-    train = loaded.train
-    if settings.rows is not None and settings.rows < len(train):
-        chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
-        train = train.subset(chosen.sort().values)
+    train = choose_rows(settings, loaded.train, seed)
     _refuse_misfits(settings, train, loaded.test)
     size = image_size(settings, train)
     train = apply_geometry(settings, train, size)
@@ -50,6 +47,14 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
     splits = _with_normalization(Splits(train, validation, test), normalization)
     resolved = {"normalize": normalization or "none", "resize": size or "none"}
     return PreparedData(splits, settings.model_copy(update=resolved), rate)
+
+
+def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
+    """A random choice of as many rows as the settings ask for, in the order they have."""
+    if settings.rows is None or settings.rows >= len(train):
+        return train
+    chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
+    return train.subset(chosen.sort().values)
 
 
 def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, seed: int) -> noise.NoisyLabels:
@@ -77,6 +82,9 @@ def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, se
 
 def _refuse_misfits(settings: DataSettings, train: Examples, test: Examples | None) -> None:
     """Augmentation and normalisation that the inputs cannot take, and test inputs unlike the training inputs."""
+    if test is not None and isinstance(train.inputs, ImageInputs) != isinstance(test.inputs, ImageInputs):
+        kinds = ("encoded images", "arrays") if isinstance(train.inputs, ImageInputs) else ("arrays", "encoded images")
+        raise DataError(f"training inputs are {kinds[0]} and test inputs {kinds[1]}; expected both of one kind.")
     if isinstance(train.inputs, ImageInputs):
         _refuse_normalization(settings, channels=3)
         return
@@ -127,8 +135,12 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
         return None
     if isinstance(train.inputs, ImageInputs):
         some = torch.randperm(len(train), generator=generator(seed, "measure"))[:MEASURED]
-        images = torch.cat([images for images, _ in train.inputs.raw(train.rows[some].split(64)) if len(images)])
-        return measure(images, torch.arange(len(images)))
+        parts = list(train.inputs.raw(train.rows[some].split(64)))
+        images = [images for images, _ in parts if len(images)]
+        if not images:
+            reason = parts[0][1][0][1]
+            raise DataError(f"none of {len(some)} images can be read; the first, because {reason}; see `pencil check`.")
+        return measure(torch.cat(images), torch.arange(sum(map(len, images))))
     if not isinstance(train.inputs, TensorInputs):
         return None
     values = train.inputs.values

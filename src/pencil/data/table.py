@@ -48,11 +48,11 @@ def from_table(
     path: Path, columns: Columns | None = None, classes: Sequence[str] | None = None, root: Path | None = None
 ) -> Splits:
     """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is."""
-    table = read_table(path)
     chosen = columns or Columns()
+    table = read_table(path, chosen.key)
     _refuse_unknown(path, table, chosen)
     labels = _labels(path, table, chosen, classes)
-    inputs, keys = _inputs(path, table, chosen, root or path.parent)
+    inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser())
     clean = None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, str(path))
     every = Examples(
         inputs, torch.arange(table.num_rows), labels.given, labels.classes, keys, clean, multilabel=labels.multilabel
@@ -61,12 +61,14 @@ def from_table(
 
 
 def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[Inputs, np.ndarray]:
-    """The images of a table and their keys, whatever its labels"""
-    return _inputs(path, read_table(path), columns, path.parent if root is None else root)
+    """The images of a table and their keys, whatever its labels."""
+    table, needed = read_table(path, columns.key), Columns(path=columns.path, image=columns.image, key=columns.key)
+    _refuse_unknown(path, table, needed)
+    return _inputs(path, table, needed, path.parent if root is None else root.expanduser())
 
 
-def read_table(path: Path) -> pa.Table:
-    """A table in memory; its schema's metadata is kept."""
+def read_table(path: Path, key: str | None = None) -> pa.Table:
+    """A table in memory; its schema's metadata is kept. An empty cell of a CSV is missing, and keys stay as written."""
     from pyarrow import csv, parquet
 
     try:
@@ -74,7 +76,9 @@ def read_table(path: Path) -> pa.Table:
             table = parquet.read_table(path)
         else:
             options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
-            table = csv.read_csv(path, parse_options=options)
+            kinds = {} if key is None else {key: pa.string()}
+            cells = csv.ConvertOptions(strings_can_be_null=True, column_types=kinds)
+            table = csv.read_csv(path, parse_options=options, convert_options=cells)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table."

@@ -45,7 +45,7 @@ def hard_column(column: Any, classes: tuple[str, ...], where: str) -> Tensor:
     text = column.cast(pa.string())
     if pa.types.is_integer(column.type) and not set(pc.unique(text).to_pylist()) <= set(classes):
         return resolve_labels(column.to_numpy(), classes)[0]
-    return torch.from_numpy(_codes(text, classes, where))
+    return torch.from_numpy(_codes(text, classes, where, np.arange(len(text))))
 
 
 def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
@@ -53,16 +53,17 @@ def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[
     if classes is not None:
         return tuple(map(str, classes))
     numeric = all(pa.types.is_integer(column.type) for column in columns)
-    found = {value for column in columns for value in pc.unique(column).to_pylist() if value is not None}
-    return tuple(map(str, sorted(found) if numeric else sorted(map(str, found))))
+    found = {value for column in columns for value in pc.unique(column.cast(pa.string())).to_pylist()} - {None}
+    return tuple(sorted(found, key=int if numeric else str))
 
 
-def _codes(text: Any, classes: tuple[str, ...], where: str) -> np.ndarray:
+def _codes(text: Any, classes: tuple[str, ...], where: str, rows: np.ndarray) -> np.ndarray:
+    """Indices of the classes that these words name; ``rows`` are the rows of the table they stand in."""
     codes = pc.index_in(text, value_set=pa.array(classes, pa.string()))
     if codes.null_count:
-        row = pc.index(codes.is_null(), True).as_py()
+        first = pc.index(codes.is_null(), True).as_py()
         raise DataError(
-            f"label {text[row].as_py()!r} at row {row} of {where} is not one of the {len(classes)} classes "
+            f"label {text[first].as_py()!r} at row {rows[first]} of {where} is not one of the {len(classes)} classes "
             f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}); fix the label or add the class."
         )
     values: np.ndarray = codes.to_numpy().astype(np.int64)
@@ -76,7 +77,7 @@ def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) ->
     for column in columns:
         voted = np.flatnonzero(column.is_valid().to_numpy())
         if len(voted):
-            codes = _codes(column.drop_null().cast(pa.string()), names, where)
+            codes = _codes(column.drop_null().cast(pa.string()), names, where, voted)
             shares[voted, codes] += 1
     counts = shares.sum(axis=1, keepdims=True)
     if not counts.all():
@@ -95,9 +96,19 @@ def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabel
             raise DataError(f"the label distributions in {where} have different lengths; expected one value per class.")
         shares = flat.to_numpy().reshape(len(column), -1)
         return TableLabels(*resolve_labels(shares, classes if classes is not None else shares.shape[1]))
-    names = class_names([flat], classes)
+    names, rows = class_names([flat], classes), np.repeat(np.arange(len(column)), lengths)
+    if pa.types.is_integer(flat.type) and classes is not None:
+        codes = hard_column(flat, names, where).numpy()
+    else:
+        codes = _codes(flat.cast(pa.string()), names, where, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
-    present[np.repeat(np.arange(len(column)), lengths), _codes(flat.cast(pa.string()), names, where)] = 1
+    np.add.at(present, (rows, codes), 1)
+    if (present > 1).any():
+        row = int((present > 1).any(axis=1).argmax())
+        raise DataError(
+            f"the list of classes at row {row} of {where} is {column[row].as_py()}; expected each class once; "
+            "distributions are lists of floating point numbers."
+        )
     return TableLabels(as_indicators(present), names, multilabel=True)
 
 

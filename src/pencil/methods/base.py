@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ class Task:
     num_classes: int
     batch_size: int
     device: torch.device
+    multilabel: bool = False
     dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
 
 
@@ -77,6 +78,8 @@ class Method(ABC):
     """
 
     labels: LabelStore | None = None
+    takes_multilabel: ClassVar[bool] = False
+    """Whether it can train where an example may be of several classes at once."""
 
     @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:

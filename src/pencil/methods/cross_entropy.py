@@ -3,20 +3,23 @@
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.losses import cross_entropy
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
+from pencil.methods.kinds import label_kind
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class CrossEntropy(Method):
-    """One phase of Eq. 1."""
+    """One phase of Eq. 1, binary for every class where an example may be of several."""
+
+    takes_multilabel = True
 
     def __init__(self, *, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.epochs = epochs
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
+        self.kind = label_kind(task.multilabel)
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(cross_entropy(logits, batch.given_labels))
+        return Terms(self.kind.given_loss(logits, batch.given_labels))

@@ -6,11 +6,12 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
+from pencil.binary import Divergence
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.labels import LabelStore, init_scale, label_gradient
-from pencil.losses import Compatibility, NetworkLosses, compatibility_loss, cross_entropy, network_losses
+from pencil.losses import Compatibility, NetworkLosses
 from pencil.methods.base import Epochs, Method, NonNegative, Phase, Task, Terms
+from pencil.methods.kinds import label_kind
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
@@ -19,8 +20,11 @@ class Pencil(Method):
 
     How labels move is said in one of two ways: ``step`` and ``pull``, which mean the same at every batch size and class
     count, or the paper's ``label_lr`` (lambda) and ``alpha``, where ``step = label_lr / (B * c)`` and
-    ``pull = alpha * c``. How sure the initial labels are is ``init_probability``, or the paper's ``init_scale`` (K).
+    ``pull = alpha * c`` (``label_lr / B`` and ``alpha`` where an example may be of several classes). How sure the
+    initial labels are is ``init_probability``, or the paper's ``init_scale`` (K).
     """
+
+    takes_multilabel = True
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class Pencil(Method):
         correction_epochs: Epochs = 37,
         finetune_epochs: Epochs = 18,
         lr: Schedule = 0.02,  # type: ignore[assignment]
+        correction_lr: Schedule | None = None,
         finetune_lr: Schedule = Cosine(0.02),
         step: Schedule | None = None,
         pull: NonNegative | None = None,
@@ -36,6 +41,7 @@ class Pencil(Method):
         alpha: NonNegative | None = None,
         beta: NonNegative = 0.4,
         compatibility: Compatibility = "published",
+        divergence: Divergence = "inverse",
         init_probability: float | None = None,
         init_scale: float | None = None,
         class_mean: bool = True,
@@ -48,28 +54,33 @@ class Pencil(Method):
         self.backbone_epochs = backbone_epochs
         self.correction_epochs, self.finetune_epochs = correction_epochs, finetune_epochs
         self.lr: AnySchedule = as_schedule(lr)
+        self.correction_lr: AnySchedule = self.lr if correction_lr is None else as_schedule(correction_lr)
         self.finetune_lr: AnySchedule = as_schedule(finetune_lr)
         self.step: AnySchedule | None = as_schedule(step)
         self.label_lr: AnySchedule | None = as_schedule(label_lr)
         self.pull, self.alpha, self.beta = pull, alpha, beta
-        self.compatibility = compatibility
+        self.compatibility, self.divergence = compatibility, divergence
         self.init_probability, self.init_scale = init_probability, init_scale
         self.class_mean = class_mean
         self.rounds, self.round_factor = rounds, round_factor
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        classes = task.num_classes
-        self.label_pull = self.alpha * classes if self.alpha is not None else self.pull or 0.0
+        self.kind = label_kind(
+            task.multilabel, self.divergence, self.compatibility, self.init_probability, self.init_scale
+        )
+        per_lambda, per_alpha = self.kind.scale(task.batch_size, task.num_classes)
+        self.label_pull = self.alpha * per_alpha if self.alpha is not None else self.pull or 0.0
         if self.compatibility == "printed" and self.label_pull >= 1:
             warnings.warn(
                 f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
                 "its maximum; corrected labels are read with the compatibility term taken out",
                 stacklevel=2,
             )
-        self.labels = LabelStore(
-            task.given_labels, classes, scale=self._scale(classes), device=task.device, dtype=task.dtype
-        )
-        return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(self._step(task)))
+        self.labels = self.kind.store(task.given_labels, task.num_classes, device=task.device, dtype=task.dtype)
+        step: AnySchedule = as_schedule(2.0) if self.step is None else self.step
+        if self.label_lr is not None:
+            step = self.label_lr.scaled(per_lambda)
+        return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
         """Correction and fine-tuning, again and again; labels start each round as they were given."""
@@ -83,7 +94,7 @@ class Pencil(Method):
                     "correction" + suffix,
                     self.correction_epochs,
                     self.correction_loss,
-                    self.lr.scaled(factor),
+                    self.correction_lr.scaled(factor),
                     label_step=step.scaled(factor),
                     on_start=self.labels.reset,
                     after_step=self.correct_labels,
@@ -92,20 +103,9 @@ class Pencil(Method):
             )
         return phases
 
-    def _step(self, task: Task) -> AnySchedule:
-        if self.label_lr is not None:
-            return self.label_lr.scaled(1 / (task.batch_size * task.num_classes))
-        default: AnySchedule = as_schedule(2.0)
-        return self.step or default
-
-    def _scale(self, classes: int) -> float:
-        if self.init_scale is not None:
-            return self.init_scale
-        return init_scale(0.999 if self.init_probability is None else self.init_probability, classes)
-
     def backbone_loss(self, logits: Tensor, batch: Batch) -> Terms:
         """Eq. 1 on the given labels; at a high learning rate the network learns patterns before mistakes."""
-        return Terms(cross_entropy(logits, batch.given_labels))
+        return Terms(self.kind.given_loss(logits, batch.given_labels))
 
     def correction_loss(self, logits: Tensor, batch: Batch) -> Terms:
         """``L_c / c + beta * L_e / c``; the labels' own part of the loss acts in :meth:`correct_labels`."""
@@ -115,17 +115,11 @@ class Pencil(Method):
         """``L_c / c`` on labels that no longer move."""
         return self._network_terms(logits, batch, beta=0.0)
 
-    def correct_labels(self, carry: tuple[NetworkLosses, Tensor], batch: Batch, label_step: float) -> None:
+    def correct_labels(self, carry: tuple[NetworkLosses, Tensor, Tensor], batch: Batch, label_step: float) -> None:
         """What :meth:`pencil.LabelStore.update` does, with the rows and probabilities that the loss has met already."""
         assert self.labels is not None
-        losses, label_logits = carry
-        gradient = label_gradient(
-            losses.label_probs,
-            losses.probs,
-            batch.given_labels,
-            pull=self.label_pull,
-            compatibility=self.compatibility,
-        )
+        losses, logits, label_logits = carry
+        gradient = self.kind.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self) -> Tensor:
@@ -135,15 +129,16 @@ class Pencil(Method):
 
     def metrics(self) -> dict[str, float]:
         assert self.labels is not None
-        kept = compatibility_loss(self.labels.label_logits, self.labels.given_labels, self.compatibility)
-        return {"loss_compatibility": float(kept)}
+        return {"loss_compatibility": float(self.kind.compatibility(self.labels))}
 
     def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:
         assert self.labels is not None
         label_logits = self.labels[batch.rows]
-        losses = network_losses(logits, label_logits, beta=beta, class_mean=self.class_mean)
+        losses = self.kind.network_losses(
+            logits, label_logits, batch.given_labels, beta=beta, class_mean=self.class_mean
+        )
         parts = {"classification": losses.classification, "entropy": losses.entropy}
-        return Terms(losses.loss, parts, carry=(losses, label_logits))
+        return Terms(losses.loss, parts, carry=(losses, logits.detach(), label_logits))
 
 
 def _exclusive(ours: str, our_value: object, paper: str, paper_value: object) -> None:

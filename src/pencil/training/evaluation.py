@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
-from pencil.data.given import hard_labels
 from pencil.data.inputs import Inputs
 from pencil.errors import ModelError, PencilError
-from pencil.losses import cross_entropy
 
 
 class Compute(NamedTuple):
@@ -72,22 +70,6 @@ def _spread(logits: Tensor, kept: Tensor) -> Tensor:
     every = torch.full((len(kept), logits.shape[1]), torch.nan)
     every[kept] = logits
     return every
-
-
-def readable(logits: Tensor) -> Tensor:
-    """Rows whose input could be read."""
-    return ~logits[:, 0].isnan()
-
-
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """The share of readable examples whose most probable class is the label's."""
-    seen = readable(logits)
-    return float((logits[seen].argmax(dim=1) == hard_labels(labels[seen])).double().mean())
-
-
-def mean_loss(logits: Tensor, labels: Tensor) -> float:
-    seen = readable(logits)
-    return float(cross_entropy(logits[seen], labels[seen]))
 
 
 MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)

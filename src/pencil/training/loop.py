@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation
-from pencil.data.examples import Batch, Splits, cut
-from pencil.data.given import hard_labels
+from pencil.data.examples import Batch, Examples, Splits, cut
+from pencil.data.given import as_distribution
 from pencil.data.inputs import View
 from pencil.errors import TrainingError
-from pencil.labels import read_labels
 from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
 from pencil.seeding import generator, seeded
-from pencil.training.evaluation import Compute, accuracy, check_model, mean_loss, predict_logits
+from pencil.training.evaluation import Compute, check_model, predict_logits
+from pencil.training.metrics import SCORES, label_metrics, to_probs, training_hits
+from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.settings import TrainingSettings, build_optimizer, pick_device, pick_precision
 
 Record = dict[str, Any]
@@ -50,10 +51,10 @@ class Sums:
     """Running sums over an epoch, weighted by batch size."""
 
     rows: int = 0
-    right: int = 0
+    right: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)
 
-    def add(self, terms: Terms, value: float, right: int, rows: int) -> None:
+    def add(self, terms: Terms, value: float, right: float, rows: int) -> None:
         self.rows += rows
         self.right += right
         self.losses["loss"] = self.losses.get("loss", 0.0) + value * rows
@@ -82,6 +83,8 @@ class Trainer:
     ):
         self.settings = settings = settings or TrainingSettings()
         self.splits, self.method, self.seed = splits, method, seed
+        self.multilabel = splits.train.multilabel
+        self.score = SCORES[self.multilabel]
         self.augmentation, self.observers = augmentation, observers
         device = pick_device(settings.device)
         memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
@@ -92,7 +95,7 @@ class Trainer:
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
             check_model(self.model, splits.train, self.compute, settings.batch_size)
         self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
-        self.optimizer = build_optimizer(self.model.parameters(), settings.optimizer)
+        self.optimizer = build_optimizer(self.model, settings.optimizer)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
         self.phases = self._plan()
         self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
@@ -110,8 +113,12 @@ class Trainer:
             self.splits.train.num_classes,
             self.settings.batch_size,
             device,
+            self.splits.train.multilabel,
             torch.float64 if is_fp64 else torch.float32,
         )
+        if task.multilabel and not self.method.takes_multilabel:
+            name = type(self.method).__name__
+            raise TrainingError(f"{name} is for one class per example; these labels name several at once.")
         phases = self.method.start(task)
         if self.settings.epochs is not None:
             phases = fit_budget(phases, self.settings.epochs)
@@ -161,7 +168,7 @@ class Trainer:
             raise TrainingError(self._describe_failure(phase, value, logits, batch))
         lr = phase.lr(progress, phase.epochs)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["factor"]
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(terms.loss).backward()
         if self.settings.clip_norm > 0:
@@ -171,35 +178,27 @@ class Trainer:
         self.scaler.update()
         if phase.after_step is not None:
             phase.after_step(terms.carry, batch, phase.label_step(progress, phase.epochs))
-        sums.add(terms, value, _right(logits.detach(), batch.given_labels), len(batch.rows))
+        sums.add(terms, value, training_hits(logits.detach(), batch.given_labels, self.multilabel), len(batch.rows))
 
     def _evaluate(self) -> Record:
         """Accuracy on the (noisy) validation rows, which choose the best epoch, and on the test set, which does not."""
         metrics: Record = {}
         if self.splits.validation is not None:
-            logits = self._predict("validation")
-            metrics["validation_loss"] = mean_loss(logits, self.splits.validation.given_labels)
-            metrics["validation_accuracy"] = accuracy(logits, self.splits.validation.given_labels)
+            found = metrics_of(self._predict("validation"), self.splits.validation)
+            metrics |= {f"validation_{name}": value for name, value in found.items()}
         if self.splits.test is not None:
-            metrics["test_accuracy"] = accuracy(self._predict("test"), self.splits.test.given_labels)
+            metrics[f"test_{self.score}"] = metrics_of(self._predict("test"), self.splits.test)[self.score]
         return metrics
 
     def _label_metrics(self) -> Record:
         label_probs = self.method.label_probs()
         if label_probs is None:
             return {}
-        reading = read_labels(label_probs.cpu(), self.splits.train.given_labels)
-        metrics: Record = {
-            "labels_changed": int(reading.changed.sum()),
-            "label_entropy": float(reading.entropy.mean()),
-        }
-        if self.splits.train.clean_labels is not None:
-            metrics["labels_correct"] = float((reading.corrected == self.splits.train.clean_labels).double().mean())
-        return metrics
+        return label_metrics(label_probs.cpu(), self.splits.train)
 
     def _remember_best(self, record: Record) -> None:
         """Without a validation split the last epoch is best, and its weights are at hand in the end."""
-        score = record.get("validation_accuracy")
+        score = record.get(f"validation_{self.score}")
         if score is None:
             self._best_epoch = record["epoch"]
         elif score > self._best_score:
@@ -209,21 +208,31 @@ class Trainer:
     def _outcome(self) -> Outcome:
         label_probs = self.method.label_probs()
         if label_probs is None:
-            label_probs = self._predict("train").softmax(dim=1)
-        validation = None if self.splits.validation is None else self._predict("validation").softmax(dim=1)
+            label_probs = self._predict_probs(self.splits.train, "train")
+        validation = self.splits.validation
+        validation_probs = None if validation is None else self._predict_probs(validation, "validation")
         self.model.eval()
         return Outcome(
             model=self.model,
             best_weights=self._best_weights or self.model.state_dict(),
             best_epoch=self._best_epoch,
             label_probs=label_probs.cpu(),
-            validation_probs=validation,
+            validation_probs=validation_probs,
             records=self.records,
         )
 
     def _predict(self, split: str) -> Tensor:
         examples = getattr(self.splits, split)
         return predict_logits(self.model, examples.inputs, examples.rows, forward=self.forward, compute=self.compute)
+
+    def _predict_probs(self, examples: Examples, split: str) -> Tensor:
+        """What the network says about labelled rows; where an input cannot be read, the given label stands."""
+        logits = self._predict(split)
+        unread = logits[:, 0].isnan()
+        probs = to_probs(logits, examples.multilabel)
+        if unread.any():
+            probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
+        return probs
 
     def _describe_failure(self, phase: Phase, value: float, logits: Tensor, batch: Batch) -> str:
         bad = ~logits.isfinite().all(dim=1)
@@ -235,9 +244,3 @@ class Trainer:
             f"{keys}{more}; weights and labels are as they were before this step; "
             "lower the learning rate, set training.clip_norm, or look at those rows."
         )
-
-
-def _right(logits: Tensor, given_labels: Tensor) -> int:
-    """How many rows have no logit above that of their given class; a maximum costs a tenth of an argmax."""
-    labels = hard_labels(given_labels).unsqueeze(1)
-    return int((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum())

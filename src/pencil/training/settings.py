@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
 from functools import cache
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -17,7 +16,10 @@ NonNegative = Annotated[float, Field(ge=0)]
 
 
 class OptimizerSettings(BaseModel):
-    """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's."""
+    """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's.
+
+    ``lr_factors`` gives parameters whose names begin so a multiple of the learning rate: ``{head = 5.0}``.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,6 +29,7 @@ class OptimizerSettings(BaseModel):
     weight_decay: NonNegative = 1e-4
     alpha: Share = 0.9
     betas: tuple[Share, Share] = (0.9, 0.999)
+    lr_factors: dict[str, NonNegative] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> Self:
@@ -50,8 +53,9 @@ class TrainingSettings(BaseModel):
     channels_last: bool = False
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSettings) -> optim.Optimizer:
-    """The optimizer; its learning rate is set before every step by the phase's schedule."""
+def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> optim.Optimizer:
+    """The optimizer; its learning rate is set before every step by the phase's schedule, times each group's factor."""
+    parameters = _groups(model, settings.lr_factors)
     if settings.name == "sgd":
         return optim.SGD(
             parameters,
@@ -69,6 +73,21 @@ def build_optimizer(parameters: Iterable[nn.Parameter], settings: OptimizerSetti
             weight_decay=settings.weight_decay,
         )
     return optim.AdamW(parameters, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
+    """Parameters by the factor on their learning rate; a prefix that no parameter has is an error."""
+    groups: dict[float, list[nn.Parameter]] = {1.0: []}
+    used = set()
+    for name, parameter in model.named_parameters():
+        prefix = next((prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")), None)
+        used.add(prefix)
+        groups.setdefault(factors[prefix] if prefix is not None else 1.0, []).append(parameter)
+    unused = [prefix for prefix in factors if prefix not in used]
+    if unused:
+        parts = ", ".join(name for name, _ in model.named_children())
+        raise RecipeError(f"training.optimizer.lr_factors names {unused[0]!r}; the network's parts are {parts}.")
+    return [{"params": members, "factor": factor} for factor, members in groups.items() if members]
 
 
 def pick_device(name: str) -> torch.device:

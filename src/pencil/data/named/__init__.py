@@ -3,9 +3,20 @@
 from collections.abc import Callable
 
 from pencil.data.examples import Splits
+from pencil.data.named.cifar import cifar10, cifar100
+from pencil.data.named.clothing1m import clothing1m
+from pencil.data.named.coco import coco
+from pencil.data.named.cub import cub200
+from pencil.data.named.open_images import open_images
 from pencil.data.named.small import digits, fashion_mnist
 
 DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits,
     "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "cub200": cub200,
+    "clothing1m": clothing1m,
+    "coco": coco,
+    "open_images": open_images,
 }

@@ -8,6 +8,7 @@ import torch
 
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Splits
+from pencil.data.named.files import download, download_folder
 from pencil.errors import DataError
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -67,15 +68,12 @@ def _fashion_folder(root: Path | None) -> Path:
                 return folder
     elif any(DEBIAN_FASHION_MNIST.glob("train-images-idx3-ubyte*")):
         return DEBIAN_FASHION_MNIST
-    from torchvision.datasets import FashionMNIST
-
-    target = root or Path.home() / ".cache" / "pencil"
-    try:
-        FashionMNIST(str(target), download=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}, and the download failed ({error}); "
-            "put its four idx files into a folder and name it with --set data.root=FOLDER, "
-            "or install Debian's dataset-fashion-mnist."
-        ) from error
+    target = download_folder(root)
+    download(
+        "FashionMNIST",
+        target,
+        f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}",
+        "put its four idx files into a folder and name it with --set data.root=FOLDER, "
+        "or install Debian's dataset-fashion-mnist",
+    )
     return target / "FashionMNIST" / "raw"

@@ -1,0 +1,89 @@
+"""The learnable labels of multi-label data: one logit per (example, class), and what they say in the end."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pencil.binary import Divergence, binary_label_gradient
+from pencil.data.given import as_indicators
+from pencil.errors import RecipeError
+from pencil.labels import LabelStore
+from pencil.losses import Compatibility
+
+
+class BinaryLabelStore(LabelStore):
+    """Probabilities per entry, kept as fp32 logits. They start at the given probability, cut off at ``probability``.
+
+    Entries given as NaN are unknown: they stay at one half and are neither trained on nor changed.
+    """
+
+    def __init__(
+        self,
+        given_labels: Any,
+        *,
+        probability: float = 0.99,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        if not 0.5 < probability < 1:
+            raise RecipeError(f"initial probability is {probability}; expected one between 0.5 and 1.")
+        self.given_labels = as_indicators(given_labels).to(device, dtype)
+        self.num_classes = self.given_labels.shape[1]
+        self.scale = math.log(probability / (1 - probability))
+        self.dtype = dtype
+        self.known = ~self.given_labels.isnan()
+        self.label_logits = self._initial_logits()
+
+    def _initial_logits(self) -> Tensor:
+        return torch.where(self.known, self.given_labels, 0.5).logit().clamp_(-self.scale, self.scale)
+
+    def update(
+        self,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        step: float,
+        pull: float = 0.0,
+        compatibility: Compatibility = "printed",
+        divergence: Divergence = "inverse",
+    ) -> None:
+        """``y_tilde -= step * gradient`` (see :func:`pencil.binary.binary_label_gradient`) for these rows."""
+        label_logits, given = self[rows], self.given_labels.index_select(0, rows)
+        gradient = binary_label_gradient(
+            label_logits, logits.detach(), given, pull=pull, compatibility=compatibility, divergence=divergence
+        )
+        self._refuse_non_finite(rows, gradient)
+        self.write(rows, label_logits.sub_(gradient, alpha=step))
+
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        return (self.label_logits if rows is None else self[rows]).sigmoid()
+
+    def evidence(self, pull: float) -> Tensor:
+        """``(1 + pull) * y_d - pull * y_hat``: the printed compatibility term taken out, as for one class."""
+        probs = self.probs()
+        if not pull:
+            return probs
+        return probs.mul_(1 + pull).sub_(self._initial_logits().sigmoid(), alpha=pull).clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class EntryReading:
+    """What the labels say entry by entry, beside what was given; unknown entries are never counted as changed."""
+
+    given: Tensor
+    corrected: Tensor
+    known: Tensor
+    confidence: Tensor
+    changed: Tensor
+
+
+def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
+    """Present above one half; confidence is the probability of what is said, present or absent."""
+    known = ~given_labels.isnan()
+    given, corrected = given_labels > 0.5, label_probs > 0.5
+    return EntryReading(
+        given, corrected, known, torch.maximum(label_probs, 1 - label_probs), (given != corrected) & known
+    )

@@ -1,0 +1,183 @@
+"""CIFAR-10 and CIFAR-100: the official python pickles, read without trusting them, or Parquet files of images."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pencil.data.arrays import from_arrays
+from pencil.data.cache import keep
+from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.images import ImageInputs
+from pencil.data.named.files import Release, download, download_folder, find_folder, need_files
+from pencil.data.table import from_table
+from pencil.errors import DataError
+
+SIDE = 32
+DAMAGED = (
+    OSError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError,
+    TypeError, ValueError,
+)  # fmt: skip
+"""What reading the pieces of a pickle raises."""
+
+
+class _Pickles(NamedTuple):
+    """Where one of the two datasets keeps what."""
+
+    release: Release
+    torchvision: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: str
+    names: str
+    classes: int
+
+
+CIFAR10 = _Pickles(
+    Release("CIFAR-10", "cifar-10-python.tar.gz"), "CIFAR10", "cifar-10-batches-py",
+    tuple(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta", "labels", "label_names", 10,
+)  # fmt: skip
+CIFAR100 = _Pickles(
+    Release("CIFAR-100", "cifar-100-python.tar.gz"), "CIFAR100", "cifar-100-python",
+    ("train",), "test", "meta", "fine_labels", "fine_label_names", 100,
+)  # fmt: skip
+
+
+def cifar10(root: Path | None = None) -> Splits:
+    """CIFAR-10 in ``root`` as published or as train.parquet and test.parquet; else torchvision downloads it."""
+    return _load(CIFAR10, root)
+
+
+def cifar100(root: Path | None = None) -> Splits:
+    """CIFAR-100 with its fine labels, found as CIFAR-10 is."""
+    return _load(CIFAR100, root)
+
+
+def _load(layout: _Pickles, root: Path | None) -> Splits:
+    folder = download_folder(root)
+    places = ("", layout.folder)
+    files = (*layout.train, layout.test, layout.meta)
+    if find_folder(folder, files, places) is None:
+        if (folder / "train.parquet").is_file():
+            return _from_parquet(layout, folder)
+        download(
+            layout.torchvision,
+            folder,
+            f"{layout.release.name} ({layout.folder}, or train.parquet and test.parquet) is not in {folder}",
+            layout.release.remedy,
+        )
+    return _from_pickles(layout, need_files(layout.release, folder, files, places))
+
+
+def _from_pickles(layout: _Pickles, folder: Path) -> Splits:
+    names = _field(read_pickle(folder / layout.meta), layout.names, list, folder / layout.meta)
+    if len(names) != layout.classes:
+        raise DataError(f"{folder / layout.meta} names {len(names)} classes; expected {layout.classes}.")
+    parts = []
+    for split, files in (("train", layout.train), ("test", (layout.test,))):
+        batches = [_batch(folder / file, layout.labels) for file in files]
+        images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, SIDE, SIDE)
+        labels = np.concatenate([labels for _, labels in batches])
+        parts.append(from_arrays(images, labels, classes=names, keys=_keys(split, len(labels))))
+    return Splits(parts[0], test=parts[1])
+
+
+def _batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
+    content = read_pickle(path)
+    images, given = _field(content, "data", np.ndarray, path), np.asarray(_field(content, labels, list, path))
+    if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3 * SIDE * SIDE or len(images) != len(given):
+        raise DataError(
+            f"{path} holds images of type {images.dtype} and shape {images.shape} with {len(given)} labels; "
+            f"expected uint8 of shape (n, {3 * SIDE * SIDE}) and n labels; fetch it again."
+        )
+    return images, given
+
+
+def _from_parquet(layout: _Pickles, folder: Path) -> Splits:
+    train = _decoded(folder / "train.parquet", "train")
+    if train.num_classes != layout.classes:
+        raise DataError(
+            f"{folder / 'train.parquet'} has {train.num_classes} classes; {layout.release.name} has {layout.classes}; "
+            "name them, parted by commas, in the schema's metadata as class_names."
+        )
+    return Splits(train, test=_decoded(folder / "test.parquet", "test", train.classes))
+
+
+def _decoded(path: Path, split: str, classes: tuple[str, ...] | None = None) -> Examples:
+    """All images of a table as one tensor: they are small, and decoding them again every epoch would not be."""
+    part = from_table(path, classes=classes).train
+    if isinstance(part.inputs, ImageInputs):
+        part = keep(part, part.inputs, (SIDE, SIDE))
+    return replace(part, keys=_keys(split, len(part)))
+
+
+def _keys(split: str, count: int) -> np.ndarray:
+    return as_keys([f"{split}-{i:05d}" for i in range(count)])
+
+
+def _field(content: Any, name: str, kind: type, path: Path) -> Any:
+    value = content.get(name) if isinstance(content, dict) else None
+    if not isinstance(value, kind):
+        raise DataError(f"{path} holds no {name} ({kind.__name__}); expected a file of CIFAR; fetch it again.")
+    return value
+
+
+def read_pickle(path: Path) -> Any:
+    """A pickle of plain values and arrays; anything else in it, which could run code, is refused."""
+    try:
+        with path.open("rb") as stream:
+            return _ArraysOnly(stream, path).load()
+    except DataError:
+        raise
+    except DAMAGED as error:
+        raise DataError(
+            f"cannot read {path}: {str(error) or type(error).__name__}; it may be damaged; fetch it again."
+        ) from error
+
+
+class _ArraysOnly(pickle.Unpickler):
+    def __init__(self, stream: Any, path: Path) -> None:
+        super().__init__(stream, encoding="latin1")  # Python 2 wrote the official files
+        self.path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise DataError(
+                f"{self.path} refers to {module}.{name}, which no file of CIFAR does and which could run code; "
+                "it was not read; fetch the file again."
+            )
+        return _ALLOWED[module, name]
+
+
+def _dtype(name: str, align: Any = False, copy: Any = False) -> "np.dtype[Any]":
+    """Bytes and nothing else. The flags, which old files give as numbers that NumPy no longer takes, do not matter."""
+    if name not in ("u1", "|u1"):
+        raise ValueError(f"an array in it is of type {name!r}; expected 'u1'")
+    return np.dtype(np.uint8, copy=True)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """How Python 3 writes bytes into old pickles: always as Latin-1."""
+    if encoding != "latin1":
+        raise ValueError(f"bytes are encoded as {encoding!r}; expected 'latin1'")
+    return text.encode("latin1")
+
+
+def _reconstruct(kind: type, shape: tuple[int, ...], code: Any) -> np.ndarray:
+    """The empty array that a pickled one starts from."""
+    if kind is not np.ndarray or shape != (0,):
+        raise ValueError("an array in it does not start empty")
+    return np.ndarray(shape, np.int8)
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _dtype,
+    ("_codecs", "encode"): _encode,
+}

@@ -1,0 +1,102 @@
+"""Labels as a table, one row per example, and as a few numbers: what a run has to say about its data."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pencil.binary_labels import read_entries
+from pencil.data.examples import Examples, Splits
+from pencil.labels import read_labels
+from pencil.training.metrics import correct_entries
+
+
+def label_table(splits: Splits, label_probs: Tensor, validation_probs: Tensor | None) -> pa.Table:
+    """Every labelled row. Held-out ones were never trained on, so the network's word stands for them."""
+    parts = [_label_columns(splits.train, label_probs, "train")]
+    rows = [splits.train.rows]
+    if splits.validation is not None and validation_probs is not None:
+        parts.append(_label_columns(splits.validation, validation_probs, "validation"))
+        rows.append(splits.validation.rows)
+    in_order = torch.cat(rows).argsort(stable=True)
+    table = pa.concat_tables(parts).take(pa.array(in_order.numpy()))
+    return table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks()
+
+
+def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
+    """How many labels changed, and how many are right before and after where that is known."""
+    clean = train.clean_labels
+    if train.multilabel:
+        entries = read_entries(label_probs, train.given_labels)
+        found: dict[str, Any] = {"rows": len(train), "entries": int(entries.known.sum())}
+        found["changed"] = int(entries.changed.sum())
+        if clean is not None:
+            found["correct_before"] = correct_entries(entries.given, clean)
+            found["correct_after"] = correct_entries(entries.corrected, clean)
+        return found
+    reading = read_labels(label_probs, train.given_labels)
+    found = {"rows": len(train), "changed": int(reading.changed.sum())}
+    if clean is not None:
+        found["correct_before"] = float((reading.given == clean).double().mean())
+        found["correct_after"] = float((reading.corrected == clean).double().mean())
+    return found
+
+
+def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+    if examples.multilabel:
+        return _entry_columns(examples, label_probs, split)
+    reading = read_labels(label_probs, examples.given_labels)
+    names = pa.array(examples.classes)
+
+    def named(labels: Tensor) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
+
+    return pa.table(
+        {
+            **_identity(examples, split),
+            "given": named(reading.given),
+            "corrected": named(reading.corrected),
+            "confidence": reading.confidence.float().numpy(),
+            "given_probability": reading.given_probability.float().numpy(),
+            "margin": reading.margin.float().numpy(),
+            "entropy": reading.entropy.float().numpy(),
+            "changed": reading.changed.numpy(),
+            "distribution": _matrix(label_probs),
+        }
+    )
+
+
+def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+    """Several classes at once: the classes present as given and as corrected, and the probability of every one."""
+    entries = read_entries(label_probs, examples.given_labels)
+    unsure = entries.confidence.where(entries.known, torch.inf)
+    return pa.table(
+        {
+            **_identity(examples, split),
+            "given": _present(entries.given, examples.classes),
+            "corrected": _present(entries.corrected & entries.known, examples.classes),
+            "confidence": unsure.amin(dim=1).clamp(max=1.0).float().numpy(),
+            "changed": entries.changed.sum(dim=1).int().numpy(),
+            "given_probabilities": _matrix(examples.given_labels),
+            "distribution": _matrix(label_probs),
+        }
+    )
+
+
+def _identity(examples: Examples, split: str) -> dict[str, Any]:
+    return {
+        "key": pa.array(examples.keys.tolist(), pa.string()),
+        "split": pa.array([split] * len(examples)).dictionary_encode(),
+    }
+
+
+def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
+    offsets = np.concatenate([[0], entries.sum(dim=1).cumsum(dim=0).numpy()]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(classes).take(pa.array(entries.nonzero()[:, 1].numpy())))
+
+
+def _matrix(values: Tensor) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.float().contiguous().view(-1).numpy()), values.shape[1])

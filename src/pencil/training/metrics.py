@@ -1,0 +1,126 @@
+"""How good predictions and labels are: one class per example, or several at once."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from pencil.binary import binary_cross_entropy
+from pencil.binary_labels import read_entries
+from pencil.data.examples import Examples
+from pencil.data.given import hard_labels
+from pencil.labels import read_labels
+from pencil.losses import cross_entropy
+
+Metrics = dict[str, Any]
+SCORES = {False: "accuracy", True: "map"}
+"""What the best epoch is chosen by, for one class per example and for several."""
+
+
+def to_probs(logits: Tensor, multilabel: bool) -> Tensor:
+    return logits.sigmoid() if multilabel else logits.softmax(dim=1)
+
+
+def evaluate(logits: Tensor, examples: Examples) -> Metrics:
+    """Loss and score of predictions; rows whose input could not be read (NaN) are left out."""
+    seen = ~logits[:, 0].isnan()
+    logits, labels = logits[seen], examples.given_labels[seen]
+    if examples.multilabel:
+        loss = binary_cross_entropy(logits, labels) / logits.shape[1]
+        return {"loss": float(loss), "map": mean_average_precision(logits, labels)}
+    return {"loss": float(cross_entropy(logits, labels)), "accuracy": accuracy(logits, labels)}
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """The share of examples whose most probable class is the label's."""
+    return float((logits.argmax(dim=1) == hard_labels(labels)).double().mean())
+
+
+def average_precisions(scores: Tensor, labels: Tensor) -> np.ndarray:
+    """One per class, over the rows where the class is known; NaN for a class without a positive or negative."""
+    known, present = (~labels.isnan()).numpy(), (labels > 0.5).numpy()
+    found = np.full(labels.shape[1], np.nan)
+    for k in range(labels.shape[1]):
+        rows = known[:, k]
+        if 0 < present[rows, k].sum() < rows.sum():
+            found[k] = average_precision_score(present[rows, k], scores[:, k].numpy()[rows])
+    return found
+
+
+def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
+    """The macro mean over classes that can be measured (0 where none can); soft labels count as present above 0.5."""
+    found = average_precisions(scores, labels)
+    return 0.0 if np.isnan(found).all() else float(np.nanmean(found))
+
+
+def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> Metrics:
+    """mAP (macro and micro) and F1 (macro and micro) at a threshold, over known entries."""
+    known, present = ~labels.isnan(), labels > 0.5
+    said = probs > threshold
+    hits = (said & present & known).sum(dim=0).double()
+    errors = ((said != present) & known).sum(dim=0).double()
+    with_any = (2 * hits + errors) > 0
+    f1 = 2 * hits / (2 * hits + errors)
+    return {
+        "map": mean_average_precision(probs, labels),
+        "map_micro": float(average_precision_score(present[known].numpy(), probs[known].numpy())),
+        "f1": float(f1[with_any].mean()) if with_any.any() else 0.0,
+        "f1_micro": float(2 * hits.sum() / (2 * hits.sum() + errors.sum()).clamp(min=1)),
+    }
+
+
+def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> float:
+    """How many rows agree with their given label; for several classes the share of known entries that do, per row."""
+    if multilabel:
+        known = ~given_labels.isnan()
+        agree = ((logits > 0) == (given_labels > 0.5)) & known
+        return float((agree.sum(dim=1) / known.sum(dim=1).clamp(min=1)).sum())
+    labels = hard_labels(given_labels).unsqueeze(1)  # a maximum costs a tenth of an argmax
+    return float((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum())
+
+
+def label_metrics(label_probs: Tensor, examples: Examples) -> Metrics:
+    """How many labels (or entries of them) changed, how unsure they are, how many are right where that is known."""
+    clean = examples.clean_labels
+    if examples.multilabel:
+        entries = read_entries(label_probs, examples.given_labels)
+        entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)
+        metrics: Metrics = {"labels_changed": int(entries.changed.sum()), "label_entropy": float(entropy.mean())}
+        if clean is not None:
+            metrics["labels_correct"] = correct_entries(entries.corrected, clean)
+        return metrics
+    reading = read_labels(label_probs, examples.given_labels)
+    metrics = {"labels_changed": int(reading.changed.sum()), "label_entropy": float(reading.entropy.mean())}
+    if clean is not None:
+        metrics["labels_correct"] = float((reading.corrected == clean).double().mean())
+    return metrics
+
+
+def correct_entries(said: Tensor, clean_labels: Tensor) -> float:
+    """The share of entries that agree with clean labels, where those are known."""
+    known = ~clean_labels.isnan()
+    return float((said == (clean_labels > 0.5))[known].double().mean())
+
+
+def per_class_scores(probs: Tensor, examples: Examples) -> Metrics:
+    """Everything there is to say about predictions on labelled examples; rows that could not be read are left out."""
+    seen = ~probs[:, 0].isnan()
+    probs, labels = probs[seen], examples.given_labels[seen]
+    if examples.multilabel:
+        scores = [None if np.isnan(value) else float(value) for value in average_precisions(probs, labels)]
+        rows = (labels > 0.5).sum(dim=0).tolist()
+        found = multilabel_scores(probs, labels)
+    else:
+        named = hard_labels(labels)
+        right = probs.argmax(dim=1) == named
+        rows = torch.bincount(named, minlength=examples.num_classes).tolist()
+        scores = [float(right[named == k].double().mean()) if count else None for k, count in enumerate(rows)]
+        found = {"accuracy": float(right.double().mean())}
+    return {
+        **found,
+        "rows": int(seen.sum()),
+        "per_class": dict(zip(examples.classes, scores, strict=True)),
+        "class_rows": dict(zip(examples.classes, rows, strict=True)),
+    }

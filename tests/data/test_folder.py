@@ -1,0 +1,219 @@
+import pytest
+import torch
+from conftest import paint, truncate
+
+from pencil import DataError, recipe
+from pencil.data.inputs import Normalization
+from pencil.data.prepare import prepare
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
+from pencil.job import assemble, execute
+from pencil.methods import CrossEntropy, Pencil
+
+
+def read(folder, **settings):
+    return load(DataSettings(source=str(folder), **settings))
+
+
+def test_folders_are_classes_and_paths_are_keys(pets):
+    paint(pets / "dog/deeper/x.PNG")
+    paint(pets / "dog/.hidden/y.png")
+    (pets / "dog/notes.txt").write_text("not an image")
+    train = read(pets).train
+    assert train.classes == ("cat", "dog") and torch.bincount(train.given_labels).tolist() == [10, 11]
+    assert train.keys[0] == "cat/0.png" and "dog/deeper/x.PNG" in train.keys.tolist()
+    for key, label in zip(train.keys.tolist(), train.given_labels.tolist(), strict=True):
+        assert key.startswith(train.classes[label])
+
+
+def test_splits_in_sub_folders(tmp_path):
+    for split, count in (("train", 4), ("val", 2), ("test", 3)):
+        for number in range(count):
+            paint(tmp_path / split / "ab"[number % 2] / f"{number}.png")
+    splits = read(tmp_path)
+    assert splits.sizes() == {"train": 4, "validation": 2, "test": 3}
+    assert splits.test.keys.tolist() == ["a/0.png", "a/2.png", "b/1.png"]
+    paint(tmp_path / "test/c/0.png")
+    with pytest.raises(DataError, match=r"has the sub-folder 'c', which is not one of the 2 classes \(a, b\)"):
+        read(tmp_path)
+
+
+def test_a_test_set_of_its_own(pets, tmp_path):
+    for name in ("dog", "cat"):
+        paint(tmp_path / "held" / name / "1.png", 7)
+    splits = read(pets, test=str(tmp_path / "held"))
+    assert len(splits.train) == 20 and splits.test.given_labels.tolist() == [0, 1]
+    assert splits.test.classes == splits.train.classes
+
+
+def test_classes_in_an_order_of_the_users(pets):
+    train = read(pets, classes=("dog", "cat")).train
+    assert train.classes == ("dog", "cat") and train.given_labels[0] == 1
+
+
+def test_an_empty_class_is_refused_when_it_comes_to_training(pets):
+    (pets / "fish").mkdir()
+    with pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"):
+        prepare(DataSettings(), read(pets), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["cat/1.png", "Cat/2.png"], "the classes 'Cat' and 'cat', which differ only by case"),
+        (["1.png"], "has no sub-folders; expected one per class"),
+        (["cat/a.heic", "dog/b.heic"], r"hold no image \(.jpg, "),
+    ],
+)
+def test_folders_that_make_no_sense_are_refused(tmp_path, names, message):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=message):
+        read(tmp_path)
+
+
+def test_one_class_cannot_be_told_apart(tmp_path):
+    paint(tmp_path / "cat/1.png"), paint(tmp_path / "cat/2.png", 1)
+    with pytest.raises(DataError, match=r"the only class is 'cat'; expected at least two"):
+        prepare(DataSettings(), read(tmp_path), seed=0)
+
+
+def test_a_folder_where_nothing_can_be_read(tmp_path):
+    for name in ("cat", "dog"):
+        truncate(paint(tmp_path / name / "1.png"))
+    with pytest.raises(DataError, match=r"none of 2 images can be read; the first, because .*truncated"):
+        prepare(DataSettings(cache="none", unreadable="skip"), read(tmp_path), seed=0)
+
+
+class Watch(CrossEntropy):
+    """Cross-entropy that remembers its batches."""
+
+    seen = []
+
+    def loss(self, logits, batch):
+        self.seen.append(batch)
+        return super().loss(logits, batch)
+
+
+def colours(folder):
+    """A folder whose pictures are of one grey each, so that an input tells which file it came from."""
+    from PIL import Image
+
+    shades = {}
+    for number in range(12):
+        key = f"{'ab'[number % 2]}/{number:02}.png"
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (20 * number,) * 3).save(folder / key)
+        shades[key] = 20 * number
+    return shades
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path, cache, workers):
+    shades = colours(tmp_path / "data")
+    broken = "b/05.png"
+    truncate(tmp_path / "data" / broken)
+    tree = {
+        "data": {
+            "source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "workers": workers,
+            "normalize": {"mean": [0, 0, 0], "std": [1, 1, 1]}, "validation": 0.2,
+        },
+        "model": {"name": "mlp"},
+        "training": {"batch_size": 3, "epochs": 2},
+    }  # fmt: skip
+    chosen = recipe.parse(tree)
+    Watch.seen.clear()
+    with pytest.warns(UserWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
+        job = assemble(chosen, load(chosen.data), method=Watch(epochs=2))
+        run = execute(job, tmp_path / "run")
+    train = job.prepared.splits.train
+    for batch in Watch.seen:
+        keys = train.keys[batch.rows.numpy()].tolist()
+        assert broken not in keys and len(keys) == len(batch.inputs)
+        for key, image, label in zip(keys, batch.inputs, batch.given_labels, strict=True):
+            assert image.unique().tolist() == pytest.approx([shades[key] / 255])
+            assert train.classes[label] == key[0]
+    met = [key for batch in Watch.seen for key in train.keys[batch.rows.numpy()].tolist()]
+    held = job.prepared.splits.validation.keys.tolist()
+    assert sorted(met) == sorted(2 * [key for key in shades if key != broken and key not in held])  # each once an epoch
+    table = run.labels
+    expected = sorted(key for key in shades if cache == "none" or key != broken)
+    assert table["key"].to_pylist() == expected
+    assert table["given"].to_pylist() == [key[0] for key in expected]
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_corrected_labels_are_those_of_their_keys_when_a_row_is_left_out(tmp_path, cache):
+    """Two classes that a network tells apart at a glance; one wrong label, behind the broken row, is found."""
+    from PIL import Image
+
+    for number in range(40):
+        wrong = number == 30
+        path = tmp_path / "data" / ("dark" if (number < 20) != wrong else "light") / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (10 + number if number < 20 else 200 + number,) * 3).save(path)
+    truncate(tmp_path / "data/dark/03.png")
+    tree = {
+        "data": {"source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "validation": 0},
+        "model": {"name": "mlp"},
+        "training": {"batch_size": 8},
+    }
+    chosen = recipe.parse(tree)
+    method = Pencil(backbone_epochs=4, correction_epochs=25, finetune_epochs=0, step=4.0)
+    with pytest.warns(UserWarning, match="dark/03.png"):
+        run = execute(assemble(chosen, load(chosen.data), method=method))
+    changed = {row["key"]: row["corrected"] for row in run.labels.to_pylist() if row["changed"]}
+    assert changed == {"dark/30.png": "light"}
+    assert ("dark/03.png" in run.labels["key"].to_pylist()) == (cache == "none")
+
+
+def test_the_policy_error_stops_training(pets):
+    truncate(pets / "dog/3.png")
+    for cache in ("none", "memory"):
+        chosen = recipe.parse({"data": {"source": str(pets), "cache": cache}, "training": {"epochs": 3}})
+        with pytest.raises(DataError, match=r"image 'dog/3.png' \(row 13\) cannot be read: .*truncated"):
+            execute(assemble(chosen, load(chosen.data)))
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_sizes(tmp_path, cache):
+    for number in range(12):
+        paint(tmp_path / "same" / "ab"[number % 2] / f"{number}.png", number, (10, 14))
+        paint(tmp_path / "mixed" / "ab"[number % 2] / f"{number}.png", number, (9 + number, 30))
+
+    def shape(folder, **settings):
+        prepared = prepare(DataSettings(cache=cache, **settings), read(tmp_path / folder), seed=0)
+        return prepared.splits.train.input_shape, prepared.settings.resize
+
+    assert shape("same") == ((3, 10, 14), (10, 14))
+    assert shape("same", resize="none") == ((3, 10, 14), (10, 14))
+    assert shape("mixed") == ((3, 14, 14), (14, 14))  # the median of the shorter sides
+    assert shape("mixed", resize=8) == ((3, 8, 8), (8, 8))
+    assert shape("mixed", resize=(8, 12), crop=6) == ((3, 6, 6), (8, 12))
+    with pytest.raises(DataError, match=r"from 9 x 30 to 20 x 30 pixels; expected one size; set data.resize"):
+        shape("mixed", resize="none")
+    with pytest.raises(DataError, match=r"data.crop is 11 but images have 10 x 14 pixels; crop less"):
+        shape("same", crop=11)
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_an_odd_size_that_no_probe_met_is_refused_where_nothing_is_to_be_resized(pets, cache, monkeypatch):
+    monkeypatch.setattr("pencil.data.images.PROBES", 2)
+    paint(pets / "cat/5.png", size=(8, 9))
+    with pytest.raises(DataError, match=r"image 'cat/5.png' has 8 x 9 pixels; expected 8 x 8 as the others"):
+        prepare(DataSettings(cache=cache, resize="none", normalize="auto"), read(pets), seed=0)
+
+
+def test_arrays_do_not_test_a_network_for_images(pets, tmp_path):
+    import numpy as np
+
+    np.savez(tmp_path / "held.npz", x=np.zeros((2, 8, 8, 3), np.uint8), y=["cat", "dog"])
+    with pytest.raises(DataError, match="training inputs are encoded images and test inputs arrays"):
+        prepare(DataSettings(), read(pets, test=str(tmp_path / "held.npz")), seed=0)
+
+
+def test_a_saved_normalisation_is_used_as_it_stands(pets):
+    chosen = Normalization((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
+    assert prepare(DataSettings(normalize=chosen), read(pets), seed=0).settings.normalize == chosen
