@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pencil.data.named import digits
 
@@ -43,6 +44,13 @@ def workplace(tmp_path):
     values = train.inputs.values
     np.savez(tmp_path / "shoes.npz", x=values[train.rows][:300], y=train.given_labels[:300])
     np.savez(tmp_path / "new.npz", x=values[test.rows][:5])
+    lines = ["path,tag"]
+    for i, image in enumerate(values[train.rows][:60, 0].numpy()):
+        name = ("cat", "dog")[i % 2]
+        (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "photos" / name / f"{i}.png")
+        lines.append(f"photos/{name}/{i}.png,{name}")
+    (tmp_path / "crawl.csv").write_text("\n".join(lines))
     return tmp_path
 
 

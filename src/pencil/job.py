@@ -175,6 +175,8 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     trial = settings.model_copy(update={"rows": None} if in_memory else {"rows": None, "cache": "none"})
     plan = None
     try:
+        if not all(map(len, readable.values())):
+            return Rehearsal(parts, findings, None, tuple(problems))
         job = assemble(chosen.model_copy(update={"data": trial}), Splits(**readable))
         plan = _plan(job, job.trainer())
     except PencilError as error:

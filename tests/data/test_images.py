@@ -141,7 +141,9 @@ def test_an_unreadable_image_is_named_with_its_row(files, tmp_path):
 
     with pytest.raises(DataError, match=r"image '2.png' \(row 2\) cannot be read: .*truncated.*data.unreadable=skip"):
         read(2)
-    with pytest.raises(DataError, match=r"image '4.png' \(row 4\) cannot be read: it is not an image that Pillow knows"):
+    with pytest.raises(
+        DataError, match=r"image '4.png' \(row 4\) cannot be read: it is not an image that Pillow knows"
+    ):
         read(4)
     (tmp_path / "0.png").unlink()
     with pytest.raises(DataError, match=r"'0.png' \(row 0\) cannot be read: no such file"):

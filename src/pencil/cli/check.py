@@ -1,7 +1,8 @@
 """``pencil check``: everything that would be refused is refused now, without training."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -9,6 +10,8 @@ import typer
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, What, build_recipe
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pencil.data.examples import Examples
     from pencil.data.inspection import Findings
     from pencil.job import Rehearsal
@@ -86,11 +89,11 @@ def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
         yield f"          {found.unknown_labels:,} of {examples.given_labels.numel():,} labels are unknown"
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
-    groups = [", ".join(map(str, examples.keys[group[:FEW]])) for group, _ in zip(found.duplicates, range(FEW))]
-    yield from _some(len(found.duplicates), "groups of exact duplicates", groups)
+    alike = [_listed(group, lambda i: str(examples.keys[i])) for group in islice(found.duplicates, FEW)]
+    yield from _some(len(found.duplicates), "groups of exact duplicates", alike)
     conflicts = [
-        ", ".join(f"{examples.keys[i]} ({_words(label_of(examples, i))})" for i in group[:FEW])
-        for group, _ in zip(found.conflicts, range(FEW))
+        _listed(group, lambda i: f"{examples.keys[i]} ({_words(label_of(examples, i))})")
+        for group in islice(found.conflicts, FEW)
     ]
     yield from _some(len(found.conflicts), "groups of duplicates with different labels", conflicts)
 
@@ -101,6 +104,10 @@ def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:
         yield from (f"            {line}" for line in lines)
         if count > len(lines):
             yield f"            and {count - len(lines):,} more; --json lists them all"
+
+
+def _listed(group: "np.ndarray", say: Callable[[int], str]) -> str:
+    return ", ".join(map(say, group[:FEW])) + (f" and {len(group) - FEW:,} more" if len(group) > FEW else "")
 
 
 def _words(label: Any) -> str:

@@ -32,6 +32,9 @@ def predict(
     if not as_json:
         lines.writerow(["key", "class", "confidence"])
     for key, row in zip(keys, probs, strict=True):
+        if row.isnan().any():  # it cannot be read, and the user has been warned
+            typer.echo(json.dumps({"key": key, "class": None})) if as_json else lines.writerow([key, "", ""])
+            continue
         name, confidence = _say(row, opened.classes, opened.multilabel)
         if as_json:
             every = dict(zip(opened.classes, row.tolist(), strict=True))

@@ -35,6 +35,8 @@ def keep(examples: Examples, inputs: ImageInputs, size: Size, folder: Path | Non
         readable = _fill(values, examples, inputs)
     else:
         values, readable = _from_file(folder.expanduser(), shape, examples, inputs)
+    if not readable.any():
+        raise DataError(f"none of the {len(examples)} images can be read; see `pencil check`.")
     kept = examples.subset(readable.nonzero()[:, 0])
     return replace(kept, inputs=TensorInputs(values, inputs.finish), rows=readable.nonzero()[:, 0])
 
@@ -49,7 +51,8 @@ def _fill(values: Tensor, examples: Examples, inputs: ImageInputs) -> Tensor:
         good = place[~torch.isin(examples.rows[place], bad)]
         readable[place] = False
         readable[good] = True
-        values[good] = images if len(good) else values[good]
+        if len(good):
+            values[good] = images
     return readable
 
 
@@ -58,28 +61,34 @@ def _from_file(folder: Path, shape: tuple[int, ...], examples: Examples, inputs:
     name = _signature(shape, examples, inputs)
     pixels, index = folder / f"{name}.pixels", folder / f"{name}.json"
     if not (index.is_file() and pixels.is_file()):
-        temporary = folder / f".{name}.{os.getpid()}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with temporary.open("wb") as made:
-                if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
-                    os.posix_fallocate(made.fileno(), 0, int(np.prod(shape)))
-                made.truncate(int(np.prod(shape)))
-            values = torch.from_file(str(temporary), shared=True, size=int(np.prod(shape)), dtype=torch.uint8)
-            readable = _fill(values.view(shape), examples, inputs)
-            temporary.replace(pixels)
-            temporary.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
-            temporary.replace(index)
+            _make(pixels, index, shape, examples, inputs)
         except OSError as error:
             raise DataError(
                 f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {error.strerror}; "
                 "make room, or set data.cache to another folder or to none."
             ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
     readable = torch.ones(len(examples), dtype=torch.bool)
     readable[json.loads(index.read_text())["unreadable"]] = False
     return torch.from_file(str(pixels), size=int(np.prod(shape)), dtype=torch.uint8).view(shape), readable
+
+
+def _make(pixels: Path, index: Path, shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> None:
+    """Decode into a file beside the cache and rename it; the index comes last, so what has one is whole."""
+    temporary, size = pixels.with_name(f".{pixels.stem}.{os.getpid()}"), int(np.prod(shape))
+    try:
+        with temporary.open("wb") as made:
+            if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
+                os.posix_fallocate(made.fileno(), 0, size)
+            made.truncate(size)
+        values = torch.from_file(str(temporary), shared=True, size=size, dtype=torch.uint8)
+        readable = _fill(values.view(shape), examples, inputs)
+        temporary.replace(pixels)
+        temporary.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
+        temporary.replace(index)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _signature(shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) -> str:

@@ -13,11 +13,21 @@ import torch
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs
-from pencil.data.table import IMAGE_COLUMNS, LABEL_COLUMNS, Columns
-from pencil.data.table_labels import column_labels, hard_column
+from pencil.data.table import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Columns,
+    find_column,
+    read_keys,
+    read_labels,
+    refuse_unknown,
+)
+from pencil.data.table_labels import hard_column
 from pencil.errors import DataError
 
 PREFIX = "hf/"
+WHERE = "the dataset"
+INPUT_COLUMNS = (*IMAGE_COLUMNS, "pixel_values", "features", "x")
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 
 
@@ -53,43 +63,40 @@ def load_hugging_face(
 def from_hugging_face(dataset: Any, columns: Columns | None = None, classes: Sequence[str] | None = None) -> Examples:
     """Examples of a ``datasets.Dataset``; images stay encoded until they are needed, class names are the feature's."""
     chosen = columns or Columns()
-    label = _column(dataset, chosen.label, LABEL_COLUMNS, "label")
-    image = _column(dataset, chosen.image, (*IMAGE_COLUMNS, "pixel_values", "features", "x"), "input")
-    names = getattr(dataset.features[label], "names", None)
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
-    labels = column_labels([table[label]], classes if classes is not None else names, "label", "the dataset")
-    keys = as_keys(table[chosen.key].to_numpy() if chosen.key else np.arange(table.num_rows))
-    clean = None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, "the dataset")
+    refuse_unknown(WHERE, table, chosen)
+    labels = read_labels(WHERE, table, chosen, _class_names(dataset, table, chosen) if classes is None else classes)
+    keys = read_keys(WHERE, table, chosen)
+    keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+    image = chosen.image or find_column(WHERE, table, INPUT_COLUMNS, "input", "data.columns.image")
     return Examples(
         _inputs(table[image], keys, image),
         torch.arange(table.num_rows),
         labels.given,
         labels.classes,
         keys,
-        clean,
+        None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, WHERE),
         multilabel=labels.multilabel,
     )
+
+
+def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[str] | None:
+    """The names that the label's feature knows, itself or as a list of classes."""
+    if columns.indicators is not None:
+        return None
+    label = columns.label or find_column(WHERE, table, LABEL_COLUMNS, "label", "data.columns.label")
+    feature = dataset.features[label if isinstance(label, str) else label[0]]
+    names: Sequence[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
+    return names
 
 
 def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
     """Encoded images, files of them, or rows of numbers."""
     if pa.types.is_struct(column.type):
-        content = pc.struct_field(column, "bytes")
-        if content.null_count == 0:
+        content, paths = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
+        if content.null_count < len(content) or paths.null_count:  # one without bytes is then named as unreadable
             return ImageInputs(ImageBytes(content.cast(pa.large_binary()).combine_chunks(), keys))
-        return ImageInputs(ImageFiles(Path(), as_keys(pc.struct_field(column, "path").to_numpy())))
+        return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
         return TensorInputs(torch.tensor(column.to_pylist(), dtype=torch.float32))
     raise DataError(f"column {name!r} is of type {column.type}; expected images, or lists of numbers.")
-
-
-def _column(dataset: Any, wanted: Any, usual: Sequence[str], what: str) -> str:
-    if isinstance(wanted, str) and wanted not in dataset.column_names:
-        raise DataError(f"the dataset has no column {wanted!r}; it has {', '.join(dataset.column_names)}.")
-    found = wanted if isinstance(wanted, str) else next((c for c in usual if c in dataset.column_names), None)
-    if found is None:
-        raise DataError(
-            f"the dataset has no {what} column under a usual name ({', '.join(usual)}); "
-            f"it has {', '.join(dataset.column_names)}; name it in data.columns."
-        )
-    return found

@@ -112,7 +112,7 @@ def inspect(examples: Examples, workers: int = 0) -> Findings:
 def refusals(findings: Findings, split: str, settings: DataSettings) -> list[DataError]:
     """What training would stop at once it came to it."""
     found, sizes = [], findings.image_sizes
-    if findings.unreadable and settings.unreadable == "error":
+    if len(findings.unreadable) == findings.rows or (findings.unreadable and settings.unreadable == "error"):
         first = findings.unreadable[0]
         found.append(
             f"{len(findings.unreadable):,} of {findings.rows:,} {split} images cannot be read, the first of them "

@@ -132,7 +132,7 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
     if isinstance(settings.normalize, Normalization) or settings.normalize == "imagenet":
         return IMAGENET if settings.normalize == "imagenet" else settings.normalize
     if settings.normalize == "none":
-        return None
+        return _unscaled(train.inputs)
     if isinstance(train.inputs, ImageInputs):
         some = torch.randperm(len(train), generator=generator(seed, "measure"))[:MEASURED]
         parts = list(train.inputs.raw(train.rows[some].split(64)))
@@ -146,6 +146,14 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
     values = train.inputs.values
     if values.dtype == torch.uint8 or (values.ndim == 2 and not train.inputs.prepared):
         return measure(values, train.rows)
+    return None
+
+
+def _unscaled(inputs: Inputs) -> Normalization | None:
+    """Bytes become numbers from 0 to 1, which a network can take, and nothing else."""
+    if isinstance(inputs, ImageInputs) or (isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8):
+        channels = 3 if isinstance(inputs, ImageInputs) else inputs.values.shape[1]
+        return Normalization((0.0,) * channels, (1.0,) * channels)
     return None
 
 
@@ -172,8 +180,9 @@ def conform(inputs: Inputs, settings: DataSettings) -> Inputs:
         crop = settings.crop if inputs.values.ndim == 4 else None
         inputs = replace(inputs, finish=replace(inputs.finish, crop=crop))
     elif isinstance(inputs, ImageInputs):
-        size = settings.resize if isinstance(settings.resize, tuple) else None
-        inputs = sized(settings, inputs, size)
+        if not isinstance(settings.resize, tuple):
+            raise DataError("this network was trained on arrays; expected an .npz or .npy file of such, not images.")
+        inputs = sized(settings, inputs, settings.resize)
     return normalized(inputs, normalization)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.dtypes import StringDType
 from pydantic import BaseModel, ConfigDict
 
 from pencil.data.examples import Examples, Splits, as_keys
@@ -50,8 +51,8 @@ def from_table(
     """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is."""
     chosen = columns or Columns()
     table = read_table(path, chosen.key)
-    _refuse_unknown(path, table, chosen)
-    labels = _labels(path, table, chosen, classes)
+    refuse_unknown(path, table, chosen)
+    labels = read_labels(path, table, chosen, classes)
     inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser())
     clean = None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, str(path))
     every = Examples(
@@ -63,7 +64,7 @@ def from_table(
 def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[Inputs, np.ndarray]:
     """The images of a table and their keys, whatever its labels."""
     table, needed = read_table(path, columns.key), Columns(path=columns.path, image=columns.image, key=columns.key)
-    _refuse_unknown(path, table, needed)
+    refuse_unknown(path, table, needed)
     return _inputs(path, table, needed, path.parent if root is None else root.expanduser())
 
 
@@ -88,39 +89,40 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
     return table
 
 
-def _refuse_unknown(path: Path, table: pa.Table, columns: Columns) -> None:
+def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
     named: Iterable[Any] = columns.model_dump().values()
     for value in named:
         for name in (value,) if isinstance(value, str) else value or ():
             if name not in table.column_names:
-                raise DataError(f"{path} has no column {name!r}; it has {_list(table.column_names)}.")
+                raise DataError(f"{where} has no column {name!r}; it has {_list(table.column_names)}.")
 
 
-def _labels(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> TableLabels:
+def read_labels(where: Path | str, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> TableLabels:
+    """The labels of a table in whatever form the columns say; ``where`` names the table in messages."""
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
         classes = metadata[b"class_names"].decode().split(",")
     if columns.indicators is not None:
-        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(path))
-    label = columns.label or _find(path, table, LABEL_COLUMNS, "label", "data.columns.label")
+        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(where))
+    label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
     if isinstance(label, str):
-        return column_labels([table[label]], classes, "label", str(path))
-    return column_labels([table[name] for name in label], classes, "votes", str(path))
+        return column_labels([table[label]], classes, "label", str(where))
+    return column_labels([table[name] for name in label], classes, "votes", str(where))
 
 
-def _keys(path: Path, table: pa.Table, columns: Columns) -> np.ndarray | None:
+def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray | None:
     if columns.key is None:
         return None
     column = table[columns.key].cast(pa.string())
     if column.null_count:
         raise DataError(f"{path} has rows without a key in column {columns.key!r}; expected one for each.")
     _refuse_repeated(column, f"{path} has the key {{}} more than once in column {columns.key!r}; expected unique keys.")
-    return as_keys(column.to_numpy())
+    return column_keys(column)
 
 
 def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
     """Images from bytes where there is such a column, from files otherwise; paths are keys where no column is."""
-    keys = _keys(path, table, columns)
+    keys = read_keys(path, table, columns)
     image = columns.image or (None if columns.path else _usual(table, IMAGE_COLUMNS, _is_bytes))
     if image is not None:
         column = table[image]
@@ -130,7 +132,7 @@ def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[
             raise DataError(f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes.")
         keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    name = columns.path or _find(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name]
     if column.null_count:
         row = pc.index(column.is_null(), True).as_py()
@@ -138,7 +140,7 @@ def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[
     paths = _inside(root, column.cast(pa.string()), path)
     if keys is None:
         _refuse_repeated(paths, f"{path} has the path {{}} more than once; expected one row each, or a key column.")
-    files = as_keys(paths.to_numpy(zero_copy_only=False) if isinstance(paths, pa.Array) else paths.to_numpy())
+    files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files)), files if keys is None else keys
 
 
@@ -174,11 +176,11 @@ def _split(path: Path, every: Examples, column: pa.ChunkedArray) -> Splits:
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
 
 
-def _find(path: Path, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
+def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
     found = _usual(table, usual)
     if found is None:
         raise DataError(
-            f"{path} has no {what} column under a usual name ({', '.join(usual)}); it has "
+            f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
             f"{_list(table.column_names)}; name it with {setting}."
         )
     return found
@@ -195,7 +197,17 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def column_keys(column: Any) -> np.ndarray:
+    """A column of strings as keys, a piece at a time: never all of them as Python objects."""
+    keys = np.empty(len(column), dtype=StringDType())
+    for start in range(0, len(column), 65536):
+        keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
+    return keys
+
+
 def _refuse_repeated(column: Any, message: str) -> None:
+    if pc.count_distinct(column).as_py() == len(column):
+        return
     counts = pc.value_counts(column)
     repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
     if len(repeated):

@@ -41,11 +41,7 @@ def column_labels(columns: Sequence[Any], classes: Sequence[str] | None, form: F
 
 def hard_column(column: Any, classes: tuple[str, ...], where: str) -> Tensor:
     """One class per row. Integers are indices, unless they are names of classes; anything else is a name."""
-    _refuse_nulls(column, where)
-    text = column.cast(pa.string())
-    if pa.types.is_integer(column.type) and not set(pc.unique(text).to_pylist()) <= set(classes):
-        return resolve_labels(column.to_numpy(), classes)[0]
-    return torch.from_numpy(_codes(text, classes, where, np.arange(len(text))))
+    return torch.from_numpy(_indices(column, classes, where, np.arange(len(column))))
 
 
 def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
@@ -57,16 +53,23 @@ def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[
     return tuple(sorted(found, key=int if numeric else str))
 
 
-def _codes(text: Any, classes: tuple[str, ...], where: str, rows: np.ndarray) -> np.ndarray:
-    """Indices of the classes that these words name; ``rows`` are the rows of the table they stand in."""
-    codes = pc.index_in(text, value_set=pa.array(classes, pa.string()))
-    if codes.null_count:
-        first = pc.index(codes.is_null(), True).as_py()
+def _indices(column: Any, classes: tuple[str, ...], where: str, rows: np.ndarray) -> np.ndarray:
+    """Indices of the classes that these values name; ``rows`` are the rows of the table they stand in."""
+    _refuse_nulls(column, where, rows)
+    text = column.cast(pa.string())
+    if pa.types.is_integer(column.type) and not set(pc.unique(text).to_pylist()) <= set(classes):
+        values: np.ndarray = column.to_numpy().astype(np.int64)
+        bad = (values < 0) | (values >= len(classes))
+    else:
+        codes = pc.index_in(text, value_set=pa.array(classes, pa.string()))
+        values = codes.fill_null(0).to_numpy().astype(np.int64)
+        bad = np.asarray(codes.is_null())
+    if bad.any():
+        first = int(bad.argmax())
         raise DataError(
-            f"label {text[first].as_py()!r} at row {rows[first]} of {where} is not one of the {len(classes)} classes "
+            f"label {column[first].as_py()!r} at row {rows[first]} of {where} is not one of the {len(classes)} classes "
             f"({', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}); fix the label or add the class."
         )
-    values: np.ndarray = codes.to_numpy().astype(np.int64)
     return values
 
 
@@ -77,7 +80,7 @@ def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) ->
     for column in columns:
         voted = np.flatnonzero(column.is_valid().to_numpy())
         if len(voted):
-            codes = _codes(column.drop_null().cast(pa.string()), names, where, voted)
+            codes = _indices(column.drop_null(), names, where, voted)
             shares[voted, codes] += 1
     counts = shares.sum(axis=1, keepdims=True)
     if not counts.all():
@@ -88,7 +91,7 @@ def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) ->
 
 def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabels:
     """Lists of numbers are distributions; lists of names are the classes present in the row."""
-    _refuse_nulls(column, where)
+    _refuse_nulls(column, where, np.arange(len(column)))
     flat = pc.list_flatten(column)
     lengths = pc.list_value_length(column).to_numpy()
     if pa.types.is_floating(flat.type):
@@ -97,12 +100,8 @@ def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabel
         shares = flat.to_numpy().reshape(len(column), -1)
         return TableLabels(*resolve_labels(shares, classes if classes is not None else shares.shape[1]))
     names, rows = class_names([flat], classes), np.repeat(np.arange(len(column)), lengths)
-    if pa.types.is_integer(flat.type) and classes is not None:
-        codes = hard_column(flat, names, where).numpy()
-    else:
-        codes = _codes(flat.cast(pa.string()), names, where, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
-    np.add.at(present, (rows, codes), 1)
+    np.add.at(present, (rows, _indices(flat, names, where, rows)), 1)
     if (present > 1).any():
         row = int((present > 1).any(axis=1).argmax())
         raise DataError(
@@ -120,7 +119,7 @@ def _numbers(column: Any, where: str) -> np.ndarray:
     return values
 
 
-def _refuse_nulls(column: Any, where: str) -> None:
+def _refuse_nulls(column: Any, where: str, rows: np.ndarray) -> None:
     if column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
+        row = rows[pc.index(column.is_null(), True).as_py()]
         raise DataError(f"label at row {row} of {where} is missing; label the row or leave it out.")

@@ -1,0 +1,195 @@
+"""The verbs on folders and tables of images, as a user meets them."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import paint, truncate
+from PIL import Image
+from test_cli import pencil
+
+QUICK = ["--method", "cross_entropy", "--epochs", "2", "--set", "training.batch_size=8"]
+
+
+def shade(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (value,) * 3).save(path)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Dark and light pictures in a folder per class, a table of the same, and a run on each."""
+    folder = tmp_path_factory.mktemp("images")
+    lines = ["id,path,label"]
+    for number in range(24):
+        name = "light" if number % 2 else "dark"
+        shade(folder / f"shades/{name}/{number:02}.png", 4 * number + 130 * (number % 2))
+        lines.append(f"s{number},{name}/{number:02}.png,{name}")
+    (folder / "table.csv").write_text("\n".join(lines))
+    words = ["--set", "data.cache=none", "--set", "data.workers=1"]
+    pencil("train", "shades", "--out", "runs/folder", *QUICK, *words, cwd=folder)
+    table = ["--set", "data.root=shades", "--set", "data.columns.key=id"]
+    pencil("train", "table.csv", "--out", "runs/table", *QUICK, *table, cwd=folder)
+    return folder
+
+
+def test_labels_of_both_runs_carry_their_keys(home):
+    of_folder = list(csv.DictReader(io.StringIO(pencil("labels", "runs/folder", cwd=home).stdout)))
+    assert len(of_folder) == 24 and all(row["key"].startswith(row["given"]) for row in of_folder)
+    of_table = list(csv.DictReader(io.StringIO(pencil("labels", "runs/table", cwd=home).stdout)))
+    assert [row["key"] for row in of_table] == [f"s{number}" for number in range(24)]
+    assert [row["given"] for row in of_table] == ["dark", "light"] * 12
+
+
+def test_evaluate_on_a_folder_and_a_table(home):
+    for run, data in (("folder", "shades"), ("table", "table.csv")):
+        found = json.loads(pencil("evaluate", f"runs/{run}", "--data", data, "--json", cwd=home).stdout)
+        assert found["rows"] == 24 and set(found["per_class"]) == {"dark", "light"}
+    wrong = pencil("evaluate", "runs/folder", "--data", "table.csv", cwd=home, code=2)
+    assert "cannot be read: no such file" in wrong.stderr  # its paths start at another root
+
+
+def test_predict_a_folder_a_table_and_one_image(home):
+    for words, keys in (
+        (["runs/folder", "shades"], {f"{('dark', 'light')[n % 2]}/{n:02}.png" for n in range(24)}),
+        (["runs/table", "table.csv"], {f"s{number}" for number in range(24)}),
+        (["runs/folder", "shades/dark/00.png"], {"00.png"}),
+    ):
+        rows = list(csv.DictReader(io.StringIO(pencil("predict", *words, cwd=home).stdout)))
+        assert {row["key"] for row in rows} == keys and {row["class"] for row in rows} <= {"dark", "light"}
+    (home / "nothing").mkdir(exist_ok=True)
+    assert "holds no image" in pencil("predict", "runs/folder", "nothing", cwd=home, code=2).stderr
+    assert "does not exist" in pencil("predict", "runs/folder", "nothing.png", cwd=home, code=2).stderr
+
+
+@pytest.mark.filterwarnings("default")  # the command line prints them
+def test_predict_leaves_an_unreadable_image_without_a_class(home, tmp_path):
+    shutil.copytree(home / "shades", tmp_path / "shades")
+    train = ["train", "shades", "--out", "run", *QUICK, "--set", "data.unreadable=skip"]
+    pencil(*train, cwd=tmp_path)
+    truncate(paint(tmp_path / "new/b.png"))
+    shade(tmp_path / "new/a.png", 3)
+    done = pencil("predict", "run", "new", cwd=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert rows[0]["class"] in ("dark", "light") and rows[1] == {"key": "b.png", "class": "", "confidence": ""}
+    assert done.stderr.count("cannot be read") == 1
+    lines = pencil("predict", "run", "new", "--json", cwd=tmp_path).stdout.splitlines()
+    assert json.loads(lines[1])["class"] is None and "NaN" not in lines[1]
+
+
+@pytest.fixture
+def messy(pets):
+    """Something of everything that can be wrong."""
+    shutil.copy(pets / "cat/1.png", pets / "dog/copy.png")
+    paint(pets / "cat/wide.png", 3, (8, 16))
+    truncate(pets / "dog/5.png")
+    (pets / "cat/text.jpg").write_text("no image")
+    return pets
+
+
+def test_check_says_all_that_is_wrong_and_refuses(messy):
+    (messy / "fish").mkdir()
+    done = pencil("check", "pets", cwd=messy.parent, code=2)
+    for words in (
+        "23 rows, images of 8 x 8 to 8 x 16 pixels, 95% of them 8 x 8", "unreadable images: 2", "dog/5.png: ",
+        "cat/text.jpg: it is not an image that Pillow knows", "groups of exact duplicates: 1",
+        "groups of duplicates with different labels: 1", "cat/1.png (cat), dog/copy.png (dog)",
+    ):  # fmt: skip
+        assert words in done.stdout, done.stdout
+    assert "ready to train" not in done.stdout
+    assert done.stderr.startswith("error: training would be refused for 2 reasons")
+    assert "2 of 23 train images cannot be read" in done.stderr and "no example: 'fish'" in done.stderr
+    tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
+    assert tree["ready"] is False and len(tree["problems"]) == 2
+    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11, "fish": 0}
+    assert [fault["name"] for fault in tree["data"]["train"]["unreadable"]] == ["cat/text.jpg", "dog/5.png"]
+
+
+@pytest.mark.filterwarnings("default")  # the command line prints them
+def test_check_agrees_with_train(messy):
+    """What it calls ready trains, with the rows it counted; what it refuses is refused."""
+    skip = ["--set", "data.unreadable=skip", "--set", "data.cache=memory"]
+    done = pencil("check", "pets", *skip, *QUICK, cwd=messy.parent)
+    assert "ready to train" in done.stdout and done.stderr == "" and "unreadable images: 2" in done.stdout
+    plan = json.loads(pencil("check", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
+    assert plan["ready"] and plan["rows"] == {"train": 19, "validation": 2}
+    summary = json.loads(pencil("train", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
+    assert summary["data"]["rows"] == plan["rows"] and summary["data"]["input_shape"] == plan["input_shape"]
+    assert "cannot be read" in pencil("train", "pets", *QUICK, cwd=messy.parent, code=2).stderr
+
+
+def test_check_looks_at_every_split(pets):
+    shutil.copytree(pets, pets.parent / "held")
+    truncate(pets.parent / "held/cat/0.png")
+    done = pencil("check", "pets", "--set", "data.test=held", cwd=pets.parent, code=2)
+    assert "1 of 20 test images cannot be read, the first of them 'cat/0.png'" in done.stderr
+    assert "train     20 rows" in done.stdout and "test      20 rows" in done.stdout
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_split_of_which_nothing_can_be_read(pets):
+    shutil.copytree(pets, pets.parent / "all/train")
+    truncate(paint(pets.parent / "all/val/cat/0.png"))
+    skip = ["--set", "data.unreadable=skip"]
+    assert "1 of 1 validation images cannot" in pencil("check", "all", *skip, cwd=pets.parent, code=2).stderr
+    assert "none of the 1 images can be read" in pencil("train", "all", *skip, cwd=pets.parent, code=2).stderr
+
+
+def test_images_are_no_input_for_a_network_of_arrays(home):
+    pencil("train", "digits", "--out", "runs/digits", *QUICK, "--set", "data.rows=40", cwd=home)
+    done = pencil("predict", "runs/digits", "shades/dark/00.png", cwd=home, code=2)
+    assert "this network was trained on arrays; expected an .npz or .npy file" in done.stderr
+
+
+def test_check_of_chosen_rows_speaks_of_those(messy):
+    plan = json.loads(
+        pencil(
+            "check", "pets", "--set", "data.rows=12", "--set", "data.unreadable=skip", "--json", cwd=messy.parent
+        ).stdout
+    )
+    assert plan["data"]["train"]["rows"] == 12
+
+
+def test_check_refuses_a_size_that_no_probe_would_meet(pets, monkeypatch):
+    monkeypatch.setattr("pencil.data.images.PROBES", 2)
+    paint(pets / "cat/5.png", size=(8, 9))
+    done = pencil("check", "pets", "--set", "data.resize=none", cwd=pets.parent, code=2)
+    assert "train images have from 8 x 8 to 8 x 9 pixels; expected one size" in done.stderr
+
+
+def test_check_of_tables_and_arrays(home, tmp_path):
+    shown = pencil("check", "table.csv", "--set", "data.root=shades", cwd=home).stdout
+    assert "24 rows, images of 8 x 8 pixels" in shown and "ready to train" in shown
+    x = np.zeros((12, 4), np.float32)
+    x[:8] = np.arange(32).reshape(8, 4)
+    np.savez(tmp_path / "mine.npz", x=x, y=["a", "b"] * 6, keys=[f"k{number}" for number in range(12)])
+    shown = pencil("check", "mine.npz", cwd=tmp_path).stdout
+    assert "12 rows of 4" in shown and "k8 (a), k9 (b), k10 (a), k11 (b)" in shown
+
+
+def test_check_of_several_labels(tmp_path):
+    for number in range(4):
+        paint(tmp_path / f"{number}.png", number)
+    table = pa.table(
+        {"path": [f"{n}.png" for n in range(4)], "sea": [1.0, None, 1.0, 0.0], "sky": [0.0, 1.0, 1.0, 1.0]}
+    )
+    pq.write_table(table, tmp_path / "t.parquet")
+    done = pencil("check", "t.parquet", "--set", "data.columns.indicators=['sea', 'sky']", cwd=tmp_path)
+    assert "1 of 8 labels are unknown" in done.stdout and "ready to train" in done.stdout
+    assert [line.split() for line in done.stdout.splitlines() if line.startswith("s")][:2] == [
+        ["sea", "2"],
+        ["sky", "3"],
+    ]
+
+
+def test_many_classes_are_shown_in_part(tmp_path):
+    y = np.repeat(np.arange(40), np.arange(2, 42))
+    np.savez(tmp_path / "many.npz", x=np.random.default_rng(0).normal(size=(len(y), 2)), y=[f"c{k:02}" for k in y])
+    shown = pencil("check", "many.npz", cwd=tmp_path).stdout
+    assert "40 classes; those with the most and with the fewest rows" in shown
+    assert "c39" in shown and "c00" in shown and "c20" not in shown

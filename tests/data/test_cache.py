@@ -1,0 +1,116 @@
+import errno
+import os
+import time
+
+import pytest
+import torch
+from conftest import paint, truncate
+
+from pencil import DataError
+from pencil.data.inputs import TensorInputs
+from pencil.data.prepare import prepare
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How often an image was decoded."""
+    from pencil.data import images
+
+    calls, real = [], images.decode
+    monkeypatch.setattr(images, "decode", lambda *given: calls.append(1) or real(*given))
+    return calls
+
+
+def ready(folder, cache, **settings):
+    chosen = DataSettings(source=str(folder), cache=str(cache), workers=0, validation=0, **settings)
+    return prepare(chosen, load(chosen), seed=0).splits.train
+
+
+def values(examples):
+    return torch.cat([batch.inputs for batch in examples.batches(4)])
+
+
+def test_a_second_run_finds_the_pixels_and_decodes_nothing(pets, tmp_path, decoded):
+    plain = values(ready(pets, "none", normalize="none"))
+    decoded.clear()
+    first = ready(pets, tmp_path / "cache", normalize="none")
+    assert len(decoded) == 20 and torch.equal(values(first), plain)
+    second = ready(pets, tmp_path / "cache", normalize="none")
+    assert len(decoded) == 20 and torch.equal(values(second), plain)
+    assert second.keys.tolist() == first.keys.tolist()
+    assert not list((tmp_path / "cache").glob(".*"))
+
+
+@pytest.mark.parametrize("cache", ["memory", "auto"])
+def test_in_memory_every_image_is_decoded_once(pets, cache, decoded):
+    train = ready(pets, cache, normalize="none")
+    values(train), values(train)
+    assert len(decoded) == 20 and isinstance(train.inputs, TensorInputs)
+
+
+def test_auto_leaves_encoded_what_would_not_fit(pets, monkeypatch, decoded):
+    monkeypatch.setattr("pencil.data.cache.IN_MEMORY", 20 * 3 * 8 * 8 - 1)
+    train = ready(pets, "auto", normalize="none")
+    assert not isinstance(train.inputs, TensorInputs) and not decoded
+
+
+def test_another_image_size_or_choice_of_rows_makes_it_anew(pets, tmp_path, decoded):
+    cache = tmp_path / "cache"
+    before = values(ready(pets, cache, normalize="none"))
+    paint(pets / "cat/3.png", seed=77)
+    os.utime(pets / "cat/3.png", ns=(time.time_ns(), time.time_ns() + 10**9))
+    after = values(ready(pets, cache, normalize="none"))
+    assert len(decoded) == 40 and (before != after).flatten(1).any(1).nonzero()[:, 0].tolist() == [3]
+    assert values(ready(pets, cache, resize=4, normalize="none")).shape == (20, 3, 4, 4) and len(decoded) == 60
+    ready(pets, cache, rows=7, normalize="none")
+    assert len(decoded) == 67
+
+
+def test_a_cache_that_lost_its_pixels_is_made_anew(pets, tmp_path, decoded):
+    before = values(ready(pets, tmp_path / "cache"))
+    next((tmp_path / "cache").glob("*.pixels")).unlink()
+    assert torch.equal(values(ready(pets, tmp_path / "cache")), before) and len(decoded) == 40
+
+
+def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
+    truncate(pets / "cat/0.png"), truncate(pets / "dog/4.png")
+    with pytest.warns(UserWarning, match="the row is left out"):
+        first = ready(pets, tmp_path / "cache", unreadable="skip", normalize="none")
+    second = ready(pets, tmp_path / "cache", unreadable="skip", normalize="none")
+    assert len(decoded) == 20 and len(second) == 18
+    assert second.keys.tolist() == first.keys.tolist() and "dog/4.png" not in second.keys.tolist()
+    assert torch.bincount(second.given_labels).tolist() == [9, 9]
+    plain = ready(pets, "none", unreadable="skip", normalize="none")
+    readable = torch.tensor([key in second.keys.tolist() for key in plain.keys.tolist()])
+    with pytest.warns(UserWarning, match="the row is left out"):
+        assert torch.equal(values(second), values(plain)) and readable.sum() == 18
+
+
+def test_the_policy_error_leaves_no_cache_behind(pets, tmp_path):
+    truncate(pets / "dog/4.png")
+    with pytest.raises(DataError, match=r"image 'dog/4.png' \(row 14\) cannot be read"):
+        ready(pets, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_full_disk_is_reported(pets, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DataError, match=r"cannot write the cache of .* GiB in .*: No space left on device; make room"):
+        ready(pets, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_a_folder_is_reported(pets, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match=r"cannot write the cache .*File exists; make room, or set data.cache"):
+        ready(pets, tmp_path / "file")
+
+
+def test_workers_fill_it_with_the_same_bits(pets, tmp_path):
+    chosen = DataSettings(source=str(pets), cache="memory", workers=2, validation=0)
+    assert torch.equal(values(prepare(chosen, load(chosen), seed=0).splits.train), values(ready(pets, "memory")))

@@ -1,0 +1,103 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pencil import DataError
+from pencil.data.hugging_face import from_hugging_face
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
+from pencil.data.table import Columns
+
+datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
+
+
+def picture(number):
+    stream = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+@pytest.fixture
+def pictures():
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    columns = {"image": [picture(10 * number) for number in range(6)], "label": [0, 1, 1, 0, 1, 0]}
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def pixels(examples):
+    return torch.cat([batch.inputs[:, 0, 0, 0] for batch in examples.batches(2)]).tolist()
+
+
+def test_images_stay_encoded_and_class_names_are_the_features(pictures):
+    examples = from_hugging_face(pictures)
+    assert examples.classes == ("cat", "dog") and examples.given_labels.tolist() == [0, 1, 1, 0, 1, 0]
+    assert pixels(examples) == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_choice_of_rows_keeps_images_and_labels_together(pictures):
+    examples = from_hugging_face(pictures.select([4, 0, 3]))
+    assert examples.given_labels.tolist() == [1, 0, 0] and pixels(examples) == [40, 0, 30]
+
+
+def test_images_in_files(tmp_path, pictures):
+    paths = []
+    for number in range(3):
+        Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(tmp_path / f"{number}.png")
+        paths.append(str(tmp_path / f"{number}.png"))
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    examples = from_hugging_face(
+        datasets.Dataset.from_dict({"image": paths, "label": ["a", "b", "a"]}, features=features)
+    )
+    assert pixels(examples) == [0, 1, 2] and examples.classes == ("a", "b")
+
+
+def test_vectors(pictures):
+    examples = from_hugging_face(datasets.Dataset.from_dict({"x": [[1.0, 2.0], [3.0, 4.0]], "label": [0, 1]}))
+    assert examples.inputs.values.tolist() == [[1, 2], [3, 4]]
+
+
+def test_lists_of_classes_are_several_labels(pictures):
+    several = datasets.Sequence(datasets.ClassLabel(names=["sea", "sky"]))
+    features = datasets.Features({"image": datasets.Image(), "label": several})
+    columns = {"image": [picture(1), picture(2)], "label": [[0, 1], [1]]}
+    examples = from_hugging_face(datasets.Dataset.from_dict(columns, features=features))
+    assert examples.multilabel and examples.classes == ("sea", "sky")
+    assert examples.given_labels.tolist() == [[1, 1], [0, 1]]
+
+
+def test_saved_splits_from_a_recipe(tmp_path, pictures):
+    saved = datasets.DatasetDict({"train": pictures, "test": pictures.select([1, 2]), "extra": pictures})
+    saved.save_to_disk(str(tmp_path / "saved"))
+    splits = load(DataSettings(source=f"hf/{tmp_path / 'saved'}"))
+    assert splits.sizes() == {"train": 6, "test": 2} and pixels(splits.test) == [10, 20]
+
+
+def test_what_cannot_be_read_is_named(tmp_path, pictures):
+    with pytest.raises(DataError, match=r"the dataset has no column 'y'; it has 'image', 'label'"):
+        from_hugging_face(pictures, Columns(label="y"))
+    with pytest.raises(DataError, match=r"no label column under a usual name .*; name it with data.columns.label"):
+        from_hugging_face(pictures.rename_column("label", "what"))
+    with pytest.raises(DataError, match=r"column 'image' is of type string; expected images, or lists of numbers"):
+        from_hugging_face(datasets.Dataset.from_dict({"image": ["a"], "label": [0]}))
+    datasets.DatasetDict({"extra": pictures}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match=r"has the splits extra; expected one named train"):
+        load(DataSettings(source=f"hf/{tmp_path / 'saved'}"))
+    unlabelled = datasets.Dataset.from_dict(
+        {"image": [picture(1), picture(2)], "label": [0, -1]}, features=pictures.features
+    )
+    with pytest.raises(DataError, match=r"label -1 at row 1 of the dataset is not one of the 2 classes"):
+        from_hugging_face(unlabelled)
+
+
+def test_votes_of_annotators_and_keys(pictures):
+    votes = pictures.rename_column("label", "ann").add_column("ben", [0, 0, 1, 1, 1, 0]).cast_column(
+        "ben", pictures.features["label"]
+    )  # fmt: skip
+    examples = from_hugging_face(votes, Columns(label=("ann", "ben")))
+    assert examples.classes == ("cat", "dog") and examples.given_labels[:3].tolist() == [[1, 0], [0.5, 0.5], [0, 1]]
+    with pytest.raises(DataError, match=r"the dataset has the key '0' more than once in column 'ben'"):
+        from_hugging_face(votes, Columns(label=("ann", "ben"), key="ben"))

@@ -1,0 +1,232 @@
+import io
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import paint
+from PIL import Image
+
+from pencil import DataError
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
+from pencil.data.table import Columns
+from pencil.data.unlabelled import read_inputs
+
+
+@pytest.fixture
+def here(tmp_path):
+    for number in range(4):
+        paint(tmp_path / f"images/{number}.png", number)
+    return tmp_path
+
+
+def csv(folder, text, name="table.csv"):
+    """A CSV whose first column is the path of one of the four images."""
+    (folder / name).write_text(text)
+    return folder / name
+
+
+def read(path, columns=None, **settings):
+    return load(DataSettings(source=str(path), columns=Columns(**(columns or {})), **settings))
+
+
+def rows(head, *cells):
+    lines = [f"images/{number}.png,{cell}" for number, cell in enumerate(cells)]
+    return "\n".join([f"path,{head}", *lines]) + "\n"
+
+
+def picture(number):
+    stream = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), number, np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def pixels(examples):
+    """The first pixel of every row, in order."""
+    return torch.cat([batch.inputs[:, 0, 0, 0] for batch in examples.batches(2)]).tolist()
+
+
+def test_paths_and_names(here):
+    train = read(csv(here, rows("label", "dog", "cat", "dog", "cat"))).train
+    assert train.classes == ("cat", "dog") and train.given_labels.tolist() == [1, 0, 1, 0]
+    assert train.keys.tolist() == [f"images/{number}.png" for number in range(4)]
+    first = [
+        int(np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)[0, 0, 0]) for number in range(4)
+    ]
+    assert pixels(train) == first
+
+
+def test_tabs_and_a_root(here, tmp_path_factory):
+    table = csv(tmp_path_factory.mktemp("other"), "file\tclass\n0.png\ta\n1.png\tb\n", "table.tsv")
+    train = read(table, root=here / "images").train
+    assert train.keys.tolist() == ["0.png", "1.png"] and len(pixels(train)) == 2
+
+
+def test_bytes_in_parquet_with_class_names_in_its_metadata(here):
+    table = pa.table({"image": [picture(5), picture(9)], "label": [2, 0], "id": ["x", "y"]})
+    pq.write_table(table.replace_schema_metadata({"class_names": "ant,bee,cow"}), here / "t.parquet")
+    train = read(here / "t.parquet").train
+    assert train.classes == ("ant", "bee", "cow") and train.given_labels.tolist() == [2, 0]
+    assert train.keys.tolist() == ["0", "1"] and pixels(train) == [5, 9]
+    assert read(here / "t.parquet", {"key": "id"}).train.keys.tolist() == ["x", "y"]
+
+
+def test_images_as_the_datasets_library_stores_them(here):
+    images = [{"bytes": picture(5), "path": None}, {"bytes": picture(9), "path": None}]
+    pq.write_table(pa.table({"img": images, "label": ["a", "b"]}), here / "t.parquet")
+    assert pixels(read(here / "t.parquet").train) == [5, 9]
+
+
+def test_integers_that_are_not_contiguous_are_names(here):
+    train = read(csv(here, rows("label", 30, 4, 30, 100))).train
+    assert train.classes == ("4", "30", "100") and train.given_labels.tolist() == [1, 0, 1, 2]
+
+
+def test_integers_are_indices_where_the_classes_have_names(here):
+    train = read(csv(here, rows("label", 1, 0, 1, 0)), classes=("cat", "dog", "fish")).train
+    assert train.classes == ("cat", "dog", "fish") and train.given_labels.tolist() == [1, 0, 1, 0]
+
+
+def test_truth_values_are_classes(here):
+    train = read(csv(here, rows("label", "true", "false", "true", "true"))).train
+    assert train.classes == ("false", "true") and train.given_labels.tolist() == [1, 0, 1, 1]
+
+
+def test_votes_become_shares_and_a_missing_one_does_not_count(here):
+    text = rows("ann,ben,eve", "cat,cat,dog", "dog,,dog", ",,cat", "cat,dog,")
+    train = read(csv(here, text), {"label": ["ann", "ben", "eve"]}).train
+    expected = torch.tensor([[2 / 3, 1 / 3], [0, 1], [1, 0], [0.5, 0.5]])
+    assert train.classes == ("cat", "dog") and torch.allclose(train.given_labels, expected)
+    with pytest.raises(DataError, match=r"row 1 of .*table.csv has no annotator's label"):
+        read(csv(here, rows("ann,ben", "cat,dog", ",")), {"label": ["ann", "ben"]})
+    with pytest.raises(DataError, match=r"label 'cow' at row 2 of .* is not one of the 2 classes"):
+        read(
+            csv(here, rows("ann,ben", "cat,dog", "cat,", "cat,cow")), {"label": ["ann", "ben"]}, classes=("cat", "dog")
+        )
+
+
+def parquet(folder, **columns):
+    paths = [f"images/{number}.png" for number in range(len(next(iter(columns.values()))))]
+    pq.write_table(pa.table({"path": paths, **columns}), folder / "t.parquet")
+    return folder / "t.parquet"
+
+
+def test_distributions_in_a_list_column(here):
+    train = read(parquet(here, label=[[0.25, 0.75], [1.0, 0.0]])).train
+    assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]] and not train.multilabel
+    with pytest.raises(DataError, match=r"have different lengths; expected one value per class"):
+        read(parquet(here, label=[[0.25, 0.75], [1.0]]))
+    with pytest.raises(DataError, match=r"label distribution at row 1 is \[0.9 0.9\]"):
+        read(parquet(here, label=[[0.25, 0.75], [0.9, 0.9]]))
+
+
+def test_a_list_of_names_is_several_labels(here):
+    train = read(parquet(here, label=[["sky", "sea"], [], ["sea"]])).train
+    assert train.multilabel and train.classes == ("sea", "sky")
+    assert train.given_labels.tolist() == [[1, 1], [0, 0], [1, 0]]
+    with pytest.raises(DataError, match=r"label 'sun' at row 2 of .* is not one of the 2 classes \(sea, sky\)"):
+        read(parquet(here, label=[["sky", "sea"], [], ["sun"]]), classes=("sea", "sky"))
+
+
+def test_lists_of_integers_are_classes_present_and_never_taken_for_distributions(here):
+    train = read(parquet(here, label=[[2, 0], [1]]), classes=("a", "b", "c")).train
+    assert train.given_labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+    with pytest.raises(DataError, match=r"at row 0 of .* is \[0, 1, 0\]; expected each class once; distributions are"):
+        read(parquet(here, label=[[0, 1, 0], [1, 0, 0]]))
+
+
+def test_indicators_with_empty_cells_are_unknown(here):
+    train = read(csv(here, rows("sea,sky", "1,0", ",1", "0.5,", "0,0")), {"indicators": ["sea", "sky"]}).train
+    expected = torch.tensor([[1, 0], [torch.nan, 1], [0.5, torch.nan], [0, 0]])
+    assert train.multilabel and train.classes == ("sea", "sky")
+    assert torch.equal(train.given_labels.nan_to_num(-1), expected.nan_to_num(-1))
+    with pytest.raises(DataError, match=r"multi-label at row 1 is \[2. 0.\]; expected values from 0 to 1, or NaN"):
+        read(csv(here, rows("sea,sky", "1,0", "2,0")), {"indicators": ["sea", "sky"]})
+    with pytest.raises(DataError, match=r"an indicator column of .* is of type string; expected numbers"):
+        read(csv(here, rows("sea,sky", "1,0", "yes,0")), {"indicators": ["sea", "sky"]})
+
+
+def test_clean_labels_and_keys_ride_along(here):
+    text = rows("label,truth,id", "a,b,007", "b,b,8", "a,a,009", "b,a,x")
+    train = read(csv(here, text), {"clean": "truth", "key": "id"}).train
+    assert train.clean_labels.tolist() == [1, 1, 0, 0]
+    assert train.keys.tolist() == ["007", "8", "009", "x"]
+    numbers = read(csv(here, rows("label,id", "a,007", "b,008")), {"key": "id"}).train
+    assert numbers.keys.tolist() == ["007", "008"]  # as they stand in the file
+
+
+def test_a_split_column(here):
+    text = rows("label,split", "a,train", "b,Train", "a,val", "b,test")
+    splits = read(csv(here, text), {"split": "split"})
+    assert splits.sizes() == {"train": 2, "validation": 1, "test": 1}
+    assert (
+        splits.test.keys.tolist() == ["images/3.png"]
+        and pixels(splits.test)[0] == pixels(read(csv(here, text)).train)[3]
+    )
+    with pytest.raises(DataError, match=r"has the split 'later' at row 1; expected train, training"):
+        read(csv(here, rows("label,split", "a,train", "b,later")), {"split": "split"})
+    with pytest.raises(DataError, match=r"has no row of the split train"):
+        read(csv(here, rows("label,split", "a,test", "b,test")), {"split": "split"})
+
+
+@pytest.mark.parametrize("path", ["../secret.png", "/etc/secret.png", "images/../../secret.png", "..\\..\\x.png"])
+def test_a_path_that_leads_out_is_refused(here, path):
+    table = csv(here, f"path,label\nimages/0.png,a\n{path},b\n")
+    if "\\" in path:  # a plain name here, and no file of that name
+        assert read(table).train.keys[1] == path
+        return
+    with pytest.raises(DataError, match=r"path '.*' at row 1 of .* leads out of .*; name the folder .* with data.root"):
+        read(table)
+
+
+def test_a_path_that_turns_back_inside_is_mended(here):
+    table = csv(here, f"path,label\nimages/../images/0.png,a\n{here}/images/1.png,b\n")
+    train = read(table).train
+    assert train.keys.tolist() == ["images/0.png", "images/1.png"] and len(pixels(train)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        (rows("label", "a", "b"), {"label": "labl"}, r"has no column 'labl'; it has 'path', 'label'\."),
+        (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'\."),
+        (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
+        ("where,label\na.png,a\n", {}, r"no path column under a usual name .*name it with data.columns.path"),
+        (rows("label", "a", "", "b"), {}, r"label at row 1 of .*table.csv is missing; label the row or leave it out"),
+        (rows("label", "1", "", "2"), {}, r"label at row 1 of .*table.csv is missing"),
+        ("path,label\na.png,x\n,y\n", {}, r"has no path in column 'path' at row 1"),
+        ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once; expected one row each"),
+        (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
+        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"has rows without a key in column 'id'"),
+        (rows("label", "a", "b"), {"image": "label"}, r"column 'label' .* is of type string; expected encoded images"),
+        ("path,label\n", {}, r"has no rows"),
+        ("path,label\na.png,x,3\n", {}, r"cannot read .*table.csv: .*; expected a CSV or Parquet table"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
+    with pytest.raises(DataError, match=message):
+        read(csv(here, text), columns)
+
+
+def test_a_label_that_is_not_in_the_class_list(here):
+    table = csv(here, rows("label", "cat", "cow"))
+    with pytest.raises(DataError, match=r"label 'cow' at row 1 of .* is not one of the 2 classes \(cat, dog\)"):
+        read(table, classes=("cat", "dog"))
+    with pytest.raises(DataError, match=r"label 5 at row 1 of .* is not one of the 2 classes"):
+        read(csv(here, rows("label", 0, 5)), classes=("cat", "dog"))
+
+
+def test_a_parquet_file_that_is_none(here):
+    (here / "t.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(DataError, match=r"cannot read .*t.parquet: .*; expected a CSV or Parquet table"):
+        read(here / "t.parquet")
+
+
+def test_a_table_without_labels_to_predict(here):
+    settings = DataSettings(columns=Columns(label="label", key="id"))
+    inputs, keys = read_inputs(csv(here, "id,path\n007,images/1.png\n"), settings)
+    assert keys == ["007"] and len(inputs) == 1
+    with pytest.raises(DataError, match=r"has no column 'id'; it has 'path'"):
+        read_inputs(csv(here, "path\nimages/1.png\n"), settings)
