@@ -53,7 +53,7 @@ def test_two_steps_of_every_phase(name, roots):
     sums = Sums()
     for phase in trainer.phases[:3]:  # repetitive training repeats the last two
         if phase.on_start is not None:
-            phase.on_start()
+            phase.on_start(trainer)
         trainer.model.train()
         labels = None if made.method.labels is None else made.method.labels.label_logits.clone()
         for batch, _ in zip(trainer.splits.train.batches(4), range(2), strict=False):

@@ -1,7 +1,7 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all come here."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from pencil.methods import Method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
 from pencil.runs import Run
+from pencil.seeding import derive_seed
 from pencil.training import Observer, Trainer
 
 
@@ -96,6 +97,7 @@ class Job:
     network: nn.Module
     method: Method
     weights: dict[str, str] | None = None
+    make_network: Callable[[int], nn.Module] | None = None
 
     def trainer(self, observers: tuple[Observer, ...] = ()) -> Trainer:
         return Trainer(
@@ -106,6 +108,7 @@ class Job:
             seed=self.recipe.seed,
             augmentation=self.recipe.data.augmentation,
             observers=observers,
+            make_network=self.make_network,
         )
 
 
@@ -119,15 +122,28 @@ def assemble(
     """Prepare the data and build network and method; what was left to be derived is filled into the recipe."""
     prepared = prepare(chosen.data, loaded, chosen.seed)
     examples = prepared.splits.train
-    weights = None
+    weights, make_network = None, None
     if model is None:
         chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
-        network = models.build(chosen.model, examples.input_shape, examples.num_classes, chosen.seed)
+        make_network = _network_maker(chosen, examples)
+        network = make_network(0)
         weights = models.provenance(chosen.model, network)
     else:
         network = copy.deepcopy(model)
+    chosen = chosen.model_copy(update={"data": prepared.settings})
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    return Job(chosen.model_copy(update={"data": prepared.settings}), prepared, network, trained_by, weights)
+    return Job(chosen, prepared, network, trained_by, weights, make_network)
+
+
+def _network_maker(chosen: Recipe, examples: Examples) -> Callable[[int], nn.Module]:
+    """Networks as the recipe names them: number 0 has the recipe's seed, the others seeds of their own."""
+    shape, classes = examples.input_shape, examples.num_classes
+
+    def make(number: int) -> nn.Module:
+        seed = derive_seed(chosen.seed, "network", number) if number else chosen.seed
+        return models.build(chosen.model, shape, classes, seed)
+
+    return make
 
 
 def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -171,16 +187,15 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     findings = {name: inspect(part, workers) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
     readable = {name: found.readable(parts[name]) for name, found in findings.items()}
-    in_memory = settings.noise is not None and settings.noise.kind == "instance"
-    trial = settings.model_copy(update={"rows": None} if in_memory else {"rows": None, "cache": "none"})
+    by_instance = settings.noise is not None and settings.noise.kind == "instance"  # which looks at pixels in memory
+    trial = settings.model_copy(update={"rows": None, "cache": settings.cache if by_instance else "none"})
     plan = None
-    try:
-        if not all(map(len, readable.values())):
-            return Rehearsal(parts, findings, None, tuple(problems))
-        job = assemble(chosen.model_copy(update={"data": trial}), Splits(**readable))
-        plan = _plan(job, job.trainer())
-    except PencilError as error:
-        problems.append(error)
+    if all(map(len, readable.values())):  # a split without a readable image is among the problems already
+        try:
+            job = assemble(chosen.model_copy(update={"data": trial}), Splits(**readable))
+            plan = _plan(job, job.trainer())
+        except PencilError as error:
+            problems.append(error)
     return Rehearsal(parts, findings, plan, tuple(problems))
 
 

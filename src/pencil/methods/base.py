@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from pydantic import Field
@@ -44,16 +44,28 @@ NEVER = Constant(0.0)
 Epochs = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 
-Loss = Callable[[Tensor, Batch], Terms]
+Loss = Callable[[Any, Batch], Terms]
 AfterStep = Callable[[Any, Batch, float], None]
+
+
+class Context(Protocol):
+    """What the hooks of a phase may ask of the trainer. Test rows and clean labels are not among it."""
+
+    def predict(self, *, best: bool = False) -> Tensor:
+        """Logits of all training rows, without augmentation, by the network as it is or at its best validation epoch."""
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        """Agreement with the (noisy) validation labels after the last epoch, where there is such a split."""
 
 
 @dataclass(frozen=True)
 class Phase:
     """A stretch of training: which loss, for how long, at which learning rate and label step.
 
-    ``on_start`` is called before the first epoch, ``after_step(carry, batch, label_step)`` after every optimizer step,
-    with what the loss carried over.
+    ``on_start`` is called before the first epoch, ``before_epoch`` before each one, ``after_step(carry, batch,
+    label_step)`` after every optimizer step with what the loss carried over. ``rows`` says which training rows an epoch
+    visits (all by default). ``fresh`` begins the phase with a newly initialised network.
     """
 
     name: str
@@ -61,8 +73,11 @@ class Phase:
     loss: Loss
     lr: AnySchedule
     label_step: AnySchedule = NEVER
-    on_start: Callable[[], None] | None = None
+    on_start: Callable[[Context], None] | None = None
+    before_epoch: Callable[[int, Context], None] | None = None
     after_step: AfterStep | None = None
+    rows: Callable[[], Tensor | None] | None = None
+    fresh: bool = False
 
     def stretched(self, epochs: int) -> "Phase":
         """The same phase over another number of epochs, its schedules keeping their course."""
@@ -80,6 +95,10 @@ class Method(ABC):
     labels: LabelStore | None = None
     takes_multilabel: ClassVar[bool] = False
     """Whether it can train where an example may be of several classes at once."""
+    networks: ClassVar[int] = 1
+    """How many networks it trains side by side. With more than one, losses get a tuple of logits; the first is kept."""
+    needs_transition: ClassVar[bool] = False
+    """Whether its definition needs the true noise transition matrix: marked with a star in every table."""
 
     @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:

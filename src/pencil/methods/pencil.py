@@ -10,7 +10,7 @@ from pencil.binary import Divergence
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.losses import Compatibility, NetworkLosses
-from pencil.methods.base import Epochs, Method, NonNegative, Phase, Task, Terms
+from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.methods.kinds import label_kind
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
@@ -96,12 +96,16 @@ class Pencil(Method):
                     self.correction_loss,
                     self.correction_lr.scaled(factor),
                     label_step=step.scaled(factor),
-                    on_start=self.labels.reset,
+                    on_start=self._reset_labels,
                     after_step=self.correct_labels,
                 ),
                 Phase("finetune" + suffix, self.finetune_epochs, self.finetune_loss, self.finetune_lr.scaled(factor)),
             )
         return phases
+
+    def _reset_labels(self, context: Context) -> None:
+        assert self.labels is not None
+        self.labels.reset()
 
     def backbone_loss(self, logits: Tensor, batch: Batch) -> Terms:
         """Eq. 1 on the given labels; at a high learning rate the network learns patterns before mistakes."""

@@ -26,6 +26,7 @@ __all__ = [
     "mlp",
     "preact_resnet32",
     "provenance",
+    "reinitialized",
     "resnet34_cifar",
     "small_cnn",
 ]
@@ -79,6 +80,16 @@ def build(
         left = load_weights(target, settings.weights.expanduser(), num_classes)
         if left:
             warnings.warn(f"{settings.weights} has no fitting {', '.join(left)}; they start fresh", stacklevel=2)
+    return network
+
+
+def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
+    """The network with newly drawn weights, for every layer that knows how to draw them, as torch's own do."""
+    with seeded(seed, "weights", number):
+        for module in network.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
     return network
 
 

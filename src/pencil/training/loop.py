@@ -1,5 +1,6 @@
 """The loop: phases in, a trained network and an epoch-by-epoch record out. It knows no method by name."""
 
+import copy
 import math
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pencil.data.given import as_distribution
 from pencil.data.inputs import View
 from pencil.errors import TrainingError
 from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
+from pencil.models import reinitialized
 from pencil.seeding import generator, seeded
 from pencil.training.evaluation import Compute, check_model, predict_logits
 from pencil.training.metrics import SCORES, label_metrics, to_probs, training_hits
@@ -80,6 +82,7 @@ class Trainer:
         seed: int = 0,
         augmentation: Augmentation | None = None,
         observers: tuple[Observer, ...] = (),
+        make_network: Callable[[int], nn.Module] | None = None,
     ):
         self.settings = settings = settings or TrainingSettings()
         self.splits, self.method, self.seed = splits, method, seed
@@ -94,15 +97,12 @@ class Trainer:
             self.model = self.model.to(memory_format=torch.channels_last)
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
             check_model(self.model, splits.train, self.compute, settings.batch_size)
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if settings.compile else self.model
-        self.optimizer = build_optimizer(self.model, settings.optimizer)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
         self.phases = self._plan()
+        self._make = make_network or self._copier()
+        self._begin([self.model, *(self._another(number) for number in range(1, method.networks))])
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
         self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
         self.records: list[Record] = []
-        self._best_score = -math.inf
-        self._best_epoch = 0
-        self._best_weights: dict[str, Tensor] = {}
 
     def _plan(self) -> tuple[Phase, ...]:
         """Let the method get ready and lay out its phases within the budget; a phase of zero epochs is skipped."""
@@ -130,24 +130,54 @@ class Trainer:
     def run(self) -> Outcome:
         for observer in self.observers:
             observer.started(self.phases, self.steps_per_epoch)
-        for phase in self.phases:
+        for number, phase in enumerate(self.phases):
+            if phase.fresh:
+                self._begin([self._another(number)])
             if phase.on_start is not None:
-                phase.on_start()
+                phase.on_start(self)
             for epoch in range(phase.epochs):
                 self.epoch(phase, epoch)
         return self._outcome()
+
+    def _begin(self, networks: list[nn.Module]) -> None:
+        """Train these networks from now on; the first is the one that is evaluated and kept."""
+        self.model, self.networks = networks[0], nn.ModuleList(networks)
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.settings.compile else self.model
+        trained = self.model if len(networks) == 1 else self.networks
+        self.optimizer = build_optimizer(trained, self.settings.optimizer)
+        self._best_score, self._best_epoch = -math.inf, 0
+        self._best_weights: dict[str, Tensor] = {}
+
+    def _copier(self) -> Callable[[int], nn.Module]:
+        """Further networks where no one says how to make them: copies with newly drawn weights."""
+        if self.method.networks == 1 and not any(phase.fresh for phase in self.phases):
+            return lambda number: self.model  # never called
+        original = copy.deepcopy(self.model)
+        return lambda number: reinitialized(copy.deepcopy(original), self.seed, number)
+
+    def _another(self, number: int) -> nn.Module:
+        network = self._make(number).to(self.compute.device)
+        if self.settings.channels_last:
+            network = network.to(memory_format=torch.channels_last)
+        return network
 
     def epoch(self, phase: Phase, epoch: int) -> None:
         started = time.perf_counter()
         number = len(self.records)
         sums = Sums()
         train = self.splits.train
+        if phase.before_epoch is not None:
+            phase.before_epoch(epoch, self)
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
+        rows = None if phase.rows is None else phase.rows()
+        if rows is not None:
+            order = order[torch.isin(order, rows.cpu())]
+        steps = len(cut(order, self.settings.batch_size))
         view = View(self.seed, number, self.augmentation)
-        self.model.train()
+        self.networks.train()
         with seeded(self.seed, "epoch", number):
             for step, batch in enumerate(train.batches(self.settings.batch_size, order=order, view=view)):
-                self.step(phase, epoch + step / self.steps_per_epoch, self.compute.place_batch(batch), sums)
+                self.step(phase, epoch + step / steps, self.compute.place_batch(batch), sums)
                 for observer in self.observers:
                     observer.stepped()
         record: Record = {"epoch": number + 1, "phase": phase.name, "phase_epoch": epoch + 1}
@@ -162,7 +192,8 @@ class Trainer:
     def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums) -> None:
         with self.compute.context():
             logits = self.forward(batch.inputs)
-        terms = phase.loss(logits, batch)
+            others = [network(batch.inputs) for network in self.networks[1:]]
+        terms = phase.loss((logits, *others) if others else logits, batch)
         value = float(terms.loss.detach())
         if not math.isfinite(value):
             raise TrainingError(self._describe_failure(phase, value, logits, batch))
@@ -173,7 +204,7 @@ class Trainer:
         self.scaler.scale(terms.loss).backward()
         if self.settings.clip_norm > 0:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+            nn.utils.clip_grad_norm_(self.networks.parameters(), self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if phase.after_step is not None:
@@ -220,6 +251,20 @@ class Trainer:
             validation_probs=validation_probs,
             records=self.records,
         )
+
+    def predict(self, *, best: bool = False) -> Tensor:
+        """For a method's hooks: logits of all training rows, by the network as it is or as it was at its best."""
+        if not best or not self._best_weights:
+            return self._predict("train").to(self.compute.device)
+        now = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self._best_weights)
+        logits = self._predict("train").to(self.compute.device)
+        self.model.load_state_dict(now)
+        return logits
+
+    @property
+    def validation_accuracy(self) -> float | None:
+        return self.records[-1].get("validation_accuracy") if self.records else None
 
     def _predict(self, split: str) -> Tensor:
         examples = getattr(self.splits, split)
