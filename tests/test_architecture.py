@@ -20,7 +20,7 @@ ORDER = [
     ("runs",),
     ("export", "progress"),
     ("job",),
-    ("estimator",),
+    ("estimator", "bench"),
     ("cli",),
     ("__init__", "__main__"),
 ]

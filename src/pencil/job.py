@@ -10,6 +10,7 @@ from torch import nn
 
 from pencil import models, recipe, runs
 from pencil.data.arrays import from_arrays
+from pencil.data.corrupt import transition_matrix
 from pencil.data.examples import Examples, Splits
 from pencil.data.geometry import default_workers
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
@@ -21,7 +22,7 @@ from pencil.data.sources import load
 from pencil.data.torch_dataset import from_dataset
 from pencil.errors import PencilError, RecipeError
 from pencil.label_table import label_table
-from pencil.methods import Method
+from pencil.methods import Method, find_method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
 from pencil.runs import Run
@@ -130,9 +131,20 @@ def assemble(
         weights = models.provenance(chosen.model, network)
     else:
         network = copy.deepcopy(model)
-    chosen = chosen.model_copy(update={"data": prepared.settings})
+    chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     return Job(chosen, prepared, network, trained_by, weights, make_network)
+
+
+def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:
+    """Methods whose definition needs the true transition matrix get that of injected noise, where none is given."""
+    name = chosen.method["name"]
+    if name == recipe.CUSTOM or not find_method(name).needs_transition or "transition" in chosen.method:
+        return chosen
+    matrix = transition_matrix(chosen.data.noise, examples.classes)
+    if matrix is None:
+        return chosen
+    return chosen.model_copy(update={"method": {**chosen.method, "transition": matrix.tolist()}})
 
 
 def _network_maker(chosen: Recipe, examples: Examples) -> Callable[[int], nn.Module]:

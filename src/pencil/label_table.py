@@ -16,13 +16,12 @@ from pencil.training.metrics import correct_entries
 
 def label_table(splits: Splits, label_probs: Tensor, validation_probs: Tensor | None) -> pa.Table:
     """Every labelled row. Held-out ones were never trained on, so the network's word stands for them."""
-    parts = [_label_columns(splits.train, label_probs, "train")]
-    rows = [splits.train.rows]
+    table = _label_columns(splits.train, label_probs, "train")
     if splits.validation is not None and validation_probs is not None:
-        parts.append(_label_columns(splits.validation, validation_probs, "validation"))
-        rows.append(splits.validation.rows)
-    in_order = torch.cat(rows).argsort(stable=True)
-    table = pa.concat_tables(parts).take(pa.array(in_order.numpy()))
+        table = pa.concat_tables([table, _label_columns(splits.validation, validation_probs, "validation")])
+        if not torch.isin(splits.train.rows, splits.validation.rows).any():  # held out of the same data: as it stood
+            in_order = torch.cat([splits.train.rows, splits.validation.rows]).argsort(stable=True)
+            table = table.take(pa.array(in_order.numpy()))
     return table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks()
 
 

@@ -4,7 +4,8 @@ import torch
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays, from_dataset
-from pencil.data.prepare import corrupt, prepare
+from pencil.data.corrupt import corrupt
+from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise
 from pencil.data.sources import load
 

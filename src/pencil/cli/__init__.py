@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from pencil.cli import check, demo, evaluate, labels, predict, recipes, train
+from pencil.cli import bench, check, demo, evaluate, labels, predict, recipes, train
 from pencil.errors import PencilError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command()(evaluate.evaluate)
 app.command()(predict.predict)
 app.command()(labels.labels)
 app.command()(check.check)
+app.command()(bench.bench)
 app.add_typer(recipes.app, name="recipes")
 
 

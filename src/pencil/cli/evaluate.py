@@ -25,7 +25,8 @@ def evaluate(
 
     opened = open_run(run, epoch=epoch)
     settings = opened.recipe.data
-    examples = read_source(data, settings, opened.classes).train if data else load(settings).test
+    splits = read_source(data, settings, opened.classes) if data else load(settings)
+    examples = splits.train if data and splits.test is None else splits.test
     if examples is None:
         raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
     found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples)

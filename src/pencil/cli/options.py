@@ -8,7 +8,9 @@ import typer
 if TYPE_CHECKING:
     from pencil.recipe import Recipe
 
-What = Annotated[str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or a data file (.npz).")]
+What = Annotated[
+    str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME.")
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]

@@ -1,18 +1,16 @@
 """From loaded data to a run's splits: choose, corrupt, hold out, size, normalise."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from pencil import noise
 from pencil.data.augment import Augmentation
+from pencil.data.corrupt import corrupt
 from pencil.data.examples import Examples, Splits, check_trainable, hold_out
 from pencil.data.geometry import apply_geometry, image_size, sized
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
-from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise
+from pencil.data.settings import DataSettings
 from pencil.errors import DataError
 from pencil.seeding import derive_seed, generator
 
@@ -42,7 +40,7 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
     if validation is None:
         train, validation = hold_out(train, settings.validation, seed)
     check_trainable(train)
-    test = None if loaded.test is None else apply_geometry(settings, loaded.test, size)
+    test = None if loaded.test is None else apply_geometry(settings, _choose_test(settings, loaded.test), size)
     normalization = _normalization(settings, train, seed)
     splits = _with_normalization(Splits(train, validation, test), normalization)
     resolved = {"normalize": normalization or "none", "resize": size or "none"}
@@ -57,27 +55,12 @@ def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
     return train.subset(chosen.sort().values)
 
 
-def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, seed: int) -> noise.NoisyLabels:
-    """Noisy labels for examples whose given labels are clean."""
-    if examples.given_labels.ndim != 1:
-        raise DataError("noise is injected into class labels; these examples carry label distributions.")
-    clean, count = examples.given_labels.numpy(), examples.num_classes
-    seed = settings.seed if settings.seed is not None else seed
-    if isinstance(settings, MatrixNoise):
-        if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
-            raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")
-        return noise.flip(clean, np.array(settings.matrix), seed)
-    if isinstance(settings, MapNoise):
-        mapping = _class_map(settings.classes, examples.classes)
-        return noise.flip(clean, noise.map_matrix(count, settings.rate, mapping), seed)
-    if settings.kind == "symmetric":
-        return noise.flip(clean, noise.symmetric_matrix(count, settings.rate), seed)
-    if settings.kind == "circular":
-        return noise.flip(clean, noise.circular_matrix(count, settings.rate), seed)
-    if not isinstance(examples.inputs, TensorInputs):
-        raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
-    inputs = examples.inputs.values[examples.rows].numpy()
-    return noise.flip_by_instance(clean, inputs, count, settings.rate, seed)
+def _choose_test(settings: DataSettings, test: Examples) -> Examples:
+    """The same choice whatever the seed, so that all runs are measured on the same rows."""
+    if settings.test_rows is None or settings.test_rows >= len(test):
+        return test
+    chosen = torch.randperm(len(test), generator=generator(0, "test rows"))[: settings.test_rows]
+    return test.subset(chosen.sort().values)
 
 
 def _refuse_misfits(settings: DataSettings, train: Examples, test: Examples | None) -> None:
@@ -114,13 +97,6 @@ def _refuse_normalization(settings: DataSettings, channels: int) -> None:
         {len(chosen.mean), len(chosen.std)} != {channels} or min(chosen.std) <= 0
     ):
         raise DataError(f"data.normalize needs {channels} means and as many deviations above 0.")
-
-
-def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
-    for name in (*names, *names.values()):
-        if name not in classes:
-            raise DataError(f"the noise map names class {name!r}; the data has {', '.join(classes[:12])}.")
-    return {classes.index(source): classes.index(target) for source, target in names.items()}
 
 
 MEASURED = 2048

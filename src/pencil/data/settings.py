@@ -61,6 +61,7 @@ class DataSettings(_Strict):
     classes: tuple[str, ...] | None = None
     test: str | None = None
     rows: Annotated[int, Field(ge=2)] | None = None
+    test_rows: Annotated[int, Field(ge=1)] | None = None
     noise: NoiseSettings | None = None
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     resize: Literal["auto", "none"] | Pixels | tuple[Pixels, Pixels] = "auto"

@@ -6,7 +6,15 @@ from typing import Any
 
 from pencil.errors import RecipeError
 from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
+from pencil.methods.cnn_crf import CnnCrf
+from pencil.methods.co_teaching import CoTeaching
+from pencil.methods.confident_learning import ConfidentLearning
 from pencil.methods.cross_entropy import CrossEntropy
+from pencil.methods.dldl import Dldl
+from pencil.methods.elr import Elr
+from pencil.methods.forward import Backward, Forward, ForwardEstimated
+from pencil.methods.joint_optimization import JointOptimization
+from pencil.methods.lq import Lq, TruncatedLq
 from pencil.methods.pencil import Pencil
 from pencil.user_file import load_module, split_reference
 
@@ -15,6 +23,17 @@ __all__ = ["METHODS", "CrossEntropy", "Method", "Pencil", "Phase", "Task", "Term
 METHODS: dict[str, type[Method]] = {
     "cross_entropy": CrossEntropy,
     "pencil": Pencil,
+    "dldl": Dldl,
+    "forward": Forward,
+    "backward": Backward,
+    "forward_estimated": ForwardEstimated,
+    "lq": Lq,
+    "truncated_lq": TruncatedLq,
+    "joint_optimization": JointOptimization,
+    "cnn_crf": CnnCrf,
+    "elr": Elr,
+    "co_teaching": CoTeaching,
+    "confident_learning": ConfidentLearning,
 }
 
 

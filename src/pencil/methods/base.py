@@ -43,6 +43,7 @@ NEVER = Constant(0.0)
 
 Epochs = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 Loss = Callable[[Any, Batch], Terms]
 AfterStep = Callable[[Any, Batch, float], None]
@@ -52,7 +53,7 @@ class Context(Protocol):
     """What the hooks of a phase may ask of the trainer. Test rows and clean labels are not among it."""
 
     def predict(self, *, best: bool = False) -> Tensor:
-        """Logits of all training rows, without augmentation, by the network as it is or at its best validation epoch."""
+        """Logits of all training rows, not augmented, by the network as it is or as at its best validation epoch."""
 
     @property
     def validation_accuracy(self) -> float | None:
@@ -63,9 +64,10 @@ class Context(Protocol):
 class Phase:
     """A stretch of training: which loss, for how long, at which learning rate and label step.
 
-    ``on_start`` is called before the first epoch, ``before_epoch`` before each one, ``after_step(carry, batch,
-    label_step)`` after every optimizer step with what the loss carried over. ``rows`` says which training rows an epoch
-    visits (all by default). ``fresh`` begins the phase with a newly initialised network.
+    ``on_start`` is called before the first epoch, ``before_epoch(epoch, epochs, context)`` before each one, with the
+    phase's length as the budget made it, ``after_step(carry, batch, label_step)`` after every optimizer step with what
+    the loss carried over. ``rows`` says which training rows an epoch visits (all by default). ``fresh`` begins the
+    phase with a newly initialised network; ``on_start`` still meets the one before it.
     """
 
     name: str
@@ -74,7 +76,7 @@ class Phase:
     lr: AnySchedule
     label_step: AnySchedule = NEVER
     on_start: Callable[[Context], None] | None = None
-    before_epoch: Callable[[int, Context], None] | None = None
+    before_epoch: Callable[[int, int, Context], None] | None = None
     after_step: AfterStep | None = None
     rows: Callable[[], Tensor | None] | None = None
     fresh: bool = False

@@ -21,7 +21,8 @@ class Pencil(Method):
     How labels move is said in one of two ways: ``step`` and ``pull``, which mean the same at every batch size and class
     count, or the paper's ``label_lr`` (lambda) and ``alpha``, where ``step = label_lr / (B * c)`` and
     ``pull = alpha * c`` (``label_lr / B`` and ``alpha`` where an example may be of several classes). How sure the
-    initial labels are is ``init_probability``, or the paper's ``init_scale`` (K).
+    initial labels are is ``init_probability``, or the paper's ``init_scale`` (K). Each round starts from the given
+    labels, as in the paper; with ``carry_labels`` from those that the round before it left (the R2-D2 way).
     """
 
     takes_multilabel = True
@@ -47,6 +48,7 @@ class Pencil(Method):
         class_mean: bool = True,
         rounds: Annotated[int, Field(ge=1)] = 1,
         round_factor: NonNegative = 1.0,
+        carry_labels: bool = False,
     ):
         _exclusive("step", step, "label_lr", label_lr)
         _exclusive("pull", pull, "alpha", alpha)
@@ -62,7 +64,7 @@ class Pencil(Method):
         self.compatibility, self.divergence = compatibility, divergence
         self.init_probability, self.init_scale = init_probability, init_scale
         self.class_mean = class_mean
-        self.rounds, self.round_factor = rounds, round_factor
+        self.rounds, self.round_factor, self.carry_labels = rounds, round_factor, carry_labels
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.kind = label_kind(
@@ -83,7 +85,7 @@ class Pencil(Method):
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
-        """Correction and fine-tuning, again and again; labels start each round as they were given."""
+        """Correction and fine-tuning, again and again; labels start each round as given unless they are carried."""
         assert self.labels is not None
         phases: tuple[Phase, ...] = ()
         for number in range(self.rounds):
@@ -96,7 +98,7 @@ class Pencil(Method):
                     self.correction_loss,
                     self.correction_lr.scaled(factor),
                     label_step=step.scaled(factor),
-                    on_start=self._reset_labels,
+                    on_start=None if number and self.carry_labels else self._reset_labels,
                     after_step=self.correct_labels,
                 ),
                 Phase("finetune" + suffix, self.finetune_epochs, self.finetune_loss, self.finetune_lr.scaled(factor)),

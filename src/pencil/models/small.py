@@ -3,17 +3,21 @@
 from torch import nn
 
 
-def small_cnn(channels: int, num_classes: int, *, width: int = 32) -> nn.Sequential:
-    """Two stages of two 3 x 3 convolutions; the features keep their place, so it can memorise as large networks do."""
+def small_cnn(channels: int, num_classes: int, *, width: int = 32, stride: int = 1) -> nn.Sequential:
+    """Two stages of two 3 x 3 convolutions; the features keep their place, so it can memorise as large networks do.
 
-    def stage(inner: int, outer: int) -> list[nn.Module]:
+    ``stride`` is that of the first convolution: 2 is four times as fast on images of 28 pixels and more.
+    """
+
+    def stage(inner: int, outer: int, stride: int = 1) -> list[nn.Module]:
         convolutions: list[nn.Module] = []
-        for source in (inner, outer):
-            convolutions += [nn.Conv2d(source, outer, 3, padding=1, bias=False), nn.BatchNorm2d(outer), nn.ReLU(True)]
+        for source, step in ((inner, stride), (outer, 1)):
+            convolution = nn.Conv2d(source, outer, 3, step, padding=1, bias=False)
+            convolutions += [convolution, nn.BatchNorm2d(outer), nn.ReLU(True)]
         return [*convolutions, nn.MaxPool2d(2)]
 
     return nn.Sequential(
-        *stage(channels, width),
+        *stage(channels, width, stride),
         *stage(width, 2 * width),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),

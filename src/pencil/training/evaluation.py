@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.data.inputs import Inputs
-from pencil.errors import ModelError, PencilError
+from pencil.errors import DataError, ModelError, PencilError
 
 
 class Compute(NamedTuple):
@@ -62,6 +62,8 @@ def predict_logits(
             logits = run(compute.place(values)).float().cpu() if len(values) else torch.empty(0, 1)
         chunks.append(logits if kept is None else _spread(logits, kept))
     model.train(was_training)
+    if all(chunk.isnan().all() for chunk in chunks) and not any(chunk.shape[1] > 1 for chunk in chunks):
+        raise DataError(f"none of these {sum(map(len, chunks))} inputs can be read.")
     return torch.cat([chunk.expand(-1, max(part.shape[1] for part in chunks)) for chunk in chunks])
 
 
@@ -72,27 +74,36 @@ def _spread(logits: Tensor, kept: Tensor) -> Tensor:
     return every
 
 
+def _some_inputs(examples: Examples, count: int) -> Tensor:
+    """The first inputs that can be read, to try a network on."""
+    for values, _ in examples.inputs.batches(examples.rows.split(count)):
+        if len(values):
+            return values
+    raise DataError(f"none of the {len(examples)} inputs can be read.")
+
+
 MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
 """What a network raises when inputs do not suit it; anything else is a bug to be seen as it is."""
 
 
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
     """Refuse a network that cannot take these inputs, to predict or to train, or does not give one logit per class."""
-    rows = examples.rows[: min(2, batch_size)]
+    values = _some_inputs(examples, min(2, batch_size))
+    was_training = model.training
     try:
-        logits = predict_logits(model, examples.inputs, rows, compute=compute)
-        trial = copy.deepcopy(model).train()
         with torch.no_grad(), compute.context():
-            trial(compute.place(next(iter(examples.inputs.batches([rows]))).values))
+            logits = model.eval()(compute.place(values))  # lazy layers take shape here
+            copy.deepcopy(model).train()(compute.place(values))
+        model.train(was_training)
     except PencilError:
         raise
     except MODEL_FAULTS as error:
-        shape = (len(rows), *examples.input_shape)
+        shape = tuple(values.shape)
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelError(f"the model cannot train on inputs of shape {shape}: {reason}") from error
-    expected = (len(rows), examples.num_classes)
+    expected = (len(values), examples.num_classes)
     if tuple(logits.shape) != expected:
         raise ModelError(
-            f"the model gives {tuple(logits.shape)} for {len(rows)} inputs; expected {expected}, one logit for each of "
-            f"the {examples.num_classes} classes; change its last layer, or pass classes=... to name more classes."
+            f"the model gives {tuple(logits.shape)} for {len(values)} inputs; expected {expected}, one logit for "
+            f"each of the {examples.num_classes} classes; change its last layer, or pass classes=... to name more."
         )

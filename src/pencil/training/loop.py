@@ -131,10 +131,11 @@ class Trainer:
         for observer in self.observers:
             observer.started(self.phases, self.steps_per_epoch)
         for number, phase in enumerate(self.phases):
-            if phase.fresh:
-                self._begin([self._another(number)])
-            if phase.on_start is not None:
+            if phase.on_start is not None:  # first, so that it can learn from the network that a fresh one replaces
                 phase.on_start(self)
+            if phase.fresh:
+                first = self.method.networks * (number + 1)  # numbers, and so seeds, that no network had before
+                self._begin([self._another(first + i) for i in range(self.method.networks)])
             for epoch in range(phase.epochs):
                 self.epoch(phase, epoch)
         return self._outcome()
@@ -149,11 +150,19 @@ class Trainer:
         self._best_weights: dict[str, Tensor] = {}
 
     def _copier(self) -> Callable[[int], nn.Module]:
-        """Further networks where no one says how to make them: copies with newly drawn weights."""
+        """Further networks where no one says how to make them.
+
+        A network beside the first gets newly drawn weights; a fresh one starts as the first did, pretrained or not.
+        """
         if self.method.networks == 1 and not any(phase.fresh for phase in self.phases):
             return lambda number: self.model  # never called
         original = copy.deepcopy(self.model)
-        return lambda number: reinitialized(copy.deepcopy(original), self.seed, number)
+
+        def make(number: int) -> nn.Module:
+            another = copy.deepcopy(original)
+            return reinitialized(another, self.seed, number) if number % self.method.networks else another
+
+        return make
 
     def _another(self, number: int) -> nn.Module:
         network = self._make(number).to(self.compute.device)
@@ -167,7 +176,7 @@ class Trainer:
         sums = Sums()
         train = self.splits.train
         if phase.before_epoch is not None:
-            phase.before_epoch(epoch, self)
+            phase.before_epoch(epoch, phase.epochs, self)
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
         rows = None if phase.rows is None else phase.rows()
         if rows is not None:

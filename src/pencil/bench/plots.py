@@ -1,0 +1,69 @@
+"""Curves over epochs as SVG, readable on light and dark pages."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pencil.bench.spec import Spec
+
+
+def curves(
+    path: Path, title: str, unit: str, lines: Mapping[str, Sequence[float]], marks: Sequence[float] = ()
+) -> None:
+    """One line per name over epochs 1, 2, 3 ...; vertical marks where a phase ends."""
+    figure, axes = canvas(title, unit)
+    for name, values in lines.items():
+        axes.plot(np.arange(1, len(values) + 1), values, label=name, linewidth=1.6)
+    for mark in marks:
+        axes.axvline(mark + 0.5, color="0.5", linewidth=0.8, linestyle=":")
+    save(figure, axes, path)
+
+
+def canvas(title: str, unit: str) -> tuple[Any, Any]:
+    """An empty figure; the non-interactive classes are used directly, so no display is ever looked for."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(unit)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def save(figure: Any, axes: Any, path: Path) -> None:
+    axes.legend(fontsize=8, frameon=False, ncols=2)
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "pencil", "svg.fonttype": "none"}):  # the same bytes for the same data
+        figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
+
+
+def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Test accuracy over epochs, one picture for each dataset and noise, the mean over seeds for each method."""
+    made = []
+    for dataset in spec.datasets:
+        for noise in spec.noises:
+            lines = {}
+            for row in spec.methods:
+                found = [
+                    results[cell.identity()]["curves"]
+                    for cell in spec.cells()
+                    if (cell.dataset, cell.noise, cell.method) == (dataset.name, noise.name, row.name)
+                    and results.get(cell.identity(), {}).get("status") == "done"
+                ]
+                tests = [curve.get("test_accuracy", curve.get("test_map")) for curve in found]
+                if tests and None not in tests:
+                    lines[row.name] = (100 * np.array(tests)).mean(axis=0).tolist()
+            if lines:
+                words = f"{dataset.name}-{noise.name}".lower()
+                name = "".join(letter if letter.isalnum() else "-" for letter in words)
+                curves(folder / f"{name}.svg", f"{dataset.name}, {noise.name}", "test accuracy, %", lines)
+                made.append(folder / f"{name}.svg")
+    return made

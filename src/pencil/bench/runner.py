@@ -1,0 +1,128 @@
+"""Cells run side by side in worker processes; each result is a file, so an interrupted benchmark goes on from there."""
+
+import json
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from pencil.bench.spec import Cell
+from pencil.errors import RunError
+
+Result = dict[str, Any]
+CURVES = ("test_accuracy", "test_map", "labels_correct", "validation_accuracy", "phase")
+"""What is kept of every epoch."""
+
+
+def run_cells(
+    cells: Sequence[Cell], folder: Path, processes: int, tell: Callable[[Cell, Result, int], None]
+) -> dict[str, Result]:
+    """Run what has no result yet; ``tell(cell, result, left)`` hears of every cell that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {cell.identity(): _read(folder / f"{cell.identity()}.json") for cell in cells}
+    todo = [cell for cell in cells if found[cell.identity()] is None]
+    workers = [_Worker(max(1, cores() // processes)) for _ in range(min(processes, len(todo)))]
+    left = len(todo)
+    try:
+        for worker in workers:
+            worker.take(todo.pop(0))
+        while left:
+            ready = wait([worker.pipe for worker in workers if worker.cell is not None])
+            for worker in [one for one in workers if one.pipe in ready]:
+                cell, result = worker.finish()
+                _write(folder / f"{cell.identity()}.json", result)
+                found[cell.identity()] = result
+                left -= 1
+                tell(cell, result, left)
+                if todo:
+                    worker.take(todo.pop(0))
+    finally:
+        for worker in workers:
+            worker.stop()
+    return {name: result for name, result in found.items() if result is not None}
+
+
+class _Worker:
+    """A process that runs one cell after the other; a new one takes its place if it dies."""
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self.cell: Cell | None = None
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, inner = context.Pipe()
+        self.process = context.Process(target=_work, args=(inner, self.threads), daemon=True)
+        self.process.start()
+        inner.close()
+
+    def take(self, cell: Cell) -> None:
+        self.cell = cell
+        self.pipe.send(cell)
+
+    def finish(self) -> tuple[Cell, Result]:
+        cell, self.cell = self.cell, None
+        assert cell is not None
+        try:
+            return cell, self.pipe.recv()
+        except EOFError:  # killed, or out of memory: the cell is lost, the others are not
+            self.process.join()
+            code = self.process.exitcode
+            self._start()
+            return cell, {"status": "failed", "error": f"the process died with exit code {code}"}
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.join()
+
+
+def _work(pipe: Connection, threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    while True:
+        try:
+            cell = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        pipe.send(run_cell(cell))
+
+
+def run_cell(cell: Cell) -> Result:
+    """One run, reduced to its summary and curves; whatever goes wrong is told, and the grid goes on."""
+    from pencil.job import run_recipe
+
+    try:
+        run = run_recipe(cell.recipe(), progress=False)
+    except Exception as error:  # noqa: BLE001 - a grid must survive any of its cells
+        return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    curves = {name: [record[name] for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
+    return {"status": "done", "summary": run.summary, "curves": curves}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _read(path: Path) -> Result | None:
+    """A cell's result; one that failed, or a file cut short by a power failure, is run again."""
+    if not path.is_file():
+        return None
+    try:
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return None
+    return result if result.get("status") == "done" else None
+
+
+def _write(path: Path, result: Result) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; finished cells are kept.") from error

@@ -1,0 +1,73 @@
+"""``pencil bench``: every method on the same data, noise, backbone, budget and seeds."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pencil.cli.options import AsJson
+
+if TYPE_CHECKING:
+    from pencil.bench.spec import Cell, Spec
+
+Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
+
+
+def bench(
+    spec: Annotated[str, typer.Argument(metavar="SPEC", help="A benchmark by name, a .toml file, or kl-analysis.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
+    processes: Processes = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a grid of methods and write tables. The same command goes on where an interrupted one stopped."""
+    from pencil.bench.spec import read_spec
+
+    if spec == "kl-analysis":
+        from pencil.bench.kl_analysis import analyse
+
+        typer.echo(analyse(out or Path("bench") / "kl-analysis"), nl=False)
+        return
+    chosen = read_spec(spec)
+    if root is not None:
+        chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
+    target = out or Path("bench") / chosen.name
+    entries = _run(chosen, target, processes)
+    if as_json:
+        typer.echo(json.dumps([entry.as_json() for entry in entries]))
+    else:
+        typer.echo((target / "results.md").read_text(encoding="utf-8"), nl=False)
+        typer.echo(f"written to {target}", err=True)
+
+
+def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
+    from pencil.bench import tables
+    from pencil.bench.plots import plot_cells
+    from pencil.bench.runner import Result, cores, run_cells
+
+    cells = list(chosen.cells())
+    for cell in cells:
+        cell.recipe()  # every mistake in the spec is told before the first cell runs
+
+    def tell(cell: "Cell", result: Result, left: int) -> None:
+        if result["status"] == "failed":
+            typer.echo(f"failed: {cell.label}: {result['error']}", err=True)
+        else:
+            summary = result["summary"]
+            test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
+            shown = "" if test is None else f" test {test:.1%}"
+            typer.echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
+
+    results = run_cells(cells, target / "cells", processes or cores(), tell)
+    entries = tables.collect(chosen, results)
+    payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
+    (target / "results.json").write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
+    (target / "results.md").write_text(tables.as_markdown(chosen, entries), encoding="utf-8")
+    (target / "results.html").write_text(tables.as_html(chosen, entries), encoding="utf-8")
+    plot_cells(chosen, results, target)
+    return entries
+
+
+def _with_root(tree: dict[str, Any], root: Path) -> dict[str, Any]:
+    return {**tree, "data": {**tree.get("data", {}), "root": str(root)}}

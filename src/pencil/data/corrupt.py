@@ -1,0 +1,53 @@
+"""Noise for experiments: clean labels in, noisy ones out, as a recipe's ``data.noise`` says."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pencil import noise
+from pencil.data.examples import Examples
+from pencil.data.inputs import TensorInputs
+from pencil.data.settings import MapNoise, MatrixNoise, RateNoise
+from pencil.errors import DataError
+
+
+def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, seed: int) -> noise.NoisyLabels:
+    """Noisy labels for examples whose given labels are clean."""
+    if examples.given_labels.ndim != 1:
+        raise DataError("noise is injected into class labels; these examples carry label distributions.")
+    clean = examples.given_labels.numpy()
+    seed = settings.seed if settings.seed is not None else seed
+    matrix = transition_matrix(settings, examples.classes)
+    if matrix is not None:
+        return noise.flip(clean, matrix, seed)
+    assert isinstance(settings, RateNoise)
+    if not isinstance(examples.inputs, TensorInputs):
+        raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
+    inputs = examples.inputs.values[examples.rows].numpy()
+    return noise.flip_by_instance(clean, inputs, examples.num_classes, settings.rate, seed)
+
+
+def transition_matrix(
+    settings: RateNoise | MapNoise | MatrixNoise | None, classes: tuple[str, ...]
+) -> np.ndarray | None:
+    """Row = clean class, column = given class; None for noise that no matrix describes."""
+    count = len(classes)
+    if settings is None:
+        return np.eye(count)
+    if isinstance(settings, MatrixNoise):
+        if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
+            raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")
+        return np.array(settings.matrix)
+    if isinstance(settings, MapNoise):
+        return noise.map_matrix(count, settings.rate, _class_map(settings.classes, classes))
+    if settings.kind == "instance":
+        return None
+    make = noise.symmetric_matrix if settings.kind == "symmetric" else noise.circular_matrix
+    return make(count, settings.rate)
+
+
+def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
+    for name in (*names, *names.values()):
+        if name not in classes:
+            raise DataError(f"the noise map names class {name!r}; the data has {', '.join(classes[:12])}.")
+    return {classes.index(source): classes.index(target) for source, target in names.items()}

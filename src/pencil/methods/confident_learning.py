@@ -1,0 +1,131 @@
+"""Confident learning (Northcutt, Jiang and Chuang, JAIR 2021): find wrong labels by cross-validation and drop them."""
+
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pencil.data.examples import Batch
+from pencil.data.given import as_distribution, hard_labels
+from pencil.errors import RecipeError
+from pencil.losses import cross_entropy, log_probs
+from pencil.methods.base import Context, Method, Phase, Task, Terms
+from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.seeding import generator
+
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+def stratified_folds(given_labels: Tensor, folds: int, seed: int) -> Tensor:
+    """The fold of every row, drawn at random; folds, and each class within them, differ by one row at most in size."""
+    labels = hard_labels(given_labels).cpu()
+    order = torch.randperm(len(labels), generator=generator(seed, "folds"))
+    by_class = order[labels[order].argsort(stable=True)]
+    fold = torch.empty(len(labels), dtype=torch.int64)
+    fold[by_class] = torch.arange(len(labels)) % folds  # dealt out like cards, class after class
+    return fold
+
+
+def find_issues(given_labels: Tensor, probs: Tensor) -> Tensor:
+    """True for every row whose label is probably wrong: "prune by noise rate", by cleanlab."""
+    _require_cleanlab()
+    from cleanlab.filter import find_label_issues
+
+    labels = hard_labels(given_labels).cpu().numpy()
+    # one process: what is to be computed takes less time than starting others
+    return torch.from_numpy(find_label_issues(labels, probs.double().cpu().numpy(), n_jobs=1))
+
+
+def mixed_labels(given_probs: Tensor, probs: Tensor, issues: Tensor) -> Tensor:
+    """The prediction where there is an issue, the given label elsewhere."""
+    return torch.where(issues.unsqueeze(1), probs, given_probs)
+
+
+class ConfidentLearning(Method):
+    """Networks trained on all folds but one predict the one left out; what they find wrong the last network never sees.
+
+    Each of those ``folds`` networks trains on all rows but one fold: epoch for epoch, ``folds - 1`` trainings more than
+    without. Which row is in which fold depends on ``fold_seed`` alone.
+    Finding the issues is the work of the cleanlab library: ``pip install 'pencil-labels[cleanlab]'``.
+    """
+
+    def __init__(
+        self,
+        *,
+        folds: Annotated[int, Field(ge=2)] = 3,
+        fold_epochs: AtLeastOne = 15,
+        final_epochs: AtLeastOne = 40,
+        lr: Schedule = Cosine(0.02),
+        fold_lr: Schedule | None = None,
+        fold_seed: Annotated[int, Field(ge=0)] = 0,
+    ):
+        self.folds, self.fold_epochs, self.final_epochs, self.fold_seed = folds, fold_epochs, final_epochs, fold_seed
+        self.lr: AnySchedule = as_schedule(lr)
+        self.fold_lr: AnySchedule = self.lr if fold_lr is None else as_schedule(fold_lr)
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        _require_cleanlab()  # before anything is trained
+        if len(task.given_labels) < 2 * self.folds:  # batch statistics need two rows
+            raise RecipeError(
+                f"there are {len(task.given_labels)} training rows for {self.folds} folds; "
+                "expected at least two rows in each; lower method.folds."
+            )
+        self.given_labels = task.given_labels
+        self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
+        self.fold_of = stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device)
+        self.out_of_fold_probs = self.given_probs.clone()  # where an input cannot be read it stays so
+        self.issues = torch.zeros(len(self.given_probs), dtype=torch.bool, device=task.device)
+        folds = tuple(
+            Phase(
+                f"fold {number + 1}",
+                self.fold_epochs,
+                self.loss,
+                self.fold_lr,
+                on_start=partial(self.collect, number - 1) if number else None,
+                rows=partial(self.rows_outside, number),
+                fresh=True,
+            )
+            for number in range(self.folds)
+        )
+        final = Phase(
+            "final", self.final_epochs, self.loss, self.lr, on_start=self.prune, rows=self.rows_kept, fresh=True
+        )
+        return (*folds, final)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(cross_entropy(logits, batch.given_labels))
+
+    def rows_outside(self, fold: int) -> Tensor:
+        return (self.fold_of != fold).nonzero()[:, 0]
+
+    def rows_kept(self) -> Tensor:
+        return (~self.issues).nonzero()[:, 0]
+
+    def collect(self, fold: int, context: Context) -> None:
+        """What the network that has not seen this fold says about it."""
+        logits = context.predict()
+        chosen = (self.fold_of == fold) & ~logits[:, 0].isnan()
+        self.out_of_fold_probs[chosen] = log_probs(logits[chosen]).exp().to(self.out_of_fold_probs.dtype)
+
+    def prune(self, context: Context) -> None:
+        self.collect(self.folds - 1, context)
+        self.issues = find_issues(self.given_labels, self.out_of_fold_probs).to(self.issues.device)
+
+    def label_probs(self) -> Tensor:
+        """A row with an issue reads as its out-of-fold prediction, every other row as its given label."""
+        return mixed_labels(self.given_probs, self.out_of_fold_probs, self.issues)
+
+    def metrics(self) -> dict[str, float]:
+        return {"pruned_rows": float(self.issues.sum())}
+
+
+def _require_cleanlab() -> None:
+    try:
+        import cleanlab  # noqa: F401
+    except ImportError as error:
+        raise RecipeError(
+            "confident learning needs the cleanlab library, which is not installed; "
+            "get it with: pip install 'pencil-labels[cleanlab]'."
+        ) from error

@@ -1,0 +1,177 @@
+"""Loss correction by a noise transition matrix, known or estimated (Patrini et al. 2017).
+
+"Making deep neural networks robust to label noise: a loss correction approach". ``transition[i, j]`` is the probability
+that an example of class ``i`` was given the label ``j``, as in :mod:`pencil.noise`.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pencil.data.examples import Batch
+from pencil.errors import RecipeError
+from pencil.losses import cross_entropy, log_probs, row_dot
+from pencil.methods.base import Context, Epochs, Method, Phase, Task, Terms
+from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+
+Matrix = tuple[tuple[float, ...], ...]
+SINGULAR = 1e-6
+"""Below this share of the largest singular value an inverse would be noise: backward losses grow by its inverse."""
+
+
+def forward_loss(logits: Tensor, given_labels: Tensor, transition: Tensor) -> Tensor:
+    """``CE(y_hat, T^T f)``, Theorem 2: the network says the clean class, and ``T`` what label that would be given.
+
+    A zero of ``T`` counts as the smallest number there is, so that a label that ``T`` rules out costs much but not
+    infinitely much.
+    """
+    log_f = log_probs(logits)
+    log_t = transition.to(log_f).clamp_min(torch.finfo(log_f.dtype).tiny).log()
+    if given_labels.ndim == 1:
+        return -(log_f + log_t.t()[given_labels]).logsumexp(dim=1).mean()
+    log_noisy = (log_f.unsqueeze(2) + log_t).logsumexp(dim=1)
+    return -row_dot(given_labels, log_noisy).mean()
+
+
+def backward_loss(logits: Tensor, given_labels: Tensor, inverse: Tensor) -> Tensor:
+    """``(T^-1 l)_given`` with ``l = -log f``, Theorem 1: over the noise its mean is the clean cross-entropy.
+
+    ``inverse`` is that of :func:`inverse_transition`. The loss may be negative, without bound.
+    """
+    log_f = log_probs(logits)
+    inverse = inverse.to(log_f)
+    weights = inverse[given_labels] if given_labels.ndim == 1 else given_labels.to(log_f) @ inverse
+    return -row_dot(weights, log_f).mean()
+
+
+def inverse_transition(transition: Tensor) -> Tensor:
+    """``T^-1`` in fp64; refuses a matrix that has none to speak of."""
+    matrix = transition.double()
+    inverse: Tensor = torch.linalg.pinv(matrix, rtol=SINGULAR)
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    if not torch.allclose(inverse @ matrix, identity, atol=1e-6):
+        values = torch.linalg.svdvals(matrix)
+        raise RecipeError(
+            f"the transition matrix is singular (its singular values go from {float(values[0]):.3g} to "
+            f"{float(values[-1]):.3g}); backward needs its inverse: some classes are given the same labels and cannot "
+            "be told apart; use method forward, which needs none."
+        )
+    return inverse
+
+
+def estimate_transition(probs: Tensor, percentile: float = 97.0) -> Tensor:
+    """``T`` from what a network, trained on noisy labels, predicts for the training rows (Theorem 3).
+
+    A row that surely is of class ``i`` shows in its prediction how labels of that class are given. It is the row whose
+    probability of ``i`` is at the percentile of all rows (the next lower one), since the very largest may be an
+    outlier; 100 is the plain maximum, for many classes (CIFAR-100), where fewer rows than 3 % are of each. Rows that
+    could not be read (NaN) are left out.
+    """
+    probs = probs[probs.isfinite().all(dim=1)]
+    rank = math.floor(percentile * (len(probs) - 1) / 100)
+    anchors = [int(column.argsort(stable=True)[rank]) for column in probs.unbind(dim=1)]
+    return probs[anchors]
+
+
+def check_transition(transition: Matrix, num_classes: int) -> Tensor:
+    """The matrix as an fp64 tensor, once every row is a distribution over the classes."""
+    lengths = sorted({len(row) for row in transition})
+    if len(transition) != num_classes or lengths != [num_classes]:
+        columns = " or ".join(map(str, lengths)) or "no"
+        raise RecipeError(
+            f"method.transition has {len(transition)} rows of {columns} numbers; "
+            f"expected {num_classes} rows of {num_classes}, one for each class."
+        )
+    for number, row in enumerate(transition):
+        if not (min(row) >= 0 and abs(sum(row) - 1) < 1e-4):
+            raise RecipeError(
+                f"row {number} of method.transition is {list(row)}, with sum {sum(row):g}; expected the probabilities "
+                f"with which class {number} is given each label, which sum to 1 (a row is a true class)."
+            )
+    return torch.tensor(transition, dtype=torch.float64)
+
+
+class _Corrected(Method):
+    """One phase with a loss that a known transition matrix corrects."""
+
+    needs_transition = True
+
+    def __init__(self, *, transition: Matrix | None = None, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
+        self.transition = transition
+        self.epochs = epochs
+        self.lr: AnySchedule = as_schedule(lr)
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        if self.transition is None:
+            raise RecipeError(
+                "method.transition is not set; this method needs the true transition matrix, which nobody has outside "
+                "experiments; give it, or use method forward_estimated, which estimates one."
+            )
+        matrix = self.correction(check_transition(self.transition, task.num_classes))
+        self.matrix = matrix.to(task.device, task.dtype)
+        return (Phase("train", self.epochs, self.loss, self.lr),)
+
+    @abstractmethod
+    def correction(self, transition: Tensor) -> Tensor:
+        """What the loss needs of the transition matrix."""
+
+    @abstractmethod
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        """The corrected loss."""
+
+
+class Forward(_Corrected):
+    """Forward correction, with the true transition matrix."""
+
+    def correction(self, transition: Tensor) -> Tensor:
+        return transition
+
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(forward_loss(logits, batch.given_labels, self.matrix))
+
+
+class Backward(_Corrected):
+    """Backward correction, with the true transition matrix."""
+
+    def correction(self, transition: Tensor) -> Tensor:
+        return inverse_transition(transition)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(backward_loss(logits, batch.given_labels, self.matrix))
+
+
+class ForwardEstimated(Method):
+    """Cross-entropy, a look at what the network predicts, then forward correction of a fresh network (Algorithm 1)."""
+
+    def __init__(
+        self,
+        *,
+        estimate_epochs: Annotated[int, Field(ge=1)] = 30,
+        forward_epochs: Annotated[int, Field(ge=1)] = 30,
+        lr: Schedule = Cosine(0.02),
+        forward_lr: Schedule | None = None,
+        percentile: Annotated[float, Field(ge=0, le=100)] = 97.0,
+    ):
+        self.estimate_epochs, self.forward_epochs = estimate_epochs, forward_epochs
+        self.lr: AnySchedule = as_schedule(lr)
+        self.forward_lr: AnySchedule = self.lr if forward_lr is None else as_schedule(forward_lr)
+        self.percentile = percentile
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        forward = Phase(
+            "forward", self.forward_epochs, self.forward_loss, self.forward_lr, on_start=self.estimate, fresh=True
+        )
+        return (Phase("estimate", self.estimate_epochs, self.estimate_loss, self.lr), forward)
+
+    def estimate_loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(cross_entropy(logits, batch.given_labels))
+
+    def estimate(self, context: Context) -> None:
+        self.matrix = estimate_transition(context.predict().softmax(dim=1), self.percentile)
+
+    def forward_loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(forward_loss(logits, batch.given_labels, self.matrix))

@@ -1,0 +1,115 @@
+"""Generalised cross-entropy, plain and truncated (Zhang and Sabuncu 2018).
+
+"Generalized cross entropy loss for training deep neural networks with noisy labels": between cross-entropy, which
+learns fast and learns mistakes too, and mean absolute error, which is robust and hardly learns.
+"""
+
+import math
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from pencil.data.examples import Batch
+from pencil.data.given import hard_labels
+from pencil.losses import log_probs, row_dot
+from pencil.methods.base import Context, Epochs, Method, Phase, Share, Task, Terms
+from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
+
+Power = Annotated[float, Field(gt=0, le=1)]
+
+
+def lq_losses(logits: Tensor, given_labels: Tensor, q: float) -> Tensor:
+    """``(1 - p^q) / q`` for each row (section 3.2), where ``p`` is the probability of its given class.
+
+    Cross-entropy as q -> 0, half the absolute error at q = 1. It starts from ``log p``, so that small ``p`` and ``q``
+    lose no digits.
+    """
+    log_f = log_probs(logits)
+    if given_labels.ndim == 2:
+        return row_dot(given_labels, -torch.expm1(q * log_f) / q)
+    return -torch.expm1(q * log_f.gather(1, given_labels.unsqueeze(1))[:, 0]) / q
+
+
+def lq_loss(logits: Tensor, given_labels: Tensor, q: float, kept: Tensor | None = None) -> Tensor:
+    """The mean over the batch; rows that are not ``kept`` (weight 0, section 3.3) count as zero, not as absent."""
+    losses = lq_losses(logits, given_labels, q)
+    return (losses if kept is None else losses * kept).mean()
+
+
+def truncated_lq_losses(logits: Tensor, given_labels: Tensor, q: float, k: float) -> Tensor:
+    """The loss of each row, but the constant ``L_q(k)`` where ``p <= k`` (section 3.3)."""
+    losses = lq_losses(logits, given_labels, q)
+    return torch.where(confident(logits, given_labels, k), losses, losses.new_tensor((1 - k**q) / q))
+
+
+def confident(logits: Tensor, given_labels: Tensor, k: float) -> Tensor:
+    """The rows whose given class has a probability above ``k``: those that the truncated loss still learns from."""
+    given = hard_labels(given_labels).unsqueeze(1)
+    return log_probs(logits).gather(1, given)[:, 0].exp() > k
+
+
+def is_due(epoch: int, epochs: int, first: float, every: float) -> bool:
+    """Whether rows are chosen before this epoch: at the share ``first`` of the phase, and each ``every`` from there.
+
+    Shares keep their course when a budget stretches the phase; where two fall within an epoch, once is enough.
+    """
+
+    def choices(start: int) -> int:  # due by the start of this epoch; a rounding error must not put one off
+        past = start / epochs - first + 1e-9
+        return 0 if past < 0 else 1 + (math.floor(past / every) if every > 0 else start)
+
+    return choices(epoch) > (choices(epoch - 1) if epoch else 0)
+
+
+class Lq(Method):
+    """One phase of the L_q loss, with the paper's schedule."""
+
+    def __init__(self, *, q: Power = 0.7, epochs: Epochs = 120, lr: Schedule = StepDecay(0.01, at=(40, 80))):
+        self.q, self.epochs = q, epochs
+        self.lr: AnySchedule = as_schedule(lr)
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        return (Phase("train", self.epochs, self.loss, self.lr),)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(lq_loss(logits, batch.given_labels, self.q))
+
+
+class TruncatedLq(Method):
+    """The truncated L_q loss by alternate convex search (Algorithm 1): choose rows, learn from them, choose again.
+
+    Rows are chosen by the network that was best on the noisy validation rows so far. ``prune_from`` and ``prune_every``
+    are shares of the training: epoch 40 and every 10 of 120, as in the paper.
+    """
+
+    def __init__(
+        self,
+        *,
+        q: Power = 0.7,
+        k: Share = 0.5,
+        epochs: Epochs = 120,
+        lr: Schedule = StepDecay(0.01, at=(40, 80)),
+        prune_from: Share = 1 / 3,
+        prune_every: Share = 1 / 12,
+    ):
+        self.q, self.k, self.epochs = q, k, epochs
+        self.prune_from, self.prune_every = prune_from, prune_every
+        self.lr: AnySchedule = as_schedule(lr)
+
+    def start(self, task: Task) -> tuple[Phase, ...]:
+        self.given_labels = task.given_labels
+        self.kept = torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device)
+        return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.prune),)
+
+    def prune(self, epoch: int, epochs: int, context: Context) -> None:
+        if is_due(epoch, epochs, self.prune_from, self.prune_every):
+            kept = confident(context.predict(best=True), self.given_labels, self.k)
+            self.kept = kept if kept.any() else torch.ones_like(kept)  # with no row left nothing would be learned
+
+    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        return Terms(lq_loss(logits, batch.given_labels, self.q, self.kept[batch.rows]))
+
+    def metrics(self) -> dict[str, float]:
+        return {"rows_kept": float(self.kept.double().mean())}

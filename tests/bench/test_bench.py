@@ -1,0 +1,148 @@
+import json
+
+import pytest
+
+from pencil.bench import runner, tables
+from pencil.bench.spec import Spec, names, read_spec
+from pencil.cli import bench as command
+from pencil.errors import RecipeError
+
+SMALL = {
+    "name": "small",
+    "seeds": [1, 2],
+    "recipe": {
+        "data": {"source": "digits", "rows": 120},
+        "training": {"epochs": 3},
+        "model": {"options": {"width": 4}},
+    },
+    "datasets": [{"name": "digits"}],
+    "noises": [
+        {"name": "clean"},
+        {"name": "half", "set": {"data": {"noise": {"kind": "symmetric", "rate": 0.5}}}},
+    ],
+    "methods": [
+        {"name": "cross_entropy", "set": {"method": {"name": "cross_entropy"}}},
+        {"name": "pencil", "paper": {"half": [90.0, 91.5]}},
+        {"name": "told", "set": {"method": {"name": "forward"}}},
+    ],
+}
+
+
+@pytest.fixture
+def spec():
+    return Spec.model_validate(SMALL)
+
+
+def result(last, best=None, seconds=2.0, labels=None):
+    test = {"best": last if best is None else best, "last": last}
+    found = {} if labels is None else {"correct_after": labels}
+    return {"status": "done", "summary": {"test_accuracy": test, "seconds": seconds, "labels": found}, "curves": {}}
+
+
+def test_cells_are_the_whole_grid_seed_by_seed(spec):
+    cells = list(spec.cells())
+    assert len(cells) == 12 and [cell.seed for cell in cells] == [1] * 6 + [2] * 6
+    assert len({cell.identity() for cell in cells}) == 12
+    pencil = next(cell for cell in cells if cell.method == "pencil" and cell.noise == "half")
+    assert pencil.recipe().data.noise.rate == 0.5 and pencil.recipe().method["name"] == "pencil"
+    changed = spec.model_copy(update={"recipe": {**spec.recipe, "training": {"epochs": 4}}})
+    assert not {cell.identity() for cell in changed.cells()} & {cell.identity() for cell in cells}
+
+
+def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
+    results = {}
+    for cell in spec.cells():
+        share = {"cross_entropy": 0.6, "pencil": 0.8, "told": 0.9}[cell.method] + 0.02 * (cell.seed - 1)
+        slow = 3.0 if cell.method == "pencil" else 2.0
+        results[cell.identity()] = result(share, best=share + 0.05, seconds=slow, labels=share)
+    broken = next(cell for cell in spec.cells() if cell.method == "cross_entropy" and cell.noise == "clean")
+    results[broken.identity()] = {"status": "failed", "error": "ValueError: no <b>luck</b>"}
+    entries = {(entry.noise, entry.method): entry for entry in tables.collect(spec, results)}
+    half = entries["half", "pencil"]
+    assert half.last.mean == pytest.approx(81.0) and half.best.mean == pytest.approx(86.0)
+    assert half.relative_time == pytest.approx(1.5) and str(half.last) == "81.0 ± 1.4"
+    assert entries["half", "told"].starred and not half.starred
+    text = tables.as_markdown(spec, list(entries.values()))
+    assert "| told * | 91.0 ± 1.4 | 91.0 ± 1.4 |" in text  # starred: never in bold
+    assert "| pencil | **81.0 ± 1.4** | **81.0 ± 1.4 (paper 91.5)** |" in text
+    assert "failed (1)" in text
+    page = tables.as_html(spec, list(entries.values()))
+    assert '<td class="leads">81.0 ± 1.4</td>' in page and "<b>luck" not in page
+
+
+def test_names_in_a_spec_cannot_break_out_of_the_page(spec):
+    hostile = spec.model_copy(update={"description": "<script>alert(1)</script>"})
+    assert "<script>" not in tables.as_html(hostile, tables.collect(hostile, {}))
+
+
+def test_a_benchmark_goes_on_where_it_stopped_and_survives_a_broken_cell(tmp_path, spec):
+    tree = dict(SMALL, seeds=[1], noises=SMALL["noises"][1:])
+    tree["methods"] = [*SMALL["methods"][:2], {"name": "broken", "set": {"model": {"name": "timm/nothing"}}}]
+    small = Spec.model_validate(tree)
+    told = []
+
+    def tell(cell, result, left):
+        told.append((cell.method, result["status"], left))
+
+    cells = list(small.cells())
+    results = runner.run_cells(cells, tmp_path, 2, tell)
+    assert sorted(told)[0][:2] == ("broken", "failed") and {left for _, _, left in told} == {0, 1, 2}
+    assert sorted(found["status"] for found in results.values()) == ["done", "done", "failed"]
+    assert "timm has no model" in next(found["error"] for found in results.values() if found["status"] == "failed")
+    told.clear()
+    again = runner.run_cells(cells, tmp_path, 1, tell)
+    assert [method for method, _, _ in told] == ["broken"]  # what is done is not done again
+    done = cells[1].identity()
+    assert again[done] == results[done] == json.loads((tmp_path / f"{done}.json").read_text())
+
+
+def die(pipe, threads):
+    """A worker that is killed in the middle of its first cell."""
+    import os
+    import signal
+
+    pipe.recv()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch):
+    monkeypatch.setattr(runner, "_work", die)
+    cells = list(spec.cells())[:2]
+    results = runner.run_cells(cells, tmp_path, 1, lambda *_: None)
+    assert [found["error"] for found in results.values()] == ["the process died with exit code -9"] * 2
+
+
+def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "tiny.toml"
+    path.write_text(
+        'seeds = [1]\n[recipe]\ndata = { source = "digits", rows = 100 }\ntraining = { epochs = 3 }\n'
+        'model = { options = { width = 4 } }\n[[methods]]\nname = "cross_entropy"\n'
+        'set = { method = { name = "cross_entropy" } }\n'
+    )
+    command.bench(str(path), out=tmp_path / "out", processes=1)
+    assert "| cross_entropy |" in capsys.readouterr().out
+    made = {entry.name for entry in (tmp_path / "out").iterdir()}
+    assert made == {"cells", "results.json", "results.md", "results.html", "data-as-given.svg"}
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert stored["entries"][0]["done"] == 1 and stored["spec"]["seeds"] == [1]
+
+
+@pytest.mark.parametrize("name", names())
+def test_shipped_benchmarks_are_valid(name):
+    spec = read_spec(name)
+    cells = [cell for cell in spec.cells() if cell.seed == spec.seeds[0]]
+    for cell in cells:
+        cell.recipe()
+    places = {noise.name for noise in spec.noises}
+    assert all(set(row.paper) <= places for row in spec.methods)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"'tabel2' is no benchmark; expected .*table2"):
+        read_spec("tabel2")
+    (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')
+    with pytest.raises(RecipeError, match=r"has 2 mistake\(s\)"):
+        read_spec(str(tmp_path / "bad.toml"))
+    (tmp_path / "lone.toml").write_text('[[methods]]\nname = "pencil"')
+    with pytest.raises(RecipeError, match="compares with 'cross_entropy', which is not among its methods"):
+        read_spec(str(tmp_path / "lone.toml"))
