@@ -18,7 +18,13 @@ def test_the_wheel_holds_recipes_types_licence_and_command(tmp_path):
         names = archive.namelist()
         (entry,) = [name for name in names if name.endswith("entry_points.txt")]
         assert "pencil = pencil.cli:main" in archive.read(entry).decode()
-    for expected in ("pencil/py.typed", "pencil/recipes/digits-symmetric-50.toml", "pencil/cli/train.py"):
+    for expected in (
+        "pencil/py.typed",
+        "pencil/recipes/digits-symmetric-50.toml",
+        "pencil/specs/table3.toml",
+        "pencil/cli/train.py",
+        "pencil/bench/templates/results.html.jinja",
+    ):
         assert expected in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith("tests")]

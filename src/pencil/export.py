@@ -20,7 +20,8 @@ def choose_labels(table: pa.Table, *, only_changed: bool = False, min_confidence
     """The rows asked for; changes come with the surest first."""
     table = table.filter(pc.greater_equal(table["confidence"], min_confidence))
     if only_changed:
-        table = table.filter(table["changed"]).sort_by([("confidence", "descending")])
+        changed = pc.greater(table["changed"].cast(pa.int32()), 0)  # yes or no, or a number of entries
+        table = table.filter(changed).sort_by([("confidence", "descending")])
     return table
 
 
@@ -35,7 +36,7 @@ def save_labels(table: pa.Table, kind: str, path: Path) -> None:
 
 
 def write_labels(table: pa.Table, kind: str, target: BinaryIO) -> None:
-    """CSV leaves out the distribution, which has no place in a cell; JSON lines and Parquet carry it."""
+    """CSV leaves out distributions, which have no place in a cell, and parts several classes by semicolons."""
     if kind == "parquet":
         pq.write_table(table, target)
         return
@@ -53,9 +54,14 @@ def write_labels(table: pa.Table, kind: str, target: BinaryIO) -> None:
 def _csv_rows(batch: pa.RecordBatch) -> Iterator[tuple[object, ...]]:
     columns = [batch[name].to_pylist() for name in _csv_columns(batch.schema)]
     for row in zip(*columns, strict=True):
-        yield tuple(f"{value:.6g}" if isinstance(value, float) else value for value in row)
+        yield tuple(_csv_cell(value) for value in row)
+
+
+def _csv_cell(value: object) -> object:
+    if isinstance(value, list):
+        return ";".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def _csv_columns(schema: pa.Schema) -> list[str]:
-    """A distribution has no place in a cell."""
-    return [name for name in schema.names if name != "distribution"]
+    return [name for name in schema.names if name not in ("distribution", "given_probabilities")]

@@ -2,14 +2,14 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from pencil import models, recipe, runs
-from pencil.data.arrays import from_arrays
+from pencil.data.arrays import as_clean_labels, from_arrays
 from pencil.data.corrupt import transition_matrix
 from pencil.data.examples import Examples, Splits
 from pencil.data.geometry import default_workers
@@ -19,6 +19,7 @@ from pencil.data.inspection import Findings, count_classes, inspect, refusals
 from pencil.data.prepare import PreparedData, choose_rows, prepare
 from pencil.data.settings import FROM_PYTHON
 from pencil.data.sources import load
+from pencil.data.table import Columns
 from pencil.data.torch_dataset import from_dataset
 from pencil.errors import PencilError, RecipeError
 from pencil.label_table import label_table
@@ -67,8 +68,9 @@ def fit(
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit")
     workers = chosen.data.workers or 0
-    train = as_examples(data, classes, clean_labels, workers)
-    held = None if test is None else as_examples(test, train.classes, None, workers)
+    columns = chosen.data.columns
+    train = as_examples(data, classes or chosen.data.classes, clean_labels, workers, columns)
+    held = None if test is None else as_examples(test, train.classes, None, workers, columns)
     own_model = None if isinstance(model, str) else model
     own_method = None if isinstance(method, str) else method
     return execute(
@@ -77,13 +79,19 @@ def fit(
 
 
 def as_examples(
-    data: Any, classes: Sequence[str] | int | None = None, clean_labels: Any = None, workers: int = 0
+    data: Any,
+    classes: Sequence[str] | int | None = None,
+    clean_labels: Any = None,
+    workers: int = 0,
+    columns: Columns | None = None,
 ) -> Examples:
     """Examples as they are, a pair of arrays, or any map-style dataset."""
     if isinstance(data, Examples):
         return data
     if is_hugging_face(data):
-        return from_hugging_face(data, classes=None if isinstance(classes, int) else classes)
+        examples = from_hugging_face(data, columns, None if isinstance(classes, int) else classes)
+        known = as_clean_labels(clean_labels, examples.classes)
+        return examples if known is None else replace(examples, clean_labels=known)
     if isinstance(data, tuple) and len(data) == 2:
         return from_arrays(*data, classes=classes, clean_labels=clean_labels)
     return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers)
@@ -98,6 +106,7 @@ class Job:
     network: nn.Module
     method: Method
     weights: dict[str, str] | None = None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     make_network: Callable[[int], nn.Module] | None = None
 
     def trainer(self, observers: tuple[Observer, ...] = ()) -> Trainer:
@@ -128,12 +137,13 @@ def assemble(
         chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
         make_network = _network_maker(chosen, examples)
         network = make_network(0)
-        weights = models.provenance(chosen.model, network)
+        weights = models.provenance(chosen.model, network, examples.num_classes)
     else:
         network = copy.deepcopy(model)
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    return Job(chosen, prepared, network, trained_by, weights, make_network)
+    fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
+    return Job(chosen, prepared, network, trained_by, weights, fingerprints, make_network)
 
 
 def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:
@@ -165,7 +175,7 @@ def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = 
     with show_progress(progress) as display:
         trainer = job.trainer(display if directory is None else (directory, *display))
         if directory is not None:
-            directory.begin(job.recipe, runs.describe_environment(splits, job.weights))
+            directory.begin(job.recipe, runs.describe_environment(job.fingerprints, job.weights))
         outcome = trainer.run()
     run = Run(
         outcome.model,

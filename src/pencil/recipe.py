@@ -103,7 +103,9 @@ def find(what: str) -> Tree:
         return {"name": path.resolve().stem if path.exists() else Path(what).name, "data": {"source": source}}
     known = [*shipped(), *DATASETS]
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
+    hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
+    if path.suffix or "/" in what:
+        hint = f"{path} does not exist." if not path.exists() else "its kind of file is not known."
     raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset by name, or data ({FORMS}); {hint}")
 
 

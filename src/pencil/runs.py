@@ -11,7 +11,7 @@ summary.json        the result in numbers; written last, so a directory that has
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,7 +196,7 @@ def input_type(inputs: Inputs) -> str:
     return "float"
 
 
-def describe_environment(splits: Splits, weights: dict[str, str] | None = None) -> dict[str, Any]:
+def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
     """What a result may hang on besides the recipe."""
     return {
         "pencil": __version__,
@@ -207,7 +207,7 @@ def describe_environment(splits: Splits, weights: dict[str, str] | None = None) 
         "processor": platform.processor() or platform.machine(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
-        "data_fingerprint": splits.train.fingerprint(),
+        "data_fingerprint": dict(fingerprints),  # of keys and labels as they came, before noise and split
         "first_weights": weights,
     }
 

@@ -96,9 +96,10 @@ def test_the_loss_is_cross_entropy_with_a_constant_belief():
     terms = phase.loss(logits, batch_of((0, 1, 2, 0)))
     assert not terms.carry.requires_grad
     terms.loss.backward()
-    torch.testing.assert_close(logits.grad, (logits.detach().softmax(1) - terms.carry) / 4)  # of soft cross-entropy
-    expected, _ = e_step_of(logits.detach().log_softmax(1), torch.tensor([0, 1, 2, 0]), alpha=40.0)
-    torch.testing.assert_close(terms.carry, expected)
+    belief, _ = e_step_of(logits.detach().log_softmax(1), torch.tensor([0, 1, 2, 0]), alpha=40.0)
+    torch.testing.assert_close(logits.grad, (logits.detach().softmax(1) - belief) / 4)  # of soft cross-entropy
+    posterior, _ = e_step_of(logits.detach().log_softmax(1), torch.tensor([0, 1, 2, 0]), alpha=0.0)
+    torch.testing.assert_close(terms.carry, posterior)  # what is read off as the label
 
 
 def test_beliefs_are_kept_by_row():

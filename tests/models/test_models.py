@@ -127,7 +127,7 @@ def test_weights_from_a_file(weights_file):
     network = build(settings, (3, 8, 8), 5, seed=0)
     for name, value in original.state_dict().items():
         assert torch.equal(network.state_dict()[name], value), name
-    assert provenance(settings, network)["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert provenance(settings, network, 5)["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_head_of_another_width_starts_fresh_and_says_so(weights_file):

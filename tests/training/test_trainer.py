@@ -235,7 +235,7 @@ def test_every_optimizer_learns(blobs, name):
 
 def test_rmsprop_has_the_papers_settings():
     settings = OptimizerSettings(name="rmsprop", momentum=0.9, alpha=0.9, weight_decay=4e-5)
-    optimizer = build_optimizer(nn.Linear(1, 1), settings)
+    optimizer = build_optimizer([nn.Linear(1, 1)], settings)
     group = optimizer.param_groups[0]
     assert (group["alpha"], group["momentum"], group["weight_decay"]) == (0.9, 0.9, 4e-5)
 

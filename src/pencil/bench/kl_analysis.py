@@ -56,11 +56,14 @@ class Watcher(Observer):
             return
         labels = self.job.method.labels
         assert labels is not None
-        logits, label_logits = self.trainer.predict()[self.rows], labels[self.rows]
+        rows = self.rows.to(labels.label_logits.device)
+        logits, label_logits = self.trainer.predict()[rows], labels[rows]
         if self.divergence == "forward":
-            self.gradients.append(forward_kl_label_gradient(label_logits, logits))
+            gradient = forward_kl_label_gradient(label_logits, logits)
         else:
-            self.gradients.append(label_logits.softmax(dim=1) - logits.softmax(dim=1))
+            gradient = label_logits.softmax(dim=1) - logits.softmax(dim=1)
+        scale = self.job.recipe.training.batch_size * labels.num_classes  # as the loss has it: a batch mean, over c
+        self.gradients.append((gradient / scale).cpu())
 
 
 def follow(divergence: Divergence, seed: int = 1, epochs: int | None = None) -> Analysis:

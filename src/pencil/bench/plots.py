@@ -64,6 +64,7 @@ def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Pat
             if lines:
                 words = f"{dataset.name}-{noise.name}".lower()
                 name = "".join(letter if letter.isalnum() else "-" for letter in words)
-                curves(folder / f"{name}.svg", f"{dataset.name}, {noise.name}", "test accuracy, %", lines)
+                score = "mAP" if "test_map" in found[0] else "accuracy"
+                curves(folder / f"{name}.svg", f"{dataset.name}, {noise.name}", f"test {score}, %", lines)
                 made.append(folder / f"{name}.svg")
     return made

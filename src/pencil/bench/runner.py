@@ -22,9 +22,9 @@ def run_cells(
 ) -> dict[str, Result]:
     """Run what has no result yet; ``tell(cell, result, left)`` hears of every cell that ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = {cell.identity(): _read(folder / f"{cell.identity()}.json") for cell in cells}
-    todo = [cell for cell in cells if found[cell.identity()] is None]
-    workers = [_Worker(max(1, cores() // processes)) for _ in range(min(processes, len(todo)))]
+    before = read_results(cells, folder)
+    todo = [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
+    workers = [_Worker(number, max(1, cores() // processes)) for number in range(min(processes, len(todo)))]
     left = len(todo)
     try:
         for worker in workers:
@@ -34,7 +34,6 @@ def run_cells(
             for worker in [one for one in workers if one.pipe in ready]:
                 cell, result = worker.finish()
                 _write(folder / f"{cell.identity()}.json", result)
-                found[cell.identity()] = result
                 left -= 1
                 tell(cell, result, left)
                 if todo:
@@ -42,48 +41,65 @@ def run_cells(
     finally:
         for worker in workers:
             worker.stop()
+    return read_results(cells, folder)
+
+
+def read_results(cells: Sequence[Cell], folder: Path) -> dict[str, Result]:
+    """What there is so far, by the identity of the cell; a file that was cut short counts as none."""
+    found = {cell.identity(): _read(folder / f"{cell.identity()}.json") for cell in cells}
     return {name: result for name, result in found.items() if result is not None}
 
 
 class _Worker:
     """A process that runs one cell after the other; a new one takes its place if it dies."""
 
-    def __init__(self, threads: int):
-        self.threads = threads
+    def __init__(self, number: int, threads: int):
+        self.number, self.threads = number, threads
         self.cell: Cell | None = None
         self._start()
 
     def _start(self) -> None:
+        """Not a daemon: a cell that reads images has worker processes of its own."""
         context = multiprocessing.get_context("spawn")
         self.pipe, inner = context.Pipe()
-        self.process = context.Process(target=_work, args=(inner, self.threads), daemon=True)
+        self.process = context.Process(target=_work, args=(inner, self.number, self.threads))
         self.process.start()
         inner.close()
 
     def take(self, cell: Cell) -> None:
         self.cell = cell
-        self.pipe.send(cell)
+        try:
+            self.pipe.send(cell)
+        except OSError:  # it died between two cells
+            self._start()
+            self.pipe.send(cell)
 
     def finish(self) -> tuple[Cell, Result]:
         cell, self.cell = self.cell, None
         assert cell is not None
         try:
             return cell, self.pipe.recv()
-        except EOFError:  # killed, or out of memory: the cell is lost, the others are not
+        except (EOFError, OSError):  # killed, or out of memory: the cell is lost, the others are not
             self.process.join()
             code = self.process.exitcode
+            self.pipe.close()
             self._start()
             return cell, {"status": "failed", "error": f"the process died with exit code {code}"}
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.join()
+        self.process.join(timeout=10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
 
 
-def _work(pipe: Connection, threads: int) -> None:
+def _work(pipe: Connection, number: int, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    if torch.cuda.is_available():  # cells take turns on the cards
+        torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
         try:
             cell = pipe.recv()
@@ -104,19 +120,25 @@ def run_cell(cell: Cell) -> Result:
     return {"status": "done", "summary": run.summary, "curves": curves}
 
 
+def default_processes() -> int:
+    """A cell for each GPU, or for each core where there is none."""
+    import torch
+
+    return torch.cuda.device_count() or cores()
+
+
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _read(path: Path) -> Result | None:
-    """A cell's result; one that failed, or a file cut short by a power failure, is run again."""
     if not path.is_file():
         return None
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
     except ValueError:
         return None
-    return result if result.get("status") == "done" else None
+    return result
 
 
 def _write(path: Path, result: Result) -> None:

@@ -27,7 +27,9 @@ def bench(
     if spec == "kl-analysis":
         from pencil.bench.kl_analysis import analyse
 
-        typer.echo(analyse(out or Path("bench") / "kl-analysis"), nl=False)
+        target = out or Path("bench") / "kl-analysis"
+        text = analyse(target)
+        typer.echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
     chosen = read_spec(spec)
     if root is not None:
@@ -42,9 +44,7 @@ def bench(
 
 
 def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
-    from pencil.bench import tables
-    from pencil.bench.plots import plot_cells
-    from pencil.bench.runner import Result, cores, run_cells
+    from pencil.bench.runner import Result, default_processes, run_cells
 
     cells = list(chosen.cells())
     for cell in cells:
@@ -59,8 +59,25 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
             shown = "" if test is None else f" test {test:.1%}"
             typer.echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
 
-    results = run_cells(cells, target / "cells", processes or cores(), tell)
+    try:
+        run_cells(cells, target / "cells", processes or default_processes(), tell)
+    finally:  # interrupted or not, what is done can be read
+        entries = _write_tables(chosen, target)
+    return entries
+
+
+def _write_tables(chosen: "Spec", target: Path) -> Any:
+    from pencil.bench import tables
+    from pencil.bench.plots import plot_cells
+    from pencil.bench.runner import read_results
+
+    results = read_results(list(chosen.cells()), target / "cells")
     entries = tables.collect(chosen, results)
+    done = sum(entry.done for entry in entries)
+    if done < len(list(chosen.cells())):
+        typer.echo(
+            f"{done} of {len(list(chosen.cells()))} cells are done; the same command goes on from here", err=True
+        )
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
     (target / "results.json").write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
     (target / "results.md").write_text(tables.as_markdown(chosen, entries), encoding="utf-8")

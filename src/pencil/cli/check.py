@@ -73,7 +73,7 @@ def _findings(rehearsal: "Rehearsal") -> Iterator[str]:
                 f", images of {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels, "
                 f"{sizes.share:.0%} of them {_pixels(sizes.most_common)}"
             )
-        yield f"{name:<10}{found.rows:,} rows{inputs}"
+        yield f"{name:<12}{found.rows:,} rows{inputs}"
         yield from _oddities(found, rehearsal.data[name])
 
 

@@ -18,6 +18,7 @@ def evaluate(
 ) -> None:
     """Accuracy, overall and per class; average precision where an example may be of several classes."""
     from pencil.cli.show import percent, show, table
+    from pencil.data.prepare import choose_test
     from pencil.data.sources import load, read_source
     from pencil.errors import DataError
     from pencil.runs import open_run
@@ -27,6 +28,8 @@ def evaluate(
     settings = opened.recipe.data
     splits = read_source(data, settings, opened.classes) if data else load(settings)
     examples = splits.train if data and splits.test is None else splits.test
+    if examples is not None and not data:
+        examples = choose_test(settings, examples)  # as the run itself was measured
     if examples is None:
         raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
     found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples)

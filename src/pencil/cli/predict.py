@@ -40,7 +40,7 @@ def predict(
             every = dict(zip(opened.classes, row.tolist(), strict=True))
             typer.echo(json.dumps({"key": key, "class": name, "confidence": confidence, "probabilities": every}))
         else:
-            lines.writerow([key, name if isinstance(name, str) else " ".join(name), f"{confidence:.4f}"])
+            lines.writerow([key, name if isinstance(name, str) else ";".join(name), f"{confidence:.4f}"])
 
 
 def _say(probs: "Tensor", classes: tuple[str, ...], multilabel: bool) -> tuple[str | list[str], float]:

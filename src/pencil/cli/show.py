@@ -50,7 +50,7 @@ def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
         show(
             f"\nrun directory    {path}",
             f"labels to fix    {pencil} labels {path} --only-changed | head",
-            f"new inputs       {pencil} predict {path} NEW.npz",
+            f"new inputs       {pencil} predict {path} DATA",
         )
 
 

@@ -1,6 +1,7 @@
 """Data that is already in memory: NumPy or torch arrays, and npz files of them."""
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.given import as_given_labels, hard_labels
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs import TensorInputs, refuse_non_finite
 from pencil.errors import DataError
 
 
@@ -74,9 +75,9 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream:
             loaded = np.load(stream, allow_pickle=False)
             return {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
-            f"cannot read {path}: {error}; expected a file saved with numpy.savez or numpy.save."
+            f"cannot read {path}: {error or type(error).__name__}; expected what numpy.savez or numpy.save writes."
         ) from error
 
 
@@ -87,9 +88,11 @@ def as_input_tensor(x: Any) -> Tensor:
         raise DataError("the dataset is empty; expected at least one example.")
     if values.ndim == 1:
         raise DataError(f"x has shape {tuple(values.shape)}; expected one row per example; reshape it to (n, 1).")
+    if values.ndim == 4 or (values.dtype == torch.uint8 and values.ndim == 3):
+        values = channels_first(values)
     if values.dtype == torch.uint8 and values.ndim >= 3:
-        return channels_first(values)
-    return values if values.is_floating_point() else values.float()
+        return values
+    return refuse_non_finite(values if values.is_floating_point() else values.float())
 
 
 def channels_first(images: Tensor) -> Tensor:
@@ -148,7 +151,9 @@ def _length(y: Any) -> int:
 def _numeric(values: np.ndarray) -> Tensor:
     if values.dtype.kind not in "buif":
         raise DataError(f"x is of type {values.dtype}; expected numbers.")
-    if values.dtype.kind == "u" and values.dtype != np.uint8:
+    if values.dtype == np.uint16 and values.ndim >= 3:
+        values = (values >> 8).astype(np.uint8)  # 16-bit images by their upper byte, as image files are read
+    elif values.dtype.kind == "u" and values.dtype != np.uint8:
         values = values.astype(np.float32)
     if values.dtype == np.float64 or values.dtype == np.float16:
         values = values.astype(np.float32)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples
-from pencil.data.images import ImageFiles, ImageInputs, Size
+from pencil.data.images import DECODE_FAULTS, ImageFiles, ImageInputs, Size
 from pencil.data.inputs import TensorInputs
 from pencil.errors import DataError
 
@@ -27,7 +27,7 @@ def fits_memory(examples: Examples, size: Size) -> bool:
 def keep(examples: Examples, inputs: ImageInputs, size: Size, folder: Path | None = None) -> Examples:
     """The same examples with their pixels decoded, in a file under ``folder`` or in memory.
 
-    Rows that cannot be read stop it or are left out, as ``inputs.unreadable`` says.
+    Rows that cannot be read stop it or are remembered as such, as ``inputs.unreadable`` says.
     """
     shape = (len(examples), 3, *size)
     if folder is None:
@@ -37,8 +37,8 @@ def keep(examples: Examples, inputs: ImageInputs, size: Size, folder: Path | Non
         values, readable = _from_file(folder.expanduser(), shape, examples, inputs)
     if not readable.any():
         raise DataError(f"none of the {len(examples)} images can be read; see `pencil check`.")
-    kept = examples.subset(readable.nonzero()[:, 0])
-    return replace(kept, inputs=TensorInputs(values, inputs.finish), rows=readable.nonzero()[:, 0])
+    kept = TensorInputs(values, inputs.finish, readable=None if readable.all() else readable)
+    return replace(examples, inputs=kept, rows=torch.arange(len(examples)))
 
 
 def _fill(values: Tensor, examples: Examples, inputs: ImageInputs) -> Tensor:
@@ -101,5 +101,12 @@ def _signature(shape: tuple[int, ...], examples: Examples, inputs: ImageInputs) 
             seen = path.stat() if path.is_file() else None
             digest.update(b"missing" if seen is None else f"{seen.st_size} {seen.st_mtime_ns}".encode())
         else:
-            digest.update(hashlib.blake2b(inputs.encoded.read(row)).digest())
+            digest.update(_content_digest(inputs, row))
     return digest.hexdigest()[:24]
+
+
+def _content_digest(inputs: ImageInputs, row: int) -> bytes:
+    try:
+        return hashlib.blake2b(inputs.encoded.read(row)).digest()
+    except DECODE_FAULTS:
+        return b"missing"

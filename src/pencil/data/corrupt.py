@@ -30,10 +30,10 @@ def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, se
 def transition_matrix(
     settings: RateNoise | MapNoise | MatrixNoise | None, classes: tuple[str, ...]
 ) -> np.ndarray | None:
-    """Row = clean class, column = given class; None for noise that no matrix describes."""
+    """Row = clean class, column = given class; None where no noise is injected, or noise that no matrix describes."""
     count = len(classes)
     if settings is None:
-        return np.eye(count)
+        return None
     if isinstance(settings, MatrixNoise):
         if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
             raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")

@@ -10,7 +10,7 @@ import torch
 from numpy.dtypes import StringDType
 from torch import Tensor
 
-from pencil.data.given import hard_labels, refuse_empty_classes
+from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
 from pencil.data.inputs import Inputs, View
 from pencil.errors import DataError
 from pencil.seeding import generator
@@ -61,9 +61,14 @@ class Examples:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input, as a network sees it."""
-        for loaded in self.inputs.batches(self.rows.split(1)):
-            if len(loaded.values):  # the first one that can be read
-                return tuple(loaded.values.shape[1:])
+        return tuple(self.some_inputs(1).shape[1:])
+
+    def some_inputs(self, count: int) -> Tensor:
+        """The first inputs that can be read, up to so many of them, as a network sees them in evaluation."""
+        for chunks in (self.rows[:64].split(count), self.rows[64:].split(64)):  # most often the first is enough
+            for values, _ in self.inputs.batches(chunks):
+                if len(values):
+                    return values[:count]
         raise DataError(f"none of the {len(self)} inputs can be read.")
 
     def subset(self, chosen: Tensor) -> "Examples":
@@ -145,4 +150,5 @@ def check_trainable(examples: Examples) -> None:
         raise DataError(f"there are {len(examples)} training examples; expected at least 2.")
     if examples.num_classes < 2 and not examples.multilabel:
         raise DataError(f"the only class is {examples.classes[0]!r}; expected at least two classes to tell apart.")
+    refuse_alike_classes(examples.classes)
     refuse_empty_classes(examples.given_labels, examples.classes)

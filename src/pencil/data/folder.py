@@ -19,18 +19,21 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
     """Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside it."""
     names = _subfolders(folder)
     if "train" in names and set(names) <= set(SPLITS):
-        train = read_classes(folder / "train", classes)
-        others = {SPLITS[name]: read_classes(folder / name, train.classes) for name in names if name != "train"}
+        train = read_classes(folder, classes, "train")
+        others = {SPLITS[name]: read_classes(folder, train.classes, name) for name in names if name != "train"}
         return Splits(train, **others)
     return Splits(read_classes(folder, classes))
 
 
-def read_classes(folder: Path, classes: Sequence[str] | None = None) -> Examples:
-    """All images under the sub-folders of ``folder``, which are the classes unless a list of them is given."""
+def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = "") -> Examples:
+    """All images under the sub-folders, which are the classes unless a list of them is given.
+
+    They lie in ``root``, or in its folder ``split``, which then begins every key: no two splits share one.
+    """
+    folder = root / split
     found = _subfolders(folder)
     if not found:
         raise DataError(f"{folder} has no sub-folders; expected one per class, with the class's images in it.")
-    _refuse_alike(folder, found)
     expected = tuple(found) if classes is None else tuple(classes)
     unknown = [name for name in found if name not in expected]
     if unknown:
@@ -41,24 +44,24 @@ def read_classes(folder: Path, classes: Sequence[str] | None = None) -> Examples
     keys: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for name in found:
-        paths = np.array(sorted(_images(folder, name)), dtype=StringDType())
+        paths = np.array(sorted(find_images(root, folder / name)), dtype=StringDType())
         keys.append(paths)
         labels.append(np.full(len(paths), expected.index(name), dtype=np.int64))
     every = np.concatenate(keys)
     if not len(every):
         raise DataError(f"the sub-folders of {folder} hold no image ({', '.join(SUFFIXES)}).")
     given = torch.from_numpy(np.concatenate(labels))
-    return Examples(ImageInputs(ImageFiles(folder, every)), torch.arange(len(every)), given, expected, every)
+    return Examples(ImageInputs(ImageFiles(root, every)), torch.arange(len(every)), given, expected, every)
 
 
-def _images(folder: Path, name: str) -> Iterator[str]:
-    """Relative paths of the images of a class, at any depth below its folder."""
-    for place, inner, files in os.walk(folder / name, followlinks=True):
+def find_images(root: Path, folder: Path) -> Iterator[str]:
+    """Paths, relative to ``root``, of the images in a folder at any depth; links to other folders are not followed."""
+    for place, inner, files in os.walk(folder):
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
-        relative = os.path.relpath(place, folder).replace(os.sep, "/")
+        relative = os.path.relpath(place, root).replace(os.sep, "/").removeprefix("./")
         for file in files:
             if not file.startswith(".") and file.lower().endswith(SUFFIXES):
-                yield f"{relative}/{file}"
+                yield file if relative == "." else f"{relative}/{file}"
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -66,14 +69,3 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}.") from error
-
-
-def _refuse_alike(folder: Path, names: Sequence[str]) -> None:
-    """On half of all file systems these would be one folder, and to people they are one class."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(name.casefold(), name)
-        if other != name:
-            raise DataError(
-                f"{folder} has the classes {other!r} and {name!r}, which differ only by case; merge or rename one."
-            )

@@ -64,7 +64,8 @@ def image_size(settings: DataSettings, examples: Examples) -> Size | None:
 
 def default_workers() -> int:
     """A process for each core but one, which trains; at most four."""
-    return max(0, min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1) - 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, cores - 1)
 
 
 def _suitable_size(inputs: ImageInputs) -> Size:

@@ -63,6 +63,17 @@ def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:
     return given_labels.nan_to_num(0.5)
 
 
+def refuse_alike_classes(classes: Sequence[str]) -> None:
+    """To people they are one class, and on half of all file systems one folder."""
+    seen: dict[str, str] = {}
+    for name in classes:
+        other = seen.setdefault(name.strip().casefold(), name)
+        if other != name:
+            raise DataError(
+                f"the classes {other!r} and {name!r} differ only by case or blanks; merge or rename one of them."
+            )
+
+
 def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
     """A class without an example cannot be learned, and usually means that a label file or class list is wrong."""
     if given_labels.ndim == 1:

@@ -25,6 +25,7 @@ Size = tuple[int, int]
 Unreadable = Literal["error", "skip"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none that would start another program
 MAX_PIXELS = 50_000_000
 PROBES = 64
 """How many images are looked at to find out their size."""
@@ -83,7 +84,7 @@ def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged tags, and of many pixels: the limit that counts is ours
         try:
-            image = Image.open(io.BytesIO(content))
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
         except Image.DecompressionBombError as error:
             raise ValueError(
                 f"it would have more pixels than Pillow opens at all; expected at most {max_pixels:,} (data.max_pixels)"

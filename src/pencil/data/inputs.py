@@ -99,21 +99,14 @@ def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tenso
 class TensorInputs:
     """Data held as one tensor, in memory or mapped from a file; uint8 images stay uint8 until their batch is made.
 
-    ``prepared`` says that floats come from a user's own dataset and are to be taken as they are.
+    ``prepared`` says that floats come from a user's own dataset and are to be taken as they are; ``readable`` which
+    rows hold anything, where some images could not be decoded.
     """
 
     values: Tensor
     finish: Finish = PLAIN
     prepared: bool = False
-
-    def __post_init__(self) -> None:
-        if self.values.is_floating_point():
-            finite = self.values.isfinite().flatten(1).all(dim=1)
-            if not finite.all():
-                row = int(finite.to(torch.uint8).argmin())
-                raise DataError(
-                    f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row."
-                )
+    readable: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -121,7 +114,19 @@ class TensorInputs:
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = self.finish.draws(len(self), self.values.shape[1:], view)
         for chunk in chunks:
-            yield Loaded(self.finish.apply(self.values[chunk], chunk, draws))
+            kept = None if self.readable is None else self.readable[chunk]
+            rows = chunk if kept is None else chunk[kept]
+            yield Loaded(self.finish.apply(self.values[rows], rows, draws), kept)
+
+
+def refuse_non_finite(values: Tensor) -> Tensor:
+    """The same values, if all of them are numbers."""
+    if values.is_floating_point():
+        finite = values.isfinite().flatten(1).all(dim=1)
+        if not finite.all():
+            row = int(finite.to(torch.uint8).argmin())
+            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row.")
+    return values
 
 
 def measure(values: Tensor, rows: Tensor) -> Normalization:

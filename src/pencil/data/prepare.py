@@ -1,6 +1,7 @@
 """From loaded data to a run's splits: choose, corrupt, hold out, size, normalise."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -40,10 +41,13 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
     if validation is None:
         train, validation = hold_out(train, settings.validation, seed)
     check_trainable(train)
-    test = None if loaded.test is None else apply_geometry(settings, _choose_test(settings, loaded.test), size)
+    test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
     normalization = _normalization(settings, train, seed)
     splits = _with_normalization(Splits(train, validation, test), normalization)
-    resolved = {"normalize": normalization or "none", "resize": size or "none"}
+    resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
+    resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
+    if settings.test is not None and Path(settings.test).expanduser().exists():
+        resolved["test"] = str(Path(settings.test).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate)
 
 
@@ -55,7 +59,7 @@ def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
     return train.subset(chosen.sort().values)
 
 
-def _choose_test(settings: DataSettings, test: Examples) -> Examples:
+def choose_test(settings: DataSettings, test: Examples) -> Examples:
     """The same choice whatever the seed, so that all runs are measured on the same rows."""
     if settings.test_rows is None or settings.test_rows >= len(test):
         return test
@@ -120,8 +124,9 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
     if not isinstance(train.inputs, TensorInputs):
         return None
     values = train.inputs.values
-    if values.dtype == torch.uint8 or (values.ndim == 2 and not train.inputs.prepared):
-        return measure(values, train.rows)
+    if values.dtype == torch.uint8 or (values.ndim in (2, 4) and not train.inputs.prepared):
+        readable = train.inputs.readable
+        return measure(values, train.rows if readable is None else train.rows[readable[train.rows]])
     return None
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pencil.data import folder, table
 from pencil.data.arrays import from_npz
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Splits
 from pencil.data.hugging_face import PREFIX, load_hugging_face
 from pencil.data.named import DATASETS
 from pencil.data.settings import FROM_PYTHON, DataSettings
@@ -31,14 +31,14 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
     classes = settings.classes if classes is None else classes
     path = Path(source).expanduser()
     if source in DATASETS:
-        return _named(source, settings)
+        return _of_classes(_named(source, settings), classes, source)
     if source.startswith(PREFIX):
         return load_hugging_face(source, settings.columns, classes, settings.options)
     if path.is_dir():
         return folder.from_folder(path, classes)
-    if path.is_file() and path.suffix == ".npz":
+    if path.is_file() and path.suffix.lower() == ".npz":
         return from_npz(path, classes)
-    if path.is_file() and path.suffix in table.SUFFIXES:
+    if path.is_file() and path.suffix.lower() in table.SUFFIXES:
         return table.from_table(path, settings.columns, classes, settings.root)
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
@@ -54,7 +54,7 @@ def is_source(what: str) -> bool:
         what in DATASETS
         or what.startswith(PREFIX)
         or path.is_dir()
-        or (path.is_file() and path.suffix in (".npz", *table.SUFFIXES))
+        or (path.is_file() and path.suffix.lower() in (".npz", *table.SUFFIXES))
     )
 
 
@@ -68,5 +68,11 @@ def _named(name: str, settings: DataSettings) -> Splits:
     return loader(settings.root, **settings.options)
 
 
-def examples_of(splits: Splits) -> Sequence[Examples]:
-    return [part for part in vars(splits).values() if part is not None]
+def _of_classes(splits: Splits, classes: Sequence[str] | None, source: str) -> Splits:
+    """The same splits, if their classes are those that are expected."""
+    if classes is not None and tuple(classes) != splits.train.classes:
+        raise DataError(
+            f"{source!r} has the classes {', '.join(splits.train.classes[:5])}, ...; "
+            f"expected {', '.join(classes[:5])}, ..., in this order."
+        )
+    return splits

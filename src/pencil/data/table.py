@@ -31,7 +31,8 @@ class Columns(BaseModel):
     """Which column is what. What is not named is looked for under its usual names.
 
     ``label`` names one column (classes, distributions, or lists of the classes present), or several annotators'
-    columns, whose votes become shares. ``indicators`` names one column per class instead: 0, 1, or anything between.
+    columns, whose votes become shares. ``shares`` names one column per class instead, which sum to 1 in every row, and
+    ``indicators`` one column per class, each 0, 1 or anything between, where several may be present at once.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,6 +40,7 @@ class Columns(BaseModel):
     path: str | None = None
     image: str | None = None
     label: str | tuple[str, ...] | None = None
+    shares: tuple[str, ...] | None = None
     indicators: tuple[str, ...] | None = None
     key: str | None = None
     clean: str | None = None
@@ -50,6 +52,13 @@ def from_table(
 ) -> Splits:
     """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is."""
     chosen = columns or Columns()
+    try:
+        return _from_table(path, chosen, classes, root)
+    except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
+        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it UTF-8?") from error
+
+
+def _from_table(path: Path, chosen: Columns, classes: Sequence[str] | None, root: Path | None) -> Splits:
     table = read_table(path, chosen.key)
     refuse_unknown(path, table, chosen)
     labels = read_labels(path, table, chosen, classes)
@@ -73,12 +82,14 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
     from pyarrow import csv, parquet
 
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             table = parquet.read_table(path)
         else:
-            options = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+            options = csv.ParseOptions(
+                delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True
+            )
             kinds = {} if key is None else {key: pa.string()}
-            cells = csv.ConvertOptions(strings_can_be_null=True, column_types=kinds)
+            cells = csv.ConvertOptions(strings_can_be_null=True, null_values=[""], column_types=kinds)
             table = csv.read_csv(path, parse_options=options, convert_options=cells)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
@@ -86,6 +97,11 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
         ) from error
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows; expected at least one.")
+    repeated = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if repeated:
+        raise DataError(f"{path} has the column {repeated[0]!r} more than once; rename one of them.")
+    if table.num_columns == 1 and set(table.column_names[0]) & set(";\t"):
+        raise DataError(f"{path} has one column, {table.column_names[0]!r}; expected commas (.csv) or tabs (.tsv).")
     return table
 
 
@@ -102,6 +118,8 @@ def read_labels(where: Path | str, table: pa.Table, columns: Columns, classes: S
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
         classes = metadata[b"class_names"].decode().split(",")
+    if columns.shares is not None:
+        return column_labels([table[name] for name in columns.shares], columns.shares, "shares", str(where))
     if columns.indicators is not None:
         return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(where))
     label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")

@@ -14,7 +14,7 @@ from pencil.data.arrays import resolve_labels
 from pencil.data.given import as_indicators
 from pencil.errors import DataError
 
-Form = Literal["label", "votes", "indicators"]
+Form = Literal["label", "votes", "shares", "indicators"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,9 @@ def column_labels(columns: Sequence[Any], classes: Sequence[str] | None, form: F
         values = np.column_stack([_numbers(column, where) for column in columns])
         assert classes is not None
         return TableLabels(as_indicators(values), tuple(classes), multilabel=True)
+    if form == "shares":
+        shares = np.column_stack([_numbers(column, where) for column in columns])
+        return TableLabels(*resolve_labels(shares, classes))
     if form == "votes":
         return _votes(columns, classes, where)
     column = columns[0]
@@ -57,7 +60,7 @@ def _indices(column: Any, classes: tuple[str, ...], where: str, rows: np.ndarray
     """Indices of the classes that these values name; ``rows`` are the rows of the table they stand in."""
     _refuse_nulls(column, where, rows)
     text = column.cast(pa.string())
-    if pa.types.is_integer(column.type) and not set(pc.unique(text).to_pylist()) <= set(classes):
+    if pa.types.is_integer(column.type) and not any(name.lstrip("-").isdigit() for name in classes):
         values: np.ndarray = column.to_numpy().astype(np.int64)
         bad = (values < 0) | (values >= len(classes))
     else:
@@ -90,11 +93,11 @@ def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) ->
 
 
 def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabels:
-    """Lists of numbers are distributions; lists of names are the classes present in the row."""
+    """Lists of numbers are distributions (0 and 1: one-hot); lists of names are the classes present in the row."""
     _refuse_nulls(column, where, np.arange(len(column)))
     flat = pc.list_flatten(column)
     lengths = pc.list_value_length(column).to_numpy()
-    if pa.types.is_floating(flat.type):
+    if pa.types.is_floating(flat.type) or _is_one_hot(flat, lengths):
         if len(set(lengths.tolist())) != 1:
             raise DataError(f"the label distributions in {where} have different lengths; expected one value per class.")
         shares = flat.to_numpy().reshape(len(column), -1)
@@ -111,11 +114,19 @@ def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabel
     return TableLabels(as_indicators(present), names, multilabel=True)
 
 
+def _is_one_hot(flat: Any, lengths: np.ndarray) -> bool:
+    """Whether integers are one-hot rows rather than lists of classes: all of one length, a single 1 among zeros."""
+    if not pa.types.is_integer(flat.type) or len(set(lengths.tolist())) != 1 or lengths[0] < 2:
+        return False
+    values = flat.to_numpy().reshape(len(lengths), -1)
+    return bool(np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all())
+
+
 def _numbers(column: Any, where: str) -> np.ndarray:
     try:
         values: np.ndarray = column.cast(pa.float32()).to_numpy()
     except pa.ArrowException as error:
-        raise DataError(f"an indicator column of {where} is of type {column.type}; expected numbers 0 to 1.") from error
+        raise DataError(f"a label column of {where} is of type {column.type}; expected numbers 0 to 1.") from error
     return values
 
 

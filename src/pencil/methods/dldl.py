@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.labels import LabelStore, init_scale
-from pencil.losses import forward_kl
+from pencil.losses import cross_entropy, forward_kl
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
@@ -39,4 +39,6 @@ class Dldl(Method):
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, logits: Tensor, batch: Batch) -> Terms:
+        if batch.given_labels.ndim == 2:  # soft already; cross-entropy with it has the gradient of forward KL
+            return Terms(cross_entropy(logits, batch.given_labels))
         return Terms(forward_kl(logits, self.soft_labels[batch.rows]))

@@ -86,11 +86,13 @@ class OneClass:
         self, losses: NetworkLosses, logits: Tensor, label_logits: Tensor, given_labels: Tensor, pull: float
     ) -> Tensor:
         kind = self.compatibility_kind
-        gradient = label_gradient(losses.label_probs, losses.probs, given_labels, pull=pull, compatibility=kind)
+        towards = (
+            losses.label_probs if self.divergence == "forward" else losses.probs
+        )  # forward KL alone: y_d - y_d = 0
+        gradient = label_gradient(losses.label_probs, towards, given_labels, pull=pull, compatibility=kind)
         if self.divergence == "inverse":
             return gradient
-        forward = forward_kl_label_gradient(label_logits, logits)
-        return gradient + forward - (0 if self.divergence == "both" else losses.label_probs - losses.probs)
+        return gradient + forward_kl_label_gradient(label_logits, logits)
 
     def compatibility(self, labels: LabelStore) -> Tensor:
         return compatibility_loss(labels.label_logits, labels.given_labels, self.compatibility_kind)

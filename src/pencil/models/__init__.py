@@ -67,7 +67,7 @@ def build(
 ) -> nn.Module:
     """A network for inputs of this shape (without the batch dimension); ``fresh`` leaves pretrained weights out."""
     name = resolve(settings, input_shape).name
-    pretrained = settings.pretrained and not fresh
+    pretrained = settings.pretrained and settings.weights is None and not fresh
     with seeded(seed, "weights"):
         try:
             network = _build(settings, name, input_shape, num_classes, pretrained)
@@ -93,12 +93,12 @@ def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
     return network
 
 
-def provenance(settings: ModelSettings, network: nn.Module) -> dict[str, str] | None:
+def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) -> dict[str, str] | None:
     """Where the first weights came from and their SHA-256; call it before training."""
     if settings.weights is not None:
         return {"file": str(settings.weights), "sha256": file_digest(settings.weights.expanduser())}
     if settings.pretrained:
-        return {"pretrained": settings.name, "sha256_of_tensors": state_digest(network)}
+        return {"pretrained": settings.name, "sha256_of_tensors": state_digest(network, num_classes)}
     return None
 
 
@@ -107,6 +107,7 @@ def _build(
 ) -> nn.Module:
     own = split_reference(name)
     if own is not None:
+        _refuse(settings, name)
         return _from_file(*own, input_shape, num_classes, settings.options)
     if name == "mlp":
         _refuse(settings, name)

@@ -74,21 +74,13 @@ def _spread(logits: Tensor, kept: Tensor) -> Tensor:
     return every
 
 
-def _some_inputs(examples: Examples, count: int) -> Tensor:
-    """The first inputs that can be read, to try a network on."""
-    for values, _ in examples.inputs.batches(examples.rows.split(count)):
-        if len(values):
-            return values
-    raise DataError(f"none of the {len(examples)} inputs can be read.")
-
-
 MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
 """What a network raises when inputs do not suit it; anything else is a bug to be seen as it is."""
 
 
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
     """Refuse a network that cannot take these inputs, to predict or to train, or does not give one logit per class."""
-    values = _some_inputs(examples, min(2, batch_size))
+    values = examples.some_inputs(min(2, batch_size))
     was_training = model.training
     try:
         with torch.no_grad(), compute.context():

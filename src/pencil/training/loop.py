@@ -131,21 +131,24 @@ class Trainer:
         for observer in self.observers:
             observer.started(self.phases, self.steps_per_epoch)
         for number, phase in enumerate(self.phases):
+            started = time.perf_counter()
             if phase.on_start is not None:  # first, so that it can learn from the network that a fresh one replaces
                 phase.on_start(self)
             if phase.fresh:
                 first = self.method.networks * (number + 1)  # numbers, and so seeds, that no network had before
                 self._begin([self._another(first + i) for i in range(self.method.networks)])
             for epoch in range(phase.epochs):
-                self.epoch(phase, epoch)
+                self.epoch(phase, epoch, started)
+                started = time.perf_counter()
         return self._outcome()
 
     def _begin(self, networks: list[nn.Module]) -> None:
         """Train these networks from now on; the first is the one that is evaluated and kept."""
         self.model, self.networks = networks[0], nn.ModuleList(networks)
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if self.settings.compile else self.model
-        trained = self.model if len(networks) == 1 else self.networks
-        self.optimizer = build_optimizer(trained, self.settings.optimizer)
+        compiled = [torch.compile(network) if self.settings.compile else network for network in networks]
+        self.forward: Callable[[Tensor], Tensor] = compiled[0]
+        self.others: list[Callable[[Tensor], Tensor]] = compiled[1:]
+        self.optimizer = build_optimizer(networks, self.settings.optimizer)
         self._best_score, self._best_epoch = -math.inf, 0
         self._best_weights: dict[str, Tensor] = {}
 
@@ -170,8 +173,9 @@ class Trainer:
             network = network.to(memory_format=torch.channels_last)
         return network
 
-    def epoch(self, phase: Phase, epoch: int) -> None:
-        started = time.perf_counter()
+    def epoch(self, phase: Phase, epoch: int, started: float | None = None) -> None:
+        """One pass over the training rows, and a look at what came of it; its time counts from ``started``."""
+        started = time.perf_counter() if started is None else started
         number = len(self.records)
         sums = Sums()
         train = self.splits.train
@@ -201,7 +205,7 @@ class Trainer:
     def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums) -> None:
         with self.compute.context():
             logits = self.forward(batch.inputs)
-            others = [network(batch.inputs) for network in self.networks[1:]]
+            others = [forward(batch.inputs) for forward in self.others]
         terms = phase.loss((logits, *others) if others else logits, batch)
         value = float(terms.loss.detach())
         if not math.isfinite(value):
@@ -213,7 +217,8 @@ class Trainer:
         self.scaler.scale(terms.loss).backward()
         if self.settings.clip_norm > 0:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.networks.parameters(), self.settings.clip_norm)
+            for network in self.networks:
+                nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if phase.after_step is not None:
@@ -267,9 +272,10 @@ class Trainer:
             return self._predict("train").to(self.compute.device)
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self._best_weights)
-        logits = self._predict("train").to(self.compute.device)
-        self.model.load_state_dict(now)
-        return logits
+        try:
+            return self._predict("train").to(self.compute.device)
+        finally:
+            self.model.load_state_dict(now)
 
     @property
     def validation_accuracy(self) -> float | None:

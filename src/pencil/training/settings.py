@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -53,9 +54,9 @@ class TrainingSettings(BaseModel):
     channels_last: bool = False
 
 
-def build_optimizer(model: nn.Module, settings: OptimizerSettings) -> optim.Optimizer:
+def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:
     """The optimizer; its learning rate is set before every step by the phase's schedule, times each group's factor."""
-    parameters = _groups(model, settings.lr_factors)
+    parameters = [group for network in networks for group in _groups(network, settings.lr_factors)]
     if settings.name == "sgd":
         return optim.SGD(
             parameters,
