@@ -243,3 +243,19 @@ def test_timm_models_by_name():
     assert run.recipe.model.name == "timm/test_resnet"
     with pytest.raises(ModelError, match="timm has no model 'resnet1888'"):
         pencil.fit("timm/resnet1888", (images, np.arange(24) % 2), epochs=3)
+
+
+def test_a_method_that_needs_the_true_matrix_gets_that_of_injected_noise_and_no_other():
+    from pencil.data import Splits
+    from pencil.data.settings import DataSettings, RateNoise
+    from pencil.job import assemble
+    from pencil.recipe import parse
+
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    examples = pencil.data.from_arrays(x, np.arange(40) % 2)
+    plain = parse({"method": {"name": "forward"}})
+    with pytest.raises(pencil.RecipeError, match=r"method.transition is not set; this method needs the true"):
+        assemble(plain, Splits(examples)).trainer()
+    noisy = plain.model_copy(update={"data": DataSettings(noise=RateNoise(kind="circular", rate=0.25))})
+    told = assemble(noisy, Splits(examples)).recipe.method["transition"]
+    assert told == [[0.75, 0.25], [0.25, 0.75]]

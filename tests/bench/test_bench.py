@@ -1,6 +1,10 @@
 import json
+import os
+import signal
 
 import pytest
+from conftest import paint
+from pydantic import ValidationError
 
 from pencil.bench import runner, tables
 from pencil.bench.spec import Spec, names, read_spec
@@ -17,12 +21,12 @@ SMALL = {
     },
     "datasets": [{"name": "digits"}],
     "noises": [
-        {"name": "clean"},
+        {"name": "clean", "set": {"data": {"noise": {"kind": "symmetric", "rate": 0.0}}}},
         {"name": "half", "set": {"data": {"noise": {"kind": "symmetric", "rate": 0.5}}}},
     ],
     "methods": [
         {"name": "cross_entropy", "set": {"method": {"name": "cross_entropy"}}},
-        {"name": "pencil", "paper": {"half": [90.0, 91.5]}},
+        {"name": "pencil", "paper": {"half": {"last": 91.5}}},
         {"name": "told", "set": {"method": {"name": "forward"}}},
     ],
 }
@@ -61,11 +65,16 @@ def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
     half = entries["half", "pencil"]
     assert half.last.mean == pytest.approx(81.0) and half.best.mean == pytest.approx(86.0)
     assert half.relative_time == pytest.approx(1.5) and str(half.last) == "81.0 ± 1.4"
+    assert half.as_json()["last"]["by_seed"] == {1: pytest.approx(80), 2: pytest.approx(82)}
+    broken_entry = entries["clean", "cross_entropy"]
+    assert broken_entry.done == 1 and list(broken_entry.failed) == [1]
     assert entries["half", "told"].starred and not half.starred
     text = tables.as_markdown(spec, list(entries.values()))
     assert "| told * | 91.0 ± 1.4 | 91.0 ± 1.4 |" in text  # starred: never in bold
     assert "| pencil | **81.0 ± 1.4** | **81.0 ± 1.4 (paper 91.5)** |" in text
-    assert "failed (1)" in text
+    assert "failed (1 of 2) 62.0" in text
+    assert text.count("(paper 91.5)") == 1  # beside the last epoch, of which the paper speaks, and nowhere else
+    assert "## digits: Seconds" in text and "| pencil | 1.50 | 1.50 |" in text
     page = tables.as_html(spec, list(entries.values()))
     assert '<td class="leads">81.0 ± 1.4</td>' in page and "<b>luck" not in page
 
@@ -96,20 +105,46 @@ def test_a_benchmark_goes_on_where_it_stopped_and_survives_a_broken_cell(tmp_pat
     assert again[done] == results[done] == json.loads((tmp_path / f"{done}.json").read_text())
 
 
-def die(pipe, threads):
+def die_at_work(pipe, number, threads):
     """A worker that is killed in the middle of its first cell."""
-    import os
-    import signal
-
     pipe.recv()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch):
-    monkeypatch.setattr(runner, "_work", die)
+def die_at_once(pipe, number, threads):
+    """A worker that does not live to see its first cell."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("worker", [die_at_work, die_at_once])
+def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch, worker):
+    monkeypatch.setattr(runner, "_work", worker)
     cells = list(spec.cells())[:2]
     results = runner.run_cells(cells, tmp_path, 1, lambda *_: None)
     assert [found["error"] for found in results.values()] == ["the process died with exit code -9"] * 2
+
+
+def test_cells_may_read_images_with_workers_of_their_own(tmp_path):
+    for number in range(24):
+        paint(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png", number)
+    data = {"source": str(tmp_path / "photos"), "cache": "none", "workers": 1}
+    tree = {"recipe": {"data": data, "training": {"epochs": 1}}, "seeds": [1]}
+    tree |= {"name": "images", "methods": [{"name": "cross_entropy", "set": {"method": {"name": "cross_entropy"}}}]}
+    (found,) = runner.run_cells(list(Spec.model_validate(tree).cells()), tmp_path / "out", 1, lambda *_: None).values()
+    assert found["status"] == "done", found.get("traceback")
+
+
+def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, capsys):
+    def interrupted(cells, folder, processes, tell):
+        folder.mkdir(parents=True)
+        runner._write(folder / f"{cells[0].identity()}.json", result(0.5, labels=0.5))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_cells", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command._run(spec, tmp_path, 1)
+    assert "1 of 12 cells are done; the same command goes on from here" in capsys.readouterr().err
+    assert "50.0 (1 of 2 seeds)" in (tmp_path / "results.md").read_text()
 
 
 def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
@@ -123,6 +158,7 @@ def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
     assert "| cross_entropy |" in capsys.readouterr().out
     made = {entry.name for entry in (tmp_path / "out").iterdir()}
     assert made == {"cells", "results.json", "results.md", "results.html", "data-as-given.svg"}
+    assert "goes on from here" not in capsys.readouterr().err
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert stored["entries"][0]["done"] == 1 and stored["spec"]["seeds"] == [1]
 
@@ -141,8 +177,14 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(RecipeError, match=r"'tabel2' is no benchmark; expected .*table2"):
         read_spec("tabel2")
     (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')
-    with pytest.raises(RecipeError, match=r"has 2 mistake\(s\)"):
+    with pytest.raises(RecipeError, match=r"has 3 mistake\(s\)"):
         read_spec(str(tmp_path / "bad.toml"))
+    twice = dict(SMALL, methods=[SMALL["methods"][0]] * 2)
+    with pytest.raises(ValidationError, match="expected each of them once"):
+        Spec.model_validate(twice)
+    word = Spec.model_validate(dict(SMALL, methods=[{"name": "cross_entropy", "set": {"method": "elr"}}]))
+    with pytest.raises(RecipeError, match=r"sets method to 'elr'; expected a table: method.name = 'elr'"):
+        list(word.cells())
     (tmp_path / "lone.toml").write_text('[[methods]]\nname = "pencil"')
     with pytest.raises(RecipeError, match="compares with 'cross_entropy', which is not among its methods"):
         read_spec(str(tmp_path / "lone.toml"))

@@ -130,11 +130,33 @@ def test_a_list_of_names_is_several_labels(here):
         read(parquet(here, label=[["sky", "sea"], [], ["sun"]]), classes=("sea", "sky"))
 
 
-def test_lists_of_integers_are_classes_present_and_never_taken_for_distributions(here):
+def test_lists_of_integers_are_one_hot_or_the_classes_present(here):
     train = read(parquet(here, label=[[2, 0], [1]]), classes=("a", "b", "c")).train
-    assert train.given_labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+    assert train.multilabel and train.given_labels.tolist() == [[1, 0, 1], [0, 1, 0]]
+    train = read(parquet(here, label=[[0, 1, 0], [1, 0, 0]])).train
+    assert not train.multilabel and train.given_labels.tolist() == [[0, 1, 0], [1, 0, 0]]
     with pytest.raises(DataError, match=r"at row 0 of .* is \[0, 1, 0\]; expected each class once; distributions are"):
-        read(parquet(here, label=[[0, 1, 0], [1, 0, 0]]))
+        read(parquet(here, label=[[0, 1, 0], [2, 0, 1]]))
+
+
+def test_a_column_per_class_holds_shares(here):
+    train = read(csv(here, rows("sea,sky", "0.25,0.75", "1,0")), {"shares": ["sea", "sky"]}).train
+    assert not train.multilabel and train.classes == ("sea", "sky")
+    assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]]
+    with pytest.raises(DataError, match=r"label distribution at row 1 is \[1. 1.\]"):
+        read(csv(here, rows("sea,sky", "0.25,0.75", "1,1")), {"shares": ["sea", "sky"]})
+
+
+def test_a_number_that_is_no_class_is_not_taken_for_an_index(here):
+    with pytest.raises(DataError, match=r"label 0 at row 0 of .* is not one of the 3 classes \(1, 2, 5\)"):
+        read(csv(here, rows("label", "0", "2")), classes=("1", "2", "5"))
+
+
+def test_tables_that_cannot_be_taken_apart_are_refused(here):
+    with pytest.raises(DataError, match="has one column, 'path;label'; expected commas"):
+        read(csv(here, "path;label\na.png;cat\n"))
+    with pytest.raises(DataError, match="has the column 'label' more than once"):
+        read(csv(here, "path,label,label\na.png,cat,dog\n"))
 
 
 def test_indicators_with_empty_cells_are_unknown(here):
@@ -144,7 +166,7 @@ def test_indicators_with_empty_cells_are_unknown(here):
     assert torch.equal(train.given_labels.nan_to_num(-1), expected.nan_to_num(-1))
     with pytest.raises(DataError, match=r"multi-label at row 1 is \[2. 0.\]; expected values from 0 to 1, or NaN"):
         read(csv(here, rows("sea,sky", "1,0", "2,0")), {"indicators": ["sea", "sky"]})
-    with pytest.raises(DataError, match=r"an indicator column of .* is of type string; expected numbers"):
+    with pytest.raises(DataError, match=r"a label column of .* is of type string; expected numbers"):
         read(csv(here, rows("sea,sky", "1,0", "yes,0")), {"indicators": ["sea", "sky"]})
 
 

@@ -39,9 +39,12 @@ def test_the_prior_is_off_unless_asked_for():
     logits, batch = torch.randn(4, 3), batch_of((0, 1, 2, 0))
     without, strong = started(JointOptimization()), started(JointOptimization(alpha=99.0))
     assert without["joint"].loss(logits, batch).loss == strong["joint"].loss(logits, batch).loss
-    with_prior = started(JointOptimization(prior=True))["joint"].loss(logits, batch).loss
+    with_prior = started(JointOptimization(prior="uniform"))["joint"].loss(logits, batch).loss
     expected = without["joint"].loss(logits, batch).loss + 1.2 * prior_loss(logits, torch.full((3,), 1 / 3))
     torch.testing.assert_close(with_prior, expected)
+    counted = started(JointOptimization(prior="given"))["joint"].loss(logits, batch).loss  # given: 0, 1, 2, 0
+    expected = without["joint"].loss(logits, batch).loss + 1.2 * prior_loss(logits, torch.tensor([0.5, 0.25, 0.25]))
+    torch.testing.assert_close(counted, expected)
 
 
 @pytest.mark.parametrize(("window", "update_from"), [(2, 0.5), (3, 0.35), (10, 0.2), (1, 0.0)])
@@ -104,7 +107,7 @@ def test_it_corrects_the_labels_of_an_easy_task(blobs):
 
 
 def test_from_a_recipe_and_within_a_budget(blobs):
-    method = from_recipe("joint_optimization", prior=True, window=3)
+    method = from_recipe("joint_optimization", prior="uniform", window=3)
     outcome = trainer_for(blobs, method, epochs=9).run()
     assert [record["phase"] for record in outcome.records] == ["joint"] * 6 + ["final"] * 3
     assert outcome.records[2]["label_entropy"] == 0 < outcome.records[3]["label_entropy"]  # from 0.35 of 6 epochs on

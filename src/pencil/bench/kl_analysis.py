@@ -131,6 +131,7 @@ def _numbers(one: Analysis) -> dict[str, Any]:
         "wrong_label_first_epoch": float(np.abs(one.wrong_true[:, 0]).mean()),
         "wrong_label_mean": float(np.abs(one.wrong_true).mean()),
         "right_label_mean": float(np.abs(one.right_given).mean()),
+        "right_label_last_epoch": float(np.abs(one.right_given[:, -1]).mean()),
         "correct": one.correct,
         "correction_starts": first + 1,
         "wrong_given": one.wrong_given.tolist(),
@@ -155,6 +156,7 @@ def _describe(numbers: dict[str, dict[str, Any]], seed: int) -> str:
         ("wrong label: true class, first epoch of correction", "wrong_label_first_epoch"),
         ("wrong label: true class, mean", "wrong_label_mean"),
         ("right label: its class, mean", "right_label_mean"),
+        ("right label: its class, last epoch of correction", "right_label_last_epoch"),
     ):
         scale, form = (100, ".1f") if title.endswith("%") else (1, ".1e")
         shown = [format(scale * numbers[name][key], form) for name in ("inverse", "forward")]

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -41,8 +41,8 @@ class JointOptimization(Method):
     From the share ``update_from`` of the first phase on (epoch 70 of 200 in the paper), the label of a row is the mean
     of its predictions in the last ``window`` epochs, or in as many as there were. They are those of the training steps,
     so they cost nothing. ``alpha`` and ``beta`` are the paper's for symmetric noise on CIFAR-10. The paper also tells
-    the method how frequent classes are; ``prior=true`` does so too (all alike), and without it ``alpha`` has no effect:
-    the setting in which PENCIL was compared.
+    the method how frequent classes are; ``prior="uniform"`` (all alike) or ``"given"`` (as the labels have it) does so
+    too. Without it, the setting in which PENCIL was compared, ``alpha`` has no effect.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class JointOptimization(Method):
         final_lr: Schedule = Cosine(0.02),
         alpha: NonNegative = 1.2,
         beta: NonNegative = 0.8,
-        prior: bool = False,
+        prior: Literal["none", "uniform", "given"] = "none",
         update_from: Share = 0.35,
         window: Annotated[int, Field(ge=1)] = 10,
     ):
@@ -67,7 +67,8 @@ class JointOptimization(Method):
     def start(self, task: Task) -> tuple[Phase, ...]:
         classes = task.num_classes
         self.soft_labels = as_distribution(task.given_labels, classes).to(task.device, task.dtype)
-        self.prior_probs = self.soft_labels.new_full((classes,), 1 / classes) if self.prior else None
+        uniform = self.soft_labels.new_full((classes,), 1 / classes)
+        self.prior_probs = {"none": None, "uniform": uniform, "given": self.soft_labels.mean(dim=0)}[self.prior]
         self.history: deque[Tensor] = deque(maxlen=self.window)
         return (
             Phase(
