@@ -1,6 +1,7 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all come here."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -208,14 +209,16 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     workers = default_workers() if settings.workers is None else settings.workers
     findings = {name: inspect(part, workers) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
-    readable = {name: found.readable(parts[name]) for name, found in findings.items()}
     by_instance = settings.noise is not None and settings.noise.kind == "instance"  # which looks at pixels in memory
-    trial = settings.model_copy(update={"rows": None, "cache": settings.cache if by_instance else "none"})
+    cache = settings.cache if by_instance else "none"
+    trial = settings.model_copy(update={"rows": None, "cache": cache, "unreadable": "skip"})
     plan = None
-    if all(map(len, readable.values())):  # a split without a readable image is among the problems already
+    if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
-            job = assemble(chosen.model_copy(update={"data": trial}), Splits(**readable))
-            plan = _plan(job, job.trainer())
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*the row is left out")  # the findings name them all
+                job = assemble(chosen.model_copy(update={"data": trial}), Splits(**parts))
+                plan = _plan(job, job.trainer())
         except PencilError as error:
             problems.append(error)
     return Rehearsal(parts, findings, plan, tuple(problems))

@@ -117,7 +117,7 @@ def test_check_agrees_with_train(messy):
     done = pencil("check", "pets", *skip, *QUICK, cwd=messy.parent)
     assert "ready to train" in done.stdout and done.stderr == "" and "unreadable images: 2" in done.stdout
     plan = json.loads(pencil("check", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
-    assert plan["ready"] and plan["rows"] == {"train": 19, "validation": 2}
+    assert plan["ready"] and plan["rows"] == {"train": 21, "validation": 2}
     summary = json.loads(pencil("train", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
     assert summary["data"]["rows"] == plan["rows"] and summary["data"]["input_shape"] == plan["input_shape"]
     assert "cannot be read" in pencil("train", "pets", *QUICK, cwd=messy.parent, code=2).stderr
@@ -128,7 +128,7 @@ def test_check_looks_at_every_split(pets):
     truncate(pets.parent / "held/cat/0.png")
     done = pencil("check", "pets", "--set", "data.test=held", cwd=pets.parent, code=2)
     assert "1 of 20 test images cannot be read, the first of them 'cat/0.png'" in done.stderr
-    assert "train     20 rows" in done.stdout and "test      20 rows" in done.stdout
+    assert "train       20 rows" in done.stdout and "test        20 rows" in done.stdout
 
 
 @pytest.mark.filterwarnings("default")

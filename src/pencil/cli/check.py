@@ -41,7 +41,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(_tree(rehearsal)))
     else:
-        show(f"data      {recipe.data.source}", *_findings(rehearsal), "", *_classes(rehearsal))
+        show(f"data        {recipe.data.source}", *_findings(rehearsal), "", *_classes(rehearsal))
         if not rehearsal.problems:
             show("", *_plan(recipe, rehearsal.plan or {}), "\nready to train")
     if len(rehearsal.problems) == 1:
@@ -86,7 +86,7 @@ def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
     from pencil.data.inspection import label_of
 
     if found.unknown_labels:
-        yield f"          {found.unknown_labels:,} of {examples.given_labels.numel():,} labels are unknown"
+        yield f"            {found.unknown_labels:,} of {examples.given_labels.numel():,} labels are unknown"
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
     alike = [_listed(group, lambda i: str(examples.keys[i])) for group in islice(found.duplicates, FEW)]
@@ -139,8 +139,8 @@ def _plan(recipe: "Recipe", plan: dict[str, Any]) -> Iterator[str]:
     phases = ", ".join(f"{phase['name']} {phase['epochs']}" for phase in plan["phases"])
     noise = plan["injected_noise_rate"]
     yield f"split     {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
-    yield f"inputs    {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
+    yield f"inputs      {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
     if noise is not None:
-        yield f"noise     {noise:.1%} of the labels really changed"
-    yield f"model     {plan['model']}, {plan['parameters']:,} parameters"
-    yield f"method    {recipe.method['name']}; epochs: {phases}"
+        yield f"noise       {noise:.1%} of the labels really changed"
+    yield f"model       {plan['model']}, {plan['parameters']:,} parameters"
+    yield f"method      {recipe.method['name']}; epochs: {phases}"

@@ -79,11 +79,6 @@ class Findings:
     duplicates: Groups
     conflicts: Groups
 
-    def readable(self, examples: Examples) -> Examples:
-        """The same examples without those that cannot be read."""
-        bad = torch.tensor([fault.row for fault in self.unreadable], dtype=torch.int64)
-        return examples.subset((~torch.isin(examples.rows, bad)).nonzero()[:, 0])
-
 
 def inspect(examples: Examples, workers: int = 0) -> Findings:
     """Look at every row once. Of each only a digest and a size stay in memory."""
