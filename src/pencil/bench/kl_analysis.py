@@ -161,4 +161,8 @@ def _describe(numbers: dict[str, dict[str, Any]], seed: int) -> str:
         scale, form = (100, ".1f") if title.endswith("%") else (1, ".1e")
         shown = [format(scale * numbers[name][key], form) for name in ("inverse", "forward")]
         lines.append(f"| {title} | {shown[0]} | {shown[1]} |")
+    lines += ["", "![Correct labels per epoch](correct-labels.svg)", ""]
+    for sort in ("wrong", "right"):
+        names = [f"{sort}-{direction}-1.svg" for direction in ("inverse", "forward")]
+        lines += [f"![Label gradient of a row with a {sort} label]({name})" for name in names]
     return "\n".join(lines) + "\n"
