@@ -28,7 +28,7 @@ demo: $(READY)  ## train on digits with half of the labels corrupted (under a mi
 	$(BIN)/pencil demo
 
 test: $(READY)  ## all tests but the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses=auto  # a process for each core, a thread in each
 
 test-slow: $(READY)  ## the slow tests: full-size figures
 	$(BIN)/python -m pytest -m slow --timeout=3600
