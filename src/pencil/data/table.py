@@ -56,6 +56,8 @@ def from_table(
         return _from_table(path, chosen, classes, root)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it UTF-8?") from error
+    finally:
+        pa.default_memory_pool().release_unused()  # the table is gone; Arrow would keep its room
 
 
 def _from_table(path: Path, chosen: Columns, classes: Sequence[str] | None, root: Path | None) -> Splits:
