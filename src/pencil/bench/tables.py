@@ -86,7 +86,7 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
     failed = {seed: result["error"] for seed, result in found.items() if result["status"] == "failed"}
     score = "mAP" if any("test_map" in summary for summary in done.values()) else "accuracy"
     named = (*place, starred, score, len(done), failed)
-    paper: dict[str, float] = {when: figure for when, figure in row.paper.get(place[1], {}).items()}  # noqa: C416
+    paper = {str(when): figure for when, figure in row.paper.get(place[1], {}).items()}
     if not done:
         return Entry(*named, paper=paper)
     seconds = {seed: summary["seconds"] for seed, summary in done.items()}
