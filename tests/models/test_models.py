@@ -49,6 +49,70 @@ def test_every_efficientnet_of_the_paper_is_known(number):
     assert timm.is_model(TIMM[f"efficientnet_b{number}"])
 
 
+def test_torchvisions_networks_take_any_classes_and_channels():
+    network = build(ModelSettings(name="torchvision/mobilenet_v3_small"), (3, 32, 32), 7, seed=0)
+    assert network.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    grey, more = (
+        build(ModelSettings(name="torchvision/mobilenet_v3_small"), (channels, 32, 32), 7, seed=0).eval()
+        for channels in (1, 6)
+    )
+    x = torch.randn(2, 1, 32, 32)
+    expected = network(x.expand(-1, 3, -1, -1))  # a channel repeated means what it meant
+    torch.testing.assert_close(grey(x), expected)
+    torch.testing.assert_close(more(x.expand(-1, 6, -1, -1)), expected)
+
+
+def test_torchvisions_auxiliary_classifiers_are_left_out():
+    network = build(ModelSettings(name="torchvision/googlenet"), (3, 64, 64), 3, seed=0)
+    assert network.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """What stands for torchvision's published ResNet-18."""
+    from torchvision.models import ResNet18_Weights, resnet18
+
+    state = resnet18(num_classes=1000).state_dict()
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", lambda *args, **kwargs: state)
+    return state
+
+
+@pytest.mark.parametrize(("channels", "attention"), [(3, False), (1, False), (3, True)])
+def test_torchvisions_pretrained_weights_get_a_fresh_output_layer(published, channels, attention):
+    settings = ModelSettings(name="torchvision/resnet18", pretrained=True, attention=attention, attention_width=8)
+    network = build(settings, (channels, 32, 32), 5, seed=0)
+    backbone = network.backbone if attention else network
+    assert torch.equal(backbone.get_submodule("layer4.1.conv2").weight, published["layer4.1.conv2.weight"])
+    assert torch.equal(
+        backbone.conv1.weight, published["conv1.weight"] if channels == 3 else published["conv1.weight"].sum(1, True)
+    )
+    assert network.eval()(torch.zeros(2, channels, 32, 32)).shape == (2, 5)
+    again = build(settings, (channels, 32, 32), 5, seed=0)
+    other = build(settings, (channels, 32, 32), 5, seed=1)
+    last = "head.expand.weight" if attention else "fc.weight"
+    assert torch.equal(again.state_dict()[last], network.state_dict()[last])
+    assert not torch.equal(other.state_dict()[last], network.state_dict()[last])
+    digests = {provenance(settings, one, 5)["sha256_of_tensors"] for one in (network, other)}
+    assert len(digests) == 1  # of what was pretrained, not of the fresh head
+
+
+def test_pretrained_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    settings = ModelSettings(name="torchvision/mobilenet_v3_small", pretrained=True)
+    with pytest.raises(ModelError, match=r"cannot be fetched \(no route to host\); put them in a file"):
+        build(settings, (3, 32, 32), 5, seed=0)
+
+
+def test_small_cnn_can_pool_over_all_places():
+    settings = ModelSettings(name="small_cnn", options={"width": 4, "pool": True})
+    network = build(settings, (1, 28, 28), 5, seed=0).eval()
+    x = torch.randn(2, 1, 28, 28)
+    torch.testing.assert_close(network(x), network[-1](network[:14](x).mean(dim=(2, 3))))
+
+
 def test_auto_follows_the_inputs():
     auto = ModelSettings()
     assert resolve(auto, (20,)).name == "mlp"
@@ -99,7 +163,15 @@ def test_a_users_own_file(tmp_path):
         ({"name": "timm/resnet18x"}, (3, 8, 8), "timm has no model 'resnet18x'"),
         ({"name": "preact_resnet32"}, (9,), "needs images"),
         ({"name": "small_cnn", "pretrained": True}, (3, 8, 8), "no pretrained weights for 'small_cnn'"),
-        ({"name": "mlp", "attention": True}, (9,), "attention structure stands on networks of timm"),
+        ({"name": "torchvision/resnet18"}, (9,), "needs images"),
+        (
+            {"name": "torchvision/resnet1"},
+            (3, 8, 8),
+            "no model 'resnet1'; did you mean resnet101, resnet152, resnet18",
+        ),
+        ({"name": "torchvision/effnet_b0"}, (3, 8, 8), r"no model 'effnet_b0'; did you mean efficientnet_b0"),
+        ({"name": "torchvision/fcn_resnet50"}, (3, 8, 8), "torchvision has no model 'fcn_resnet50'"),
+        ({"name": "torchvision/resnet18", "options": {"depth": 3}}, (3, 8, 8), "does not take the options"),
     ],
 )
 def test_what_cannot_be_built_is_named(settings, shape, message):
@@ -161,29 +233,3 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     for name in ("evil.pt", "list.pt", "cut.safetensors", "none.pt"):
         with pytest.raises(ModelError, match=r"cannot read weights|holds no plain weights"):
             build(settings(tmp_path / name), (3, 8, 8), 5, seed=0)
-
-
-def test_attention_takes_a_backbone_without_its_head(tmp_path):
-    plain = build(ModelSettings(name="timm/resnet10t"), (3, 64, 64), 4, seed=5)
-    save_file(plain.state_dict(), tmp_path / "w.safetensors")
-    settings = ModelSettings(
-        name="timm/resnet10t", attention=True, attention_width=16, weights=tmp_path / "w.safetensors"
-    )
-    network = build(settings, (3, 64, 64), 7, seed=0)
-    assert torch.equal(network.backbone.conv1[0].weight, plain.conv1[0].weight)
-    assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
-    assert network.maps(torch.zeros(2, 3, 64, 64)).shape == (2, 7, 2, 2)
-    with pytest.raises(ModelError, match=r"give a map of 3 x 3; this network was built for one of 2 x 2"):
-        network(torch.zeros(2, 3, 96, 96))
-
-
-def test_attention_starts_as_a_mean_over_the_map():
-    network = build(ModelSettings(name="timm/resnet10t", attention=True, attention_width=8), (3, 64, 64), 3, seed=0)
-    x = torch.randn(2, 3, 64, 64)
-    network.eval()
-    torch.testing.assert_close(network(x), network.maps(x).mean(dim=(2, 3)))
-
-
-def test_attention_needs_a_map():
-    with pytest.raises(ModelError, match="expected a map"):
-        build(ModelSettings(name="timm/vit_tiny_patch16_224", attention=True), (3, 224, 224), 3, seed=0)

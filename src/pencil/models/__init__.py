@@ -13,8 +13,11 @@ from torch import nn
 from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
+from pencil.models.cut import cut
+from pencil.models.probe import first_line
 from pencil.models.small import mlp, small_cnn
 from pencil.models.weights import file_digest, load_weights, state_digest
+from pencil.models.zoo import timm_network, torchvision_network
 from pencil.seeding import seeded
 from pencil.user_file import load_module, split_reference
 
@@ -74,10 +77,12 @@ def build(
         except PencilError:
             raise
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-            raise ModelError(f"model {name!r} does not take the options {settings.options}: {error}") from error
+            attention = " with the attention structure" if settings.attention else ""
+            raise ModelError(
+                f"model {name!r} does not take the options {settings.options}{attention}: {first_line(error)}"
+            ) from error
     if settings.weights is not None and not fresh:
-        target = network.backbone if isinstance(network, AttentionNetwork) else network
-        left = load_weights(target, settings.weights.expanduser(), num_classes)
+        left = load_weights(network, settings.weights.expanduser(), num_classes)
         if left:
             warnings.warn(f"{settings.weights} has no fitting {', '.join(left)}; they start fresh", stacklevel=2)
     return network
@@ -86,7 +91,7 @@ def build(
 def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
     """The network with newly drawn weights, for every layer that knows how to draw them, as torch's own do."""
     with seeded(seed, "weights", number):
-        for module in network.modules():
+        for module in reversed(list(network.modules())):  # the parts first: what their whole does with them stands
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
@@ -105,56 +110,54 @@ def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) ->
 def _build(
     settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, pretrained: bool
 ) -> nn.Module:
+    library, known = _library(name)
+    if library:
+        _need_images(name, input_shape)
+    if library == "timm":
+        pooled = {"num_classes": 0, "global_pool": ""} if settings.attention else {"num_classes": num_classes}
+        network = timm_network(known, input_shape[0], pretrained=pretrained, **pooled, **settings.options)
+    elif library == "torchvision":
+        network = torchvision_network(known, input_shape[0], num_classes, pretrained=pretrained, **settings.options)
+    else:
+        network = _other(settings, name, input_shape, num_classes)
+    if not settings.attention:
+        return network
+    if library != "timm" or known.startswith("vgg"):  # timm's VGG convolves its map to 1 x 1 before the classifier
+        network = cut(network, input_shape, num_classes, name)
+    return AttentionNetwork(network, input_shape, num_classes, settings.attention_width)
+
+
+def _library(name: str) -> tuple[str | None, str]:
+    """timm or torchvision with the name there, or None with the name as it is."""
+    if name in TIMM:
+        return "timm", TIMM[name]
+    library, _, known = name.partition("/")
+    if library in ("timm", "torchvision") and split_reference(name) is None:
+        return library, known
+    return None, name
+
+
+def _other(settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """One of ours or a user's own, for which there are no pretrained weights."""
     own = split_reference(name)
-    if own is not None:
-        _refuse(settings, name)
-        return _from_file(*own, input_shape, num_classes, settings.options)
-    if name == "mlp":
-        _refuse(settings, name)
-        return mlp(math.prod(input_shape), num_classes, **settings.options)
-    if name not in OURS and name not in TIMM and not name.startswith("timm/"):
+    if own is None and name != "mlp" and name not in OURS:
         raise ModelError(
             f"there is no model {name!r}; expected {', '.join(NAMES)}, timm/NAME such as timm/convnext_tiny, "
-            "or my_model.py:Net."
+            "torchvision/NAME such as torchvision/resnet18, or my_model.py:Net."
         )
-    if len(input_shape) != 3:
-        raise ModelError(f"model {name!r} needs images; the inputs have shape {tuple(input_shape)}; try model mlp.")
-    if name in OURS:
-        _refuse(settings, name)
-        return OURS[name](input_shape[0], num_classes, **settings.options)
-    options = dict(settings.options, pretrained=pretrained, in_chans=input_shape[0])
-    known = TIMM.get(name, name.removeprefix("timm/"))
-    if not settings.attention:
-        return _timm(known, num_classes=num_classes, **options)
-    backbone = _timm(known, num_classes=0, global_pool="", **options)
-    return AttentionNetwork(backbone, input_shape, num_classes, settings.attention_width)
-
-
-def _refuse(settings: ModelSettings, name: str) -> None:
     if settings.pretrained:
         raise ModelError(f"there are no pretrained weights for {name!r}; name a file with model.weights.")
-    if settings.attention:
-        raise ModelError(f"the attention structure stands on networks of timm; {name!r} is none; try timm/resnet18.")
+    if own is not None:
+        return _from_file(*own, input_shape, num_classes, settings.options)
+    if name == "mlp":
+        return mlp(math.prod(input_shape), num_classes, **settings.options)
+    _need_images(name, input_shape)
+    return OURS[name](input_shape[0], num_classes, **settings.options)
 
 
-def _timm(known: str, **options: Any) -> nn.Module:
-    import timm
-
-    if not timm.is_model(known):
-        close = timm.list_models(f"*{known}*")[:5]
-        hint = f"; did you mean {', '.join(close)}?" if close else "; timm.list_models() names them."
-        raise ModelError(f"timm has no model {known!r}{hint}")
-    try:
-        model: nn.Module = timm.create_model(known, **options)
-    except (OSError, RuntimeError) as error:
-        if not options["pretrained"]:
-            raise
-        reason = str(error).splitlines()[0]
-        raise ModelError(
-            f"the pretrained weights of {known} cannot be fetched ({reason}); "
-            "put them in a file and name it: --set model.pretrained=false --set model.weights=FILE."
-        ) from error
-    return model
+def _need_images(name: str, input_shape: Sequence[int]) -> None:
+    if len(input_shape) != 3:
+        raise ModelError(f"model {name!r} needs images; the inputs have shape {tuple(input_shape)}; try model mlp.")
 
 
 def _from_file(

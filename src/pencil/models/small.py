@@ -3,10 +3,13 @@
 from torch import nn
 
 
-def small_cnn(channels: int, num_classes: int, *, width: int = 32, stride: int = 1) -> nn.Sequential:
+def small_cnn(
+    channels: int, num_classes: int, *, width: int = 32, stride: int = 1, pool: bool = False
+) -> nn.Sequential:
     """Two stages of two 3 x 3 convolutions; the features keep their place, so it can memorise as large networks do.
 
-    ``stride`` is that of the first convolution: 2 is four times as fast on images of 28 pixels and more.
+    ``stride`` is that of the first convolution: 2 is four times as fast on images of 28 pixels and more. ``pool`` takes
+    the mean over all places before a linear classifier, as most large networks do.
     """
 
     def stage(inner: int, outer: int, stride: int = 1) -> list[nn.Module]:
@@ -16,9 +19,11 @@ def small_cnn(channels: int, num_classes: int, *, width: int = 32, stride: int =
             convolutions += [convolution, nn.BatchNorm2d(outer), nn.ReLU(True)]
         return [*convolutions, nn.MaxPool2d(2)]
 
+    stages = [*stage(channels, width, stride), *stage(width, 2 * width)]
+    if pool:
+        return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, num_classes))
     return nn.Sequential(
-        *stage(channels, width, stride),
-        *stage(width, 2 * width),
+        *stages,
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
         nn.Linear(8 * width, 4 * width),

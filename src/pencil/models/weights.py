@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from pencil.errors import ModelError
+from pencil.models.attention import AttentionNetwork
+from pencil.models.probe import output_layer, outputs, trial
 
+KERNEL = "head.gather.weight"
+"""The tensor of the attention structure that is as large as the map."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts put the weights beside other things."""
 
@@ -20,15 +25,31 @@ def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
     """Load a file into a network; returns the tensors of the output layer that keep their fresh values.
 
     Everything must fit but the output layer: where its width is not the number of classes here, or where the file or
-    the network has none, it is left as initialised. Any other difference is an error.
+    the network has none, it is left as initialised. Any other difference is an error. The attention structure takes a
+    file of its own kind whole, and any other file into its backbone.
     """
     weights = read_weights(path)
+    if not isinstance(network, AttentionNetwork):
+        if KERNEL in weights:
+            raise ModelError(f"{path} holds a network with the attention structure; set model.attention to true.")
+        return _fit(network, weights, head_tensors(network, num_classes), path)
     own = network.state_dict()
-    head = head_tensors(network, num_classes)
+    if not any(name in own for name in weights if name.startswith("backbone.")):
+        _fit(network.backbone, weights, [], path)
+        return []
+    _check_kernel(network, weights, path)
+    has_head = any(name.startswith("head.") for name in weights)
+    optional = ("head.classes.", "head.gather.") if has_head else ("head.",)
+    return _fit(network, weights, [name for name in own if name.startswith(optional)], path)
+
+
+def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: Path) -> list[str]:
+    """Load what fits; the tensors named ``head`` need not, and are returned where they do not."""
+    own = network.state_dict()
     fresh = [name for name in head if name not in weights or weights[name].shape != own[name].shape]
     missing = [name for name in own if name not in weights and name not in fresh and not _counter(name)]
     misfits = [name for name in own if name in weights and name not in fresh and weights[name].shape != own[name].shape]
-    extra = [name for name in weights if name not in own and not _is_head(name, network, num_classes)]
+    extra = [name for name in weights if name not in own and not (not head and _is_cut_off(name, network))]
     if missing or misfits or extra:
         parts = [
             f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
@@ -40,6 +61,34 @@ def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
         {name: value for name, value in weights.items() if name in own and name not in fresh}, strict=False
     )
     return fresh
+
+
+def _check_kernel(network: AttentionNetwork, weights: dict[str, Tensor], path: Path) -> None:
+    """Refuse a head that sums over a map of another size; one for other classes starts fresh in any case."""
+    kernel, own = weights.get(KERNEL), network.head.gather.weight
+    if kernel is None or kernel.shape[:2] != own.shape[:2] or kernel.shape == own.shape:
+        return
+    trained, seen = kernel.shape[2:], network.map_size
+    size = _input_size_for(network, tuple(trained))
+    advice = (
+        "use inputs of the size it was trained on" if size is None else f"use inputs of {size[0]} x {size[1]} pixels"
+    )
+    raise ModelError(
+        f"the attention structure in {path} is for a map of {trained[0]} x {trained[1]}; inputs of "
+        f"{network.input_shape[1]} x {network.input_shape[2]} pixels give one of {seen[0]} x {seen[1]}; {advice} "
+        "(data.resize), or leave the tensors head.* out of the file to begin with a fresh structure."
+    )
+
+
+def _input_size_for(network: AttentionNetwork, map_size: tuple[int, ...]) -> tuple[int, int] | None:
+    """Inputs that give a map of this size, or None where no usual step over the input does."""
+    for step in (32, 16, 8, 4, 2, 1):
+        size = (map_size[0] * step, map_size[1] * step)
+        with suppress(ModelError):  # networks that take one size only
+            shape = trial(network.backbone, (network.input_shape[0], *size)).shape[1:]
+            if tuple(shape[:2] if network.channels_last else shape[1:]) == map_size:
+                return size
+    return None
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -59,23 +108,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def head_tensors(network: nn.Module, num_classes: int) -> list[str]:
-    """The weight and bias of the last layer that gives one value per class."""
-    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
-    if not layers:
+    """The weight and bias of the last layer, if it gives one value per class."""
+    found = output_layer(network)
+    if found is None or outputs(found[1]) != num_classes:
         return []
-    name, last = layers[-1]
-    outputs = last.out_features if isinstance(last, nn.Linear) else last.out_channels
-    return [f"{name}.{part}" for part, _ in last.named_parameters()] if outputs == num_classes else []
+    name, last = found
+    return [f"{name}.{part}" for part, _ in last.named_parameters()]
 
 
-def _is_head(name: str, network: nn.Module, num_classes: int) -> bool:
+def _is_cut_off(name: str, network: nn.Module) -> bool:
     """Whether a tensor of the file belongs to an output layer that this network does not have."""
-    if head_tensors(network, num_classes):
-        return False
-    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")
-    return any(
-        name.startswith(f"{prefix}.") for prefix in ([classifier] if isinstance(classifier, str) else classifier)
-    )
+    if name in getattr(network, "cut_off", ()):
+        return True
+    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm's networks know theirs
+    return name.startswith(tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier)))
 
 
 def _counter(name: str) -> bool:

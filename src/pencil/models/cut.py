@@ -1,0 +1,190 @@
+"""A network up to its map, without pooling and classifier: what the attention structure stands on."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from pencil.errors import ModelError
+from pencil.models.probe import FAULTS, blank, enlarged, first_line, output_layer, outputs, trial
+
+
+def cut(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: str) -> nn.Module:
+    """The part of a network that gives its map; tensors keep their names, ``cut_off`` has the names of the others.
+
+    A method ``forward_features`` says which part that is, as in timm. Any other network is traced (torch.fx) and run at
+    two input sizes: the map is the last value that grows with the input. One that cannot be traced may have its map in
+    ``features``, a layer or a method, as many of torchvision's do.
+    """
+    if len(input_shape) != 3:
+        raise ModelError(
+            f"the attention structure needs images (channels, height, width); the inputs have shape "
+            f"{tuple(input_shape)}; set model.attention to false."
+        )
+    names = list(network.state_dict())
+    part = _declared(network, "forward_features", input_shape)
+    if part is None:
+        try:
+            graphs = _trace(network)
+        except FAULTS as error:  # whatever a network's own code raises when it is handed a proxy
+            part = _declared(network, "features", input_shape)
+            if part is None:
+                raise ModelError(
+                    f"cannot find the map in {name!r}, which cannot be traced ({first_line(error)}); "
+                    "give it a method forward_features(x) that returns the map (batch, channels, height, width)."
+                ) from error
+        else:
+            part = _cut_graphs(network, graphs, input_shape, num_classes, name)
+    kept = part.state_dict()
+    part.cut_off = tuple(name for name in names if name not in kept)  # type: ignore[assignment]
+    return part
+
+
+def _declared(network: nn.Module, name: str, input_shape: Sequence[int]) -> nn.Module | None:
+    """The part that the network itself names, or None; children that have no share in it are dropped."""
+    part = getattr(network, name, None)
+    if isinstance(part, nn.Module):
+        return nn.Sequential(OrderedDict({name: part}))
+    if not callable(part):
+        return None
+    network.forward = part
+    trial(network, input_shape)  # refuses, and lets lazy layers take shape
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    was_training = network.training
+    features = network.eval()(blank(network, input_shape)).sum()
+    network.train(was_training)
+    gradients = torch.autograd.grad(features, parameters, allow_unused=True) if features.requires_grad else []
+    idle = {parameter for parameter, gradient in zip(parameters, gradients, strict=False) if gradient is None}
+    for child, module in list(network.named_children()):
+        own = set(module.parameters())
+        if own and own <= idle:
+            delattr(network, child)
+    return network
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """torchvision's layers, like torch's own, stay whole: some do one thing in training and another after it."""
+        return super().is_leaf_module(m, module_qualified_name) or type(m).__module__.startswith("torchvision.ops")
+
+
+def _trace(network: nn.Module) -> dict[bool, fx.Graph]:
+    """What the network does in training (True) and after it (False)."""
+    import torchvision
+
+    was_training = network.training
+    try:
+        return {
+            mode: _Tracer(autowrap_modules=(math, torchvision.ops)).trace(network.train(mode)) for mode in (True, False)
+        }
+    finally:
+        network.train(was_training)
+
+
+def _cut_graphs(
+    network: nn.Module, graphs: dict[bool, fx.Graph], input_shape: Sequence[int], num_classes: int, name: str
+) -> nn.Module:
+    from torchvision.models.feature_extraction import DualGraphModule
+
+    node = _find_map(network, graphs[False], input_shape, num_classes, name)
+    after = len(graphs[False].nodes) - 1 - list(graphs[False].nodes).index(node)
+    for graph in graphs.values():
+        _end_at(graph, node, after, name)
+    was_training = network.training
+    part: nn.Module = DualGraphModule(network, graphs[True], graphs[False], class_name=type(network).__name__)
+    if next(part.parameters(), None) is None:
+        raise ModelError(_no_map(name, "no layer works on an image"))
+    return part.train(was_training)
+
+
+class _Shapes(fx.Interpreter):
+    """Runs a graph and notes the shape of every tensor in it."""
+
+    def __init__(self, network: nn.Module, graph: fx.Graph):
+        super().__init__(network, graph=graph)
+        self.shapes: dict[fx.Node, tuple[int, ...]] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            self.shapes[n] = tuple(value.shape)
+        return value
+
+
+def _find_map(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int], num_classes: int, name: str) -> fx.Node:
+    """The last value before the output layer that grows with the input, average pooling aside."""
+    trial(network, input_shape)
+    small, large = _measure(network, graph, input_shape), _measure(network, graph, enlarged(input_shape))
+    last = output_layer(network)
+    stop = last[0] if last is not None and outputs(last[1]) == num_classes else None
+    found: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op == "call_module" and node.target == stop:
+            break
+        # A flattened map (batch, values) grows too; tokens (batch, places, channels) are what must not be passed over.
+        if node.op != "placeholder" and node in large and len(large[node]) > 2 and small[node] != large[node]:
+            found = node
+    if any(len(shape) > 2 for node, shape in small.items() if node not in large):
+        raise ModelError(_no_map(name, "it takes inputs of one size only, so that no map can be told by its growth"))
+    while found is not None and _pools(network, found):
+        found = found.all_input_nodes[0]
+    if found is None or found.op == "placeholder":
+        raise ModelError(_no_map(name, "nothing in it grows with the input"))
+    if len(small[found]) != 4:
+        raise ModelError(_no_map(name, f"its last features have shape {small[found][1:]}"))
+    if _bypassed(graph, found, small):
+        raise ModelError(_no_map(name, "several maps reach its output"))
+    return found
+
+
+def _measure(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int]) -> dict[fx.Node, tuple[int, ...]]:
+    """Shapes as far as the network takes this input: a layer after a flattened map takes it at one size only."""
+    was_training = network.training
+    run = _Shapes(network.eval(), graph)
+    with torch.no_grad(), suppress(*FAULTS):
+        run.run(blank(network, input_shape))
+    network.train(was_training)
+    return run.shapes
+
+
+def _pools(network: nn.Module, node: fx.Node) -> bool:
+    """Average pooling over a window: as large as the map it is global, though a larger input gives it more windows."""
+    if node.op == "call_module":
+        return isinstance(network.get_submodule(str(node.target)), nn.AvgPool2d)
+    return node.target is functional.avg_pool2d
+
+
+def _bypassed(graph: fx.Graph, node: fx.Node, tensors: Iterable[fx.Node]) -> bool:
+    """Whether the output depends on the input by another way than through this node."""
+    tensors, reached = set(tensors), set()
+    for other in graph.nodes:
+        follows = any(source in reached for source in other.all_input_nodes)
+        if other.op == "placeholder" or (follows and other is not node and (other in tensors or other.op == "output")):
+            reached.add(other)
+    return any(other.op == "output" for other in reached)
+
+
+def _end_at(graph: fx.Graph, node: fx.Node, after: int, name: str) -> None:
+    """Let the graph give the value of this node, after which so many others come; these are dropped."""
+    nodes = list(graph.nodes)
+    position = len(nodes) - 1 - after
+    if position < 0 or (nodes[position].op, nodes[position].target) != (node.op, node.target):
+        raise ModelError(
+            f"{name!r} goes another way from its map in training than after it; give it a method forward_features(x) "
+            "that returns the map (batch, channels, height, width)."
+        )
+    for other in reversed(nodes[position + 1 :]):
+        graph.erase_node(other)
+    graph.output(nodes[position])
+
+
+def _no_map(name: str, seen: str) -> str:
+    return (
+        f"{name!r} has no map for the attention structure: {seen}; expected (channels, height, width), "
+        "as convolutional networks have it; set model.attention to false, or try timm/resnet18."
+    )
