@@ -44,6 +44,10 @@ def workplace(tmp_path):
     values = train.inputs.values
     np.savez(tmp_path / "shoes.npz", x=values[train.rows][:300], y=train.given_labels[:300])
     np.savez(tmp_path / "new.npz", x=values[test.rows][:5])
+    rng = np.random.default_rng(0)
+    scenes = rng.random((200, 4)) < 0.4
+    x = scenes @ rng.normal(size=(4, 8)) + 0.3 * rng.normal(size=(200, 8))
+    np.savez(tmp_path / "scenes.npz", x=x, y=scenes, classes=["sea", "sky", "sun", "tree"])
     lines = ["path,tag"]
     for i, image in enumerate(values[train.rows][:60, 0].numpy()):
         name = ("cat", "dog")[i % 2]

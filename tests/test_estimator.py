@@ -2,6 +2,7 @@ import pickle
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_wine
 from sklearn.model_selection import cross_val_predict
@@ -61,3 +62,59 @@ def test_random_state_decides(wine):
     assert not np.array_equal(one.predict_proba(x), other.predict_proba(x))
     drawn = PencilClassifier(epochs=3, random_state=np.random.RandomState(0)).fit(x, given)
     assert drawn.run_.summary["seed"] > 0
+
+
+def scenes(rows=300, seed=0):
+    """Sums of the patterns of the classes present; one in five of those is not said to be there."""
+    rng = np.random.default_rng(seed)
+    clean = (rng.random((rows, 4)) < 0.35).astype(int)
+    x = clean @ np.random.default_rng(99).normal(size=(4, 12)) + 0.3 * rng.normal(size=(rows, 12))
+    return x, np.where((clean == 1) & (rng.random(clean.shape) < 0.2), 0, clean), clean
+
+
+def test_an_indicator_matrix_is_several_classes_at_once():
+    x, given, clean = scenes()
+    classifier = PencilClassifier(epochs=20, batch_size=16).fit(x, given)
+    assert classifier.classes_.tolist() == [0, 1, 2, 3] and classifier.label_distributions_.shape == (300, 4)
+    assert (given == clean).mean() < 0.96 < 0.98 < (classifier.labels_ == clean).mean()
+    assert classifier.labels_.dtype == classifier.predict(x).dtype == given.dtype
+    probs = classifier.predict_proba(x)
+    assert probs.shape == (300, 4) and ((probs > 0.5) == classifier.predict(x)).all()
+    assert probs.sum(axis=1).max() > 1.5  # each class by itself
+    assert classifier.score(x, clean) > 0.9
+    predicted = cross_val_predict(PencilClassifier(epochs=20, batch_size=16), x, given, cv=3)
+    assert (predicted == clean).mean() > 0.95
+
+
+def test_matrices_that_could_be_one_class_each_and_sparse_ones():
+    x, given, _ = scenes(60)
+    one_hot = np.eye(4, dtype=int)[np.arange(60) % 4]
+    assert PencilClassifier(epochs=3).fit(x, one_hot).run_.multilabel  # as everywhere in scikit-learn
+    dense = PencilClassifier(epochs=3).fit(x, given).predict_proba(x)
+    assert np.array_equal(PencilClassifier(epochs=3).fit(x, csr_matrix(given)).predict_proba(x), dense)
+    assert np.array_equal(PencilClassifier(epochs=3, multilabel=True).fit(x, given).predict_proba(x), dense)
+    column = PencilClassifier(epochs=3, multilabel=True).fit(x, given[:, :1])
+    assert column.predict(x).shape == (60, 1) and column.classes_.tolist() == [0]
+
+
+def test_probabilities_and_unknown_entries_are_taken_where_it_is_said_so():
+    x, given, _ = scenes(60)
+    soft = np.where(given == 1, 0.9, 0.2)
+    soft[3, 1] = np.nan
+    fitted = PencilClassifier(epochs=3, multilabel=True).fit(x, soft)
+    assert fitted.run_.summary["labels"]["entries"] == 239 and fitted.label_distributions_[3, 1] == 0.5
+    for y, options, message in (
+        (
+            np.where(given == 1, 0.9, 0.2),
+            {},
+            r"y is a continuous-multioutput matrix of shape \(60, 4\).*multilabel=True",
+        ),
+        (soft, {}, "Input y contains NaN"),
+        (given, {"multilabel": False}, r"y is a multilabel-indicator matrix .* and multilabel is False; expected one"),
+        (given * 2, {"multilabel": True}, r"multi-label at row \d+ is .*expected values from 0 to 1"),
+        (given[:, 0], {"multilabel": True}, "Expected 2D array, got 1D array"),
+        (given[:-1], {"multilabel": True}, "inconsistent numbers of samples"),
+        (given * [1, 1, 1, 0], {}, "1 of 4 classes have no example: '3'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PencilClassifier(epochs=3, **options).fit(x, y)

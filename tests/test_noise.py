@@ -98,3 +98,40 @@ def test_instance_noise_has_the_rate_and_hangs_on_the_input():
 def test_bad_noise_is_named(call, message):
     with pytest.raises(DataError, match=message):
         call()
+
+
+@pytest.mark.parametrize("confidences", [False, True])
+def test_entries_flip_as_often_as_the_rates_say(confidences):
+    clean = (np.random.default_rng(0).random((N, 5)) < 0.3).astype(np.float32)
+    noisy = noise.flip_entries(clean, false_positives=0.05, false_negatives=0.2, confidences=confidences, seed=3)
+    said, present = noisy.labels > 0.5, clean > 0.5
+    assert within_binomial(int((said & ~present).sum()), int((~present).sum()), 0.05)
+    assert within_binomial(int((~said & present).sum()), int(present.sum()), 0.2)
+    assert noisy.rate == pytest.approx(np.mean(said != present))
+    sure = np.maximum(noisy.labels, 1 - noisy.labels)
+    if confidences:
+        wrong = said != present
+        assert sure[~wrong].mean() == pytest.approx(5 / 6, abs=0.01)  # a Beta(2, 1) has the mean 2/3
+        assert sure[wrong].mean() == pytest.approx(4 / 6, abs=0.01)
+    else:
+        assert (sure == 1).all()
+
+
+def test_what_is_unknown_stays_unknown_and_is_not_counted():
+    clean = np.array([[1.0, np.nan], [np.nan, 0.0], [np.nan, np.nan]])
+    noisy = noise.flip_entries(clean, false_positives=1.0, false_negatives=1.0, seed=0)
+    np.testing.assert_array_equal(noisy.labels, [[0.0, np.nan], [np.nan, 1.0], [np.nan, np.nan]])
+    assert noisy.rate == 1.0
+
+
+@pytest.mark.parametrize(
+    "labels, rate, message",
+    [
+        ([[0.0, 0.4]], 0.1, r"clean label at row 0 is \[0.  0.4\]; expected 0 or 1"),
+        ([0, 1], 0.1, r"shape \(2,\); expected \(n, classes\)"),
+        ([[0.0, 1.0]], 1.1, r"noise rate is 1.1"),
+    ],
+)
+def test_bad_entry_noise_is_named(labels, rate, message):
+    with pytest.raises(DataError, match=message):
+        noise.flip_entries(labels, false_positives=rate, false_negatives=0.0, seed=0)

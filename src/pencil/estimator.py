@@ -5,13 +5,15 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
-from pencil.job import fit
+from pencil.fitting import fit
 from pencil.methods import Method
+
+INPUTS: dict[str, Any] = {"dtype": (np.float32, np.uint8), "allow_nd": True}
 
 
 class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -19,6 +21,9 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     After ``fit``, ``labels_`` holds the corrected label of every training row, ``label_distributions_`` the probability
     of each class, and ``run_`` the whole run (metrics, summary, network). Vectors and uint8 images are normalised.
+
+    Where ``y`` is an indicator matrix (rows, classes), a row may be of several classes at once: ``labels_`` and
+    predictions are such matrices too, and probabilities are those of each class by itself.
 
     Parameters
     ----------
@@ -32,6 +37,9 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Share of rows held out to watch training; they count as noisy like all others.
     settings : dict or None
         Further recipe keys, such as ``{"method.step": 4.0}``.
+    multilabel : bool or None
+        Whether a row may be of several classes at once. None: where ``y`` is a matrix of 0 and 1. True: a matrix of
+        probabilities from 0 to 1 as well, NaN where nothing is known.
     random_state : int, RandomState or None
         Seed of weights, split and order.
     """
@@ -45,6 +53,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int = 64,
         validation: float = 0.0,
         settings: Mapping[str, Any] | None = None,
+        multilabel: bool | None = None,
         random_state: int | np.random.RandomState | None = 0,
     ):
         self.model = model
@@ -53,14 +62,24 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.validation = validation
         self.settings = settings
+        self.multilabel = multilabel
         self.random_state = random_state
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
     def fit(self, X: Any, y: Any) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
-        X, y = validate_data(self, X, y, dtype=(np.float32, np.uint8), allow_nd=True)  # noqa: N806
-        check_classification_targets(y)
-        self.classes_, given = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError(f"the labels name 1 class ({self.classes_[0]!r}); expected at least two classes.")
+        X, y = self._validated(X, y)  # noqa: N806
+        several = y.ndim == 2
+        if several:
+            self.classes_, given = np.arange(y.shape[1]), y
+        else:
+            check_classification_targets(y)
+            self.classes_, given = np.unique(y, return_inverse=True)
+            if len(self.classes_) < 2:
+                raise ValueError(f"the labels name 1 class ({self.classes_[0]!r}); expected at least two classes.")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = int(check_random_state(seed).randint(2**31))
@@ -70,6 +89,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (X, given),
             method=self.method,
             classes=[str(name) for name in self.classes_],
+            multilabel=several,
             epochs=self.epochs,
             seed=int(seed),
             settings={**settings, **(self.settings or {})},
@@ -77,16 +97,40 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         distribution = self.run_.labels["distribution"].combine_chunks()
         self.label_distributions_ = distribution.flatten().to_numpy().reshape(len(given), -1)
-        self.labels_ = self.classes_[self.label_distributions_.argmax(axis=1)]
+        self.labels_ = self._decided(self.label_distributions_)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=(np.float32, np.uint8), allow_nd=True, reset=False)  # noqa: N806
+        X = validate_data(self, X, **INPUTS, reset=False)  # noqa: N806
         probs: np.ndarray = self.run_.predict_probs(X).numpy()
         return probs
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        best = self.predict_proba(X).argmax(axis=1)
-        labels: np.ndarray = self.classes_[best]
+        return self._decided(self.predict_proba(X))
+
+    def _decided(self, probs: np.ndarray) -> np.ndarray:
+        """The most probable class, or 1 for each that is more likely there than not."""
+        labels: np.ndarray = self.classes_[probs.argmax(axis=1)] if not self.run_.multilabel else (probs > 0.5) * 1
         return labels
+
+    def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:  # noqa: N803
+        """Checked inputs, and labels as a vector, or as a matrix where a row may be of several classes."""
+        if self.multilabel:
+            X = validate_data(self, X, **INPUTS)  # noqa: N806
+            y = check_array(y, accept_sparse=True, dtype=np.float32, ensure_all_finite="allow-nan", input_name="y")
+            check_consistent_length(X, y)
+        else:
+            X, y = validate_data(self, X, y, multi_output=True, **INPUTS)  # noqa: N806
+        y = y.toarray() if hasattr(y, "toarray") else y  # a sparse matrix
+        if y.ndim == 1 or self.multilabel:
+            return X, y
+        if y.shape[1] == 1:
+            return X, column_or_1d(y, warn=True)
+        kind = type_of_target(y, input_name="y")
+        if kind != "multilabel-indicator" or self.multilabel is False:
+            raise ValueError(
+                f"y is a {kind} matrix of shape {y.shape} and multilabel is {self.multilabel}; expected one label for "
+                "each row, or a matrix of 0 and 1; multilabel=True takes a probability for each class, or NaN."
+            )
+        return X, y

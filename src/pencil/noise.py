@@ -1,7 +1,8 @@
-"""Seeded label noise: clean class indices in, new noisy ones out, with the rate that was really produced.
+"""Seeded label noise: clean labels in, new noisy ones out, with the rate that was really produced.
 
 Every class-conditional noise is a transition matrix ``T``, where ``T[i, j]`` is the probability that a label ``i`` is
-given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also looks at the inputs.
+given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also looks at the inputs. Where an
+example may be of several classes at once, each (example, class) entry flips by itself: :func:`flip_entries`.
 """
 
 from collections.abc import Mapping
@@ -92,6 +93,36 @@ def flip_by_instance(
     return _report(clean, noisy, num_classes)
 
 
+@dataclass(frozen=True)
+class NoisyEntries:
+    """Noisy multi-labels beside the share of known entries that now say the wrong thing."""
+
+    labels: NDArray[np.float32]
+    rate: float
+
+
+def flip_entries(
+    clean_labels: ArrayLike, *, false_positives: float, false_negatives: float, seed: int, confidences: bool = False
+) -> NoisyEntries:
+    """Flip each entry of an indicator matrix: absent to present, present to absent; NaN (unknown) stays unknown.
+
+    ``confidences`` gives labels as a machine would: what is said to be present has a probability from 0.5 to 1, what
+    is said to be absent one from 0 to 0.5. Right ones tend to be surer (0.83 on average) than wrong ones (0.67).
+    """
+    _check_rate(false_positives)
+    _check_rate(false_negatives)
+    clean = _check_indicators(clean_labels)
+    rng = np.random.default_rng(seed)
+    known, present = ~np.isnan(clean), clean > 0.5
+    wrong = (rng.random(clean.shape) < np.where(present, false_negatives, false_positives)) & known
+    said = present ^ wrong
+    sure = np.ones(clean.shape)
+    if confidences:
+        sure = 0.5 + 0.5 * np.where(wrong, rng.beta(1, 2, clean.shape), rng.beta(2, 1, clean.shape))
+    labels = np.where(known, np.where(said, sure, 1 - sure), np.nan).astype(np.float32)
+    return NoisyEntries(labels, float(wrong[known].mean()) if known.any() else 0.0)
+
+
 def _invert(probs: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     cumulative = probs.cumsum()
     cumulative /= cumulative[-1]  # so that rounding never leaves a gap below 1
@@ -137,3 +168,14 @@ def _check_clean(labels: ArrayLike, num_classes: int) -> NDArray[np.int64]:
         row = int(np.argmax(bad))
         raise DataError(f"label {clean[row]} at row {row} does not fit {num_classes} classes (0..{num_classes - 1}).")
     return clean.astype(np.int64)
+
+
+def _check_indicators(labels: ArrayLike) -> NDArray[np.float64]:
+    clean = np.asarray(labels, dtype=np.float64)
+    if clean.ndim != 2:
+        raise DataError(f"labels have shape {clean.shape}; expected (n, classes) with 0 or 1 for each class.")
+    good = ((clean == 0) | (clean == 1) | np.isnan(clean)).all(axis=1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise DataError(f"clean label at row {row} is {clean[row]}; expected 0 or 1 for each class, NaN where unknown.")
+    return clean

@@ -85,8 +85,8 @@ def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
     """What is wrong with single rows: a count, and a few of them by name."""
     from pencil.data.inspection import label_of
 
-    if found.unknown_labels:
-        yield f"            {found.unknown_labels:,} of {examples.given_labels.numel():,} labels are unknown"
+    if examples.multilabel:
+        yield from _several(found, examples)
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
     alike = [_listed(group, lambda i: str(examples.keys[i])) for group in islice(found.duplicates, FEW)]
@@ -98,12 +98,24 @@ def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
     yield from _some(len(found.conflicts), "groups of duplicates with different labels", conflicts)
 
 
+def _several(found: "Findings", examples: "Examples") -> Iterator[str]:
+    """How many classes there are at once, and what is not known of them."""
+    mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
+    yield f"            several classes at once, {mean:.1f} of {examples.num_classes} per row on average"
+    if found.rows_without_class:
+        yield f"            {found.rows_without_class:,} rows have no class"
+    if found.unknown_labels:
+        yield f"            {found.unknown_labels:,} of {entries:,} labels are unknown"
+    if found.unknown_rows:
+        yield f"            {found.unknown_rows:,} rows have no known label and teach nothing"
+
+
 def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:
     if count:
-        yield f"          {what}: {count:,}"
-        yield from (f"            {line}" for line in lines)
+        yield f"            {what}: {count:,}"
+        yield from (f"              {line}" for line in lines)
         if count > len(lines):
-            yield f"            and {count - len(lines):,} more; --json lists them all"
+            yield f"              and {count - len(lines):,} more; --json lists them all"
 
 
 def _listed(group: "np.ndarray", say: Callable[[int], str]) -> str:
@@ -138,7 +150,7 @@ def _classes(rehearsal: "Rehearsal") -> Iterator[Any]:
 def _plan(recipe: "Recipe", plan: dict[str, Any]) -> Iterator[str]:
     phases = ", ".join(f"{phase['name']} {phase['epochs']}" for phase in plan["phases"])
     noise = plan["injected_noise_rate"]
-    yield f"split     {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
+    yield f"split       {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
     yield f"inputs      {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
     if noise is not None:
         yield f"noise       {noise:.1%} of the labels really changed"

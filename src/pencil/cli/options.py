@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pencil.errors import RunError
+
 if TYPE_CHECKING:
     from pencil.recipe import Recipe
 
@@ -17,6 +19,10 @@ ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their shares.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
+Threshold = Annotated[
+    float | None,
+    typer.Option("--threshold", help="Several classes at once: present above this probability (0.5)."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -40,3 +46,14 @@ def build_recipe(
         if value is not None:
             tree = recipe.assign(tree, keys, value)
     return recipe.parse(recipe.override(tree, assignments or []), what)
+
+
+def pick_threshold(threshold: float | None, multilabel: bool) -> float:
+    """The probability above which a class is present, where several may be."""
+    if threshold is None:
+        return 0.5
+    if not multilabel:
+        raise RunError("--threshold is for several classes at once; in this run each example is of one class.")
+    if not 0 <= threshold < 1:
+        raise RunError(f"--threshold is {threshold:g}; expected a probability from 0 to below 1.")
+    return threshold

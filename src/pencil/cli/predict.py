@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath
+from pencil.cli.options import AsJson, RunPath, Threshold, pick_threshold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,14 +19,27 @@ def predict(
     data: Annotated[
         Path, typer.Argument(metavar="DATA", help="Inputs: a folder of images, one image, a table, .npz or .npy.")
     ],
+    threshold: Threshold = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option("--maps", metavar="FILE.npz", help="Also write where each class was found (model.attention)."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """One line per input: key, class and its probability (CSV, or JSON lines with every probability)."""
+    """One line per input: key, class and its probability (CSV, or JSON lines with every probability).
+
+    Where an example may be of several classes, they are parted by semicolons, and the confidence is that of the least
+    sure decision.
+    """
     from pencil.data.unlabelled import read_inputs
+    from pencil.export import save_maps
     from pencil.runs import open_run
 
     opened = open_run(run)
+    cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_inputs(data, opened.recipe.data)
+    if maps is not None:
+        save_maps(maps, keys, opened.classes, opened.class_maps(inputs))
     probs = opened.predict_inputs(inputs)
     lines = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:
@@ -35,7 +48,7 @@ def predict(
         if row.isnan().any():  # it cannot be read, and the user has been warned
             typer.echo(json.dumps({"key": key, "class": None})) if as_json else lines.writerow([key, "", ""])
             continue
-        name, confidence = _say(row, opened.classes, opened.multilabel)
+        name, confidence = _say(row, opened.classes, cut if opened.multilabel else None)
         if as_json:
             every = dict(zip(opened.classes, row.tolist(), strict=True))
             typer.echo(json.dumps({"key": key, "class": name, "confidence": confidence, "probabilities": every}))
@@ -43,10 +56,11 @@ def predict(
             lines.writerow([key, name if isinstance(name, str) else ";".join(name), f"{confidence:.4f}"])
 
 
-def _say(probs: "Tensor", classes: tuple[str, ...], multilabel: bool) -> tuple[str | list[str], float]:
+def _say(probs: "Tensor", classes: tuple[str, ...], threshold: float | None) -> tuple[str | list[str], float]:
     """The class and its probability, or all classes present and the probability of the least sure decision."""
-    if not multilabel:
+    if threshold is None:
         best = probs.max(dim=0)
         return classes[int(best.indices)], float(best.values)
-    present = [name for name, share in zip(classes, probs.tolist(), strict=True) if share > 0.5]
-    return present, float((probs - 0.5).abs().amin() + 0.5)
+    present = probs > threshold
+    confidence = probs.where(present, 1 - probs).amin()
+    return [name for name, there in zip(classes, present.tolist(), strict=True) if there], float(confidence)

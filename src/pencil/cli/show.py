@@ -30,8 +30,10 @@ def percent(share: float | None) -> str:
 
 
 def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
-    """One line per run: accuracies, labels, time; then where it is and how to go on."""
-    shown = table("method", "test best", "test last", "labels changed", "right before", "right after", "s", title=title)
+    """One line per run: test accuracies (or mAP), labels, time; then where it is and how to go on."""
+    score = "mAP" if runs[0].multilabel else "test"
+    columns = (f"{score} best", f"{score} last", "labels changed", "right before", "right after", "s")
+    shown = table("method", *columns, title=title)
     for run in runs:
         summary = run.summary
         test, labels = summary.get("test_accuracy", summary.get("test_map", {})), summary["labels"]
@@ -45,11 +47,11 @@ def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
             f"{summary['seconds']:.0f}",
         )
     show(shown)
-    path, pencil = runs[-1].path, command()
+    path, pencil, entries = runs[-1].path, command(), " --entries" if runs[-1].multilabel else ""
     if path is not None:
         show(
             f"\nrun directory    {path}",
-            f"labels to fix    {pencil} labels {path} --only-changed | head",
+            f"labels to fix    {pencil} labels {path} --only-changed{entries} | head",
             f"new inputs       {pencil} predict {path} DATA",
         )
 

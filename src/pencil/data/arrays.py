@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, as_keys
-from pencil.data.given import as_given_labels, hard_labels
+from pencil.data.given import (
+    SEVERAL,
+    GivenLabels,
+    about,
+    as_array,
+    as_clean_indicators,
+    as_given_labels,
+    as_indicators,
+    hard_labels,
+    looks_multilabel,
+)
 from pencil.data.inputs import TensorInputs, refuse_non_finite
 from pencil.errors import DataError
 
@@ -23,23 +33,26 @@ def from_arrays(
     classes: Sequence[str] | int | None = None,
     keys: Sequence[str] | np.ndarray | None = None,
     clean_labels: Any = None,
+    multilabel: bool | None = None,
 ) -> Examples:
     """Examples from arrays. uint8 arrays of 3 or 4 dimensions are images and become channels-first.
 
     ``y`` holds class indices, distributions, or names, which are sorted into classes unless ``classes`` gives an order.
+    With ``multilabel`` it holds a probability for each (row, class), NaN where nothing is known; left out, a matrix of
+    0 and 1 with two ones in one row is taken for such a one.
     """
     values = as_input_tensor(x)
     count = _length(y)
     if len(values) != count:
         raise DataError(f"x has {len(values)} rows but y has {count}; expected as many labels as inputs.")
     key_array = as_keys(np.arange(count) if keys is None else keys)
-    given, names = resolve_labels(y, classes, key_array)
-    return Examples(
-        TensorInputs(values), torch.arange(count), given, names, key_array, as_clean_labels(clean_labels, names)
-    )
+    labels = resolve_labels(y, classes, key_array, multilabel)
+    clean = as_clean_labels(clean_labels, labels)
+    inputs, rows = TensorInputs(values), torch.arange(count)
+    return Examples(inputs, rows, labels.given, labels.classes, key_array, clean, labels.multilabel)
 
 
-def from_npz(path: Path, classes: Sequence[str] | None = None) -> Splits:
+def from_npz(path: Path, classes: Sequence[str] | None = None, multilabel: bool | None = None) -> Splits:
     """``x`` and ``y``, with optional ``keys``, ``classes``, ``clean_labels`` and a ``x_test``, ``y_test`` pair."""
     arrays = _read_npz(path)
     missing = [name for name in ("x", "y") if name not in arrays]
@@ -50,12 +63,13 @@ def from_npz(path: Path, classes: Sequence[str] | None = None) -> Splits:
         )
     if classes is None and "classes" in arrays:
         classes = arrays["classes"].astype(str).tolist()
-    train = from_arrays(
-        arrays["x"], arrays["y"], classes=classes, keys=arrays.get("keys"), clean_labels=arrays.get("clean_labels")
-    )
+    optional = {"keys": arrays.get("keys"), "clean_labels": arrays.get("clean_labels")}
+    train = from_arrays(arrays["x"], arrays["y"], classes=classes, multilabel=multilabel, **optional)
     if "x_test" not in arrays or "y_test" not in arrays:
         return Splits(train)
-    return Splits(train, test=from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes))
+    with about("the test set"):
+        test = from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes, multilabel=train.multilabel)
+    return Splits(train, test=test)
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
@@ -106,10 +120,15 @@ def channels_first(images: Tensor) -> Tensor:
 
 def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
     """Names become ``(indices, classes)``; anything numeric is returned as it is."""
-    values = y if isinstance(y, Tensor) else np.asarray(y)
+    values = y if isinstance(y, Tensor) else as_array(y)
     if isinstance(values, Tensor) or values.dtype.kind in "buif":
         return y
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        raise DataError(
+            f"the labels are {values.dtype} of shape {values.shape}; expected one name for each row, or a matrix of "
+            f"numbers with a column for each class{SEVERAL}, unknown (None) included."
+        )
     if any(label is None or label != label for label in values):
         row = next(i for i, label in enumerate(values) if label is None or label != label)
         raise DataError(f"label at row {row} is missing ({values[row]}); label the row or leave it out.")
@@ -122,30 +141,41 @@ def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
 
 
 def resolve_labels(
-    y: Any, classes: Sequence[str] | int | None, keys: np.ndarray | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
+    y: Any, classes: Sequence[str] | int | None, keys: np.ndarray | None = None, multilabel: bool | None = None
+) -> GivenLabels:
     """Checked labels and the names of their classes; ``classes`` gives names in order, a number of them, or neither."""
     names = None if classes is None or isinstance(classes, int) else tuple(map(str, classes))
-    labels = name_to_index(y, names)
+    count = len(names) if names is not None else classes if isinstance(classes, int) else None
+    values = as_array(y)
+    if multilabel or (multilabel is None and looks_multilabel(values)):
+        given = as_indicators(values, count, keys=keys)
+        return GivenLabels(given, names or tuple(map(str, range(given.shape[1]))), multilabel=True)
+    labels = name_to_index(values, names)
     if isinstance(labels, tuple):
         labels, names = labels
-    num_classes = classes if isinstance(classes, int) else None if names is None else len(names)
-    given, num_classes = as_given_labels(labels, num_classes, keys=keys)
-    return given, names or tuple(map(str, range(num_classes)))
+        count = len(names) if count is None else count
+    given, count = as_given_labels(labels, count, keys=keys, hint=SEVERAL if multilabel is None else "")
+    return GivenLabels(given, names or tuple(map(str, range(count))))
 
 
-def as_clean_labels(labels: Any, classes: tuple[str, ...]) -> Tensor | None:
+def as_clean_labels(labels: Any, given: GivenLabels | Examples) -> Tensor | None:
+    """Labels that are known to be right, of the same classes and the same kind as the given ones."""
     if labels is None:
         return None
-    named = name_to_index(labels, classes)
-    return hard_labels(as_given_labels(named[0] if isinstance(named, tuple) else named, len(classes))[0])
+    with about("clean_labels"):
+        if given.multilabel:
+            return as_clean_indicators(labels, len(given.classes))
+        named = name_to_index(labels, given.classes)
+        indices = named[0] if isinstance(named, tuple) else named
+        return hard_labels(as_given_labels(indices, len(given.classes))[0])
 
 
 def _length(y: Any) -> int:
     try:
         return len(y)
     except TypeError:
-        raise DataError(f"y is {y!r}; expected one label per row of x.") from None
+        remedy = "; call its toarray()" if hasattr(y, "toarray") else ""  # a sparse matrix has no length
+        raise DataError(f"y is {y!r}; expected one label per row of x{remedy}.") from None
 
 
 def _numeric(values: np.ndarray) -> Tensor:

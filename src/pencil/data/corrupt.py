@@ -7,32 +7,38 @@ import numpy as np
 from pencil import noise
 from pencil.data.examples import Examples
 from pencil.data.inputs import TensorInputs
-from pencil.data.settings import MapNoise, MatrixNoise, RateNoise
+from pencil.data.settings import AnyNoise, EntryNoise, MapNoise, MatrixNoise
 from pencil.errors import DataError
 
 
-def corrupt(examples: Examples, settings: RateNoise | MapNoise | MatrixNoise, seed: int) -> noise.NoisyLabels:
+def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> noise.NoisyLabels | noise.NoisyEntries:
     """Noisy labels for examples whose given labels are clean."""
-    if examples.given_labels.ndim != 1:
-        raise DataError("noise is injected into class labels; these examples carry label distributions.")
     clean = examples.given_labels.numpy()
     seed = settings.seed if settings.seed is not None else seed
+    if isinstance(settings, EntryNoise) != examples.multilabel:
+        fitting = 'of several classes at once; expected noise of kind "entries"'
+        if not examples.multilabel:
+            fitting = "of one class each; expected noise of kind symmetric, circular, instance, map or matrix"
+        raise DataError(f'data.noise is of kind "{settings.kind}" and the examples are {fitting}.')
+    if isinstance(settings, EntryNoise):
+        rates = {"false_positives": settings.false_positives, "false_negatives": settings.false_negatives}
+        return noise.flip_entries(clean, **rates, confidences=settings.confidences, seed=seed)
+    if clean.ndim != 1:
+        raise DataError("noise is injected into class labels; these examples carry label distributions.")
     matrix = transition_matrix(settings, examples.classes)
     if matrix is not None:
         return noise.flip(clean, matrix, seed)
-    assert isinstance(settings, RateNoise)
     if not isinstance(examples.inputs, TensorInputs):
         raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
     inputs = examples.inputs.values[examples.rows].numpy()
+    assert settings.kind == "instance"
     return noise.flip_by_instance(clean, inputs, examples.num_classes, settings.rate, seed)
 
 
-def transition_matrix(
-    settings: RateNoise | MapNoise | MatrixNoise | None, classes: tuple[str, ...]
-) -> np.ndarray | None:
+def transition_matrix(settings: AnyNoise | None, classes: tuple[str, ...]) -> np.ndarray | None:
     """Row = clean class, column = given class; None where no noise is injected, or noise that no matrix describes."""
     count = len(classes)
-    if settings is None:
+    if settings is None or isinstance(settings, EntryNoise):
         return None
     if isinstance(settings, MatrixNoise):
         if {len(settings.matrix), *map(len, settings.matrix)} != {count}:

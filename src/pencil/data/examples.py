@@ -1,7 +1,8 @@
 """Examples: rows of inputs with the labels given for them. Clean labels, where known, ride along for metrics only."""
 
 import hashlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,12 +84,18 @@ class Examples:
 
     def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:
         """Batches in the given order of positions (all of them, as they stand, by default)."""
-        chunks = cut(torch.arange(len(self)) if order is None else order, batch_size)
-        inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks], view)
-        for chunk, (values, readable) in zip(chunks, inputs, strict=True):
+        return self.pieces(cut(torch.arange(len(self)) if order is None else order, batch_size), view)
+
+    def pieces(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Batch]:
+        """A batch for each chunk of positions; rows whose input cannot be read are missing from it."""
+        inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks if len(chunk)], view)
+        for chunk in chunks:
+            if len(chunk) == 0:
+                yield Batch(chunk, torch.empty(0, *self.input_shape), self.given_labels[chunk])
+                continue
+            values, readable = next(inputs)
             kept = chunk if readable is None else chunk[readable]
-            if len(kept) > 1 or len(kept) == len(chunk):  # batch statistics need two
-                yield Batch(kept, values, self.given_labels[kept])
+            yield Batch(kept, values, self.given_labels[kept])
 
     def fingerprint(self) -> str:
         """A digest of keys and given labels: the same for the same rows in the same order."""
@@ -119,11 +126,18 @@ class Splits:
         return {name: len(part) for name, part in vars(self).items() if part is not None}
 
 
-def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Examples | None]:
-    """Keep a random share of the rows for validation; every class keeps an example to train on.
+def hold_out(
+    examples: Examples, share: float, seed: int, keys: np.ndarray | None = None
+) -> tuple[Examples, Examples | None]:
+    """Keep a random share of the rows for validation, or those with these keys; every class keeps one to train on.
 
     Fewer than ten rows, or one per class, leave nothing to spare: then there is no validation split.
     """
+    if keys is not None:
+        chosen = torch.from_numpy(np.isin(examples.keys, keys))
+        return examples.subset(torch.where(~chosen)[0]), examples.subset(
+            torch.where(chosen)[0]
+        ) if chosen.any() else None
     if not 0 <= share < 1:
         raise DataError(f"validation share is {share}; expected from 0 (none) to below 1.")
     if share == 0 or len(examples) < 10:
@@ -144,6 +158,17 @@ def hold_out(examples: Examples, share: float, seed: int) -> tuple[Examples, Exa
     return examples.subset(in_training.nonzero()[:, 0]), examples.subset(held.sort().values)
 
 
+def refuse_other_kind(examples: Examples, multilabel: bool) -> None:
+    """Labels of one class each and of several at once cannot stand for one another."""
+    if examples.multilabel and not multilabel:
+        raise DataError("the labels are of several classes at once; expected one class for each row.")
+    if multilabel and not examples.multilabel:
+        raise DataError(
+            "the labels are of one class for each row; expected several classes at once: a matrix with a column for "
+            "each class, lists of classes, or data.columns.indicators."
+        )
+
+
 def check_trainable(examples: Examples) -> None:
     """Refuse what cannot be learned from before the first epoch."""
     if len(examples) < 2:
@@ -152,3 +177,15 @@ def check_trainable(examples: Examples) -> None:
         raise DataError(f"the only class is {examples.classes[0]!r}; expected at least two classes to tell apart.")
     refuse_alike_classes(examples.classes)
     refuse_empty_classes(examples.given_labels, examples.classes)
+
+
+UNKNOWN = "have no known label and teach nothing"
+
+
+def warn_of_unknown_rows(examples: Examples) -> None:
+    """A row of which no class is known takes part in no loss and no update."""
+    unknown = int(examples.given_labels.isnan().all(dim=1).sum()) if examples.multilabel else 0
+    if unknown:
+        warnings.warn(
+            f"{unknown:,} of {len(examples):,} training rows {UNKNOWN}; label them or leave them out", stacklevel=2
+        )

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import torch
 
 from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.given import about
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.table import (
@@ -18,11 +19,11 @@ from pencil.data.table import (
     LABEL_COLUMNS,
     Columns,
     find_column,
+    read_clean,
     read_keys,
     read_labels,
     refuse_unknown,
 )
-from pencil.data.table_labels import hard_column
 from pencil.errors import DataError
 
 PREFIX = "hf/"
@@ -37,7 +38,11 @@ def is_hugging_face(dataset: Any) -> bool:
 
 
 def load_hugging_face(
-    source: str, columns: Columns, classes: Sequence[str] | None, options: Mapping[str, Any]
+    source: str,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    options: Mapping[str, Any],
+    multilabel: bool | None = None,
 ) -> Splits:
     """``hf/NAME`` from the hub, or ``hf/FOLDER`` as ``save_to_disk`` wrote it; options go to ``load_dataset``."""
     if importlib.util.find_spec("datasets") is None:
@@ -52,20 +57,30 @@ def load_hugging_face(
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise DataError(f"datasets cannot load {name!r}: {str(error).splitlines()[0]}") from error
     if not isinstance(loaded, Mapping):
-        return Splits(from_hugging_face(loaded, columns, classes))
+        return Splits(from_hugging_face(loaded, columns, classes, multilabel))
     parts = {SPLITS[split]: part for split, part in loaded.items() if split in SPLITS}
     if "train" not in parts:
         raise DataError(f"{name!r} has the splits {', '.join(loaded)}; expected one named train.")
-    train = from_hugging_face(parts.pop("train"), columns, classes)
-    return Splits(train, **{split: from_hugging_face(part, columns, train.classes) for split, part in parts.items()})
+    train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
+    others = {}
+    for split, part in parts.items():
+        with about(f"the {split} set"):
+            others[split] = from_hugging_face(part, columns, train.classes, train.multilabel)
+    return Splits(train, **others)
 
 
-def from_hugging_face(dataset: Any, columns: Columns | None = None, classes: Sequence[str] | None = None) -> Examples:
+def from_hugging_face(
+    dataset: Any,
+    columns: Columns | None = None,
+    classes: Sequence[str] | None = None,
+    multilabel: bool | None = None,
+) -> Examples:
     """Examples of a ``datasets.Dataset``; images stay encoded until they are needed, class names are the feature's."""
     chosen = columns or Columns()
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, chosen)
-    labels = read_labels(WHERE, table, chosen, _class_names(dataset, table, chosen) if classes is None else classes)
+    classes = _class_names(dataset, table, chosen) if classes is None else classes
+    labels = read_labels(WHERE, table, chosen, classes, multilabel)
     keys = read_keys(WHERE, table, chosen)
     keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
     image = chosen.image or find_column(WHERE, table, INPUT_COLUMNS, "input", "data.columns.image")
@@ -75,8 +90,8 @@ def from_hugging_face(dataset: Any, columns: Columns | None = None, classes: Seq
         labels.given,
         labels.classes,
         keys,
-        None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, WHERE),
-        multilabel=labels.multilabel,
+        read_clean(WHERE, table, chosen, labels),
+        labels.multilabel,
     )
 
 

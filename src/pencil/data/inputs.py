@@ -1,5 +1,6 @@
 """Where inputs come from: one tensor in memory, or any map-style dataset read item by item."""
 
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -201,11 +202,17 @@ def read_ahead(
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # or it would draw from the global one
+        worker_init_fn=_leave_interrupts_to_parent,
     )
     try:
         yield from loader
     except DataError as error:  # from a worker it comes wrapped in that process's traceback; the last line is ours
         raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
+
+
+def _leave_interrupts_to_parent(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the one that trains saves first, and needs its readers for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)

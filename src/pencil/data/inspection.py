@@ -64,15 +64,18 @@ class Groups:
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """``class_counts`` are rows per class, or rows with the class where there may be several (then some are unknown).
+    """``class_counts`` are rows per class, or rows with the class where there may be several.
 
-    ``duplicates`` are rows whose encoded bytes (or numbers, in arrays) are the same; in ``conflicts`` their labels
-    are not.
+    Then ``unknown_labels`` counts entries, ``unknown_rows`` rows of nothing else, and ``rows_without_class`` those of
+    which something is known, but no class that is there. ``duplicates`` are rows whose encoded bytes (or numbers, in
+    arrays) are the same; in ``conflicts`` their labels are not.
     """
 
     rows: int
     class_counts: dict[str, int]
     unknown_labels: int
+    unknown_rows: int
+    rows_without_class: int
     image_sizes: ImageSizes | None
     input_shape: tuple[int, ...] | None
     unreadable: tuple[Fault, ...]
@@ -95,7 +98,7 @@ def inspect(examples: Examples, workers: int = 0) -> Findings:
     return Findings(
         rows=len(examples),
         class_counts=count_classes(examples),
-        unknown_labels=int(examples.given_labels.isnan().sum()) if examples.multilabel else 0,
+        **_count_unknown(examples),
         image_sizes=_summary(sizes[readable]) if shape is None and len(readable) else None,
         input_shape=shape,
         unreadable=tuple(faults),
@@ -135,14 +138,24 @@ def count_classes(examples: Examples) -> dict[str, int]:
     return dict(zip(examples.classes, counts.tolist(), strict=True))
 
 
+def _count_unknown(examples: Examples) -> dict[str, int]:
+    """Of labels of several classes at once: what is unknown, and which rows have no class."""
+    if not examples.multilabel:
+        return {"unknown_labels": 0, "unknown_rows": 0, "rows_without_class": 0}
+    unknown, present = examples.given_labels.isnan(), examples.given_labels > 0.5
+    empty = unknown.all(dim=1)
+    without = ~present.any(dim=1) & ~empty
+    counts = {"unknown_labels": unknown, "unknown_rows": empty, "rows_without_class": without}
+    return {name: int(found.sum()) for name, found in counts.items()}
+
+
 def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, float]:
     """A given label in words: a class, the classes present, or the shares of those that have any."""
     label = examples.given_labels[position]
     if label.ndim == 0:
         return examples.classes[int(label)]
-    if examples.multilabel:
-        return [name for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0.5]
-    return {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
+    shares = {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
+    return list(shares) if examples.multilabel and set(shares.values()) <= {1.0} else shares
 
 
 def as_tree(findings: Findings, examples: Examples) -> dict[str, Any]:
@@ -151,6 +164,8 @@ def as_tree(findings: Findings, examples: Examples) -> dict[str, Any]:
         "rows": findings.rows,
         "class_counts": findings.class_counts,
         "unknown_labels": findings.unknown_labels,
+        "unknown_rows": findings.unknown_rows,
+        "rows_without_class": findings.rows_without_class,
         "image_sizes": None if findings.image_sizes is None else vars(findings.image_sizes),
         "input_shape": findings.input_shape,
         "unreadable": [fault._asdict() for fault in findings.unreadable],
@@ -241,13 +256,12 @@ def _alike(digests: np.ndarray, positions: np.ndarray) -> Groups:
 
 
 def _at_odds(groups: Groups, labels: np.ndarray) -> Groups:
-    """The groups whose members do not all carry the label of the first."""
+    """The groups whose members do not all carry the same label; what is unknown is no disagreement."""
     if not len(groups):
         return groups
     lengths = np.diff(groups.starts, append=len(groups.positions))
     seen = labels[groups.positions].reshape(len(groups.positions), -1)
-    expected = np.repeat(seen[groups.starts], lengths, axis=0)
-    differs = ~((seen == expected) | (np.isnan(seen) & np.isnan(expected))).all(axis=1)
-    chosen = np.logical_or.reduceat(differs, groups.starts)
+    lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of what is known
+    chosen = (lowest < highest).any(axis=1)
     kept = lengths[chosen]
     return Groups(groups.positions[np.repeat(chosen, lengths)], np.cumsum(kept) - kept)

@@ -3,12 +3,21 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from pencil.data.augment import Augmentation
 from pencil.data.corrupt import corrupt
-from pencil.data.examples import Examples, Splits, check_trainable, hold_out
+from pencil.data.examples import (
+    Examples,
+    Splits,
+    check_trainable,
+    hold_out,
+    refuse_other_kind,
+    warn_of_unknown_rows,
+)
 from pencil.data.geometry import apply_geometry, image_size, sized
+from pencil.data.given import about
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
 from pencil.data.settings import DataSettings
@@ -25,8 +34,9 @@ class PreparedData:
     noise_rate: float | None = None
 
 
-def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
+def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndarray | None = None) -> PreparedData:
     """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows."""
+    _refuse_other_kinds(settings, loaded)
     train = choose_rows(settings, loaded.train, seed)
     _refuse_misfits(settings, train, loaded.test)
     size = image_size(settings, train)
@@ -39,12 +49,14 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int) -> PreparedData:
         rate = noisy.rate
     validation = None if loaded.validation is None else apply_geometry(settings, loaded.validation, size)
     if validation is None:
-        train, validation = hold_out(train, settings.validation, seed)
+        train, validation = hold_out(train, settings.validation, seed, held_out)
     check_trainable(train)
+    warn_of_unknown_rows(train)
     test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
     normalization = _normalization(settings, train, seed)
     splits = _with_normalization(Splits(train, validation, test), normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
+    resolved["multilabel"] = train.multilabel
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
@@ -65,6 +77,18 @@ def choose_test(settings: DataSettings, test: Examples) -> Examples:
         return test
     chosen = torch.randperm(len(test), generator=generator(0, "test rows"))[: settings.test_rows]
     return test.subset(chosen.sort().values)
+
+
+def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:
+    """All splits have labels of one kind, and of that which was asked for, over the same classes."""
+    train = loaded.train
+    refuse_other_kind(train, train.multilabel if settings.multilabel is None else settings.multilabel)
+    for name, part in (("validation", loaded.validation), ("test", loaded.test)):
+        if part is not None:
+            with about(f"the {name} set"):
+                refuse_other_kind(part, train.multilabel)
+                if part.num_classes != train.num_classes:
+                    raise DataError(f"it has {part.num_classes} classes; expected the {train.num_classes} of training.")
 
 
 def _refuse_misfits(settings: DataSettings, train: Examples, test: Examples | None) -> None:

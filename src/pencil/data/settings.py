@@ -45,7 +45,18 @@ class MatrixNoise(_Strict):
     seed: Annotated[int, Field(ge=0)] | None = None
 
 
-NoiseSettings = Annotated[RateNoise | MapNoise | MatrixNoise, Field(discriminator="kind")]
+class EntryNoise(_Strict):
+    """Several classes at once: each (example, class) flips by itself; ``confidences`` makes the labels soft."""
+
+    kind: Literal["entries"]
+    false_positives: Rate
+    false_negatives: Rate
+    confidences: bool = False
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+AnyNoise = RateNoise | MapNoise | MatrixNoise | EntryNoise
+NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 
 
 Pixels = Annotated[int, Field(ge=1)]
@@ -59,6 +70,7 @@ class DataSettings(_Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     columns: Columns = Columns()
     classes: tuple[str, ...] | None = None
+    multilabel: bool | None = None
     test: str | None = None
     rows: Annotated[int, Field(ge=2)] | None = None
     test_rows: Annotated[int, Field(ge=1)] | None = None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from pencil.data import folder, table
 from pencil.data.arrays import from_npz
-from pencil.data.examples import Splits
+from pencil.data.examples import Splits, refuse_other_kind
+from pencil.data.given import about
 from pencil.data.hugging_face import PREFIX, load_hugging_face
 from pencil.data.named import DATASETS
 from pencil.data.settings import FROM_PYTHON, DataSettings
@@ -22,8 +23,16 @@ def load(settings: DataSettings) -> Splits:
     splits = read_source(settings.source, settings)
     if settings.test is None:
         return splits
-    test = read_source(settings.test, settings, splits.train.classes).train
-    return Splits(splits.train, splits.validation, test)
+    with about("the test set"):
+        test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel)
+    return Splits(splits.train, splits.validation, test.train)
+
+
+def read_like(source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool) -> Splits:
+    """A source whose labels must be of these classes and of this kind: to test on what was trained."""
+    splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes)
+    refuse_other_kind(splits.train, multilabel)
+    return splits
 
 
 def read_source(source: str, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
@@ -33,13 +42,13 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
     if source in DATASETS:
         return _of_classes(_named(source, settings), classes, source)
     if source.startswith(PREFIX):
-        return load_hugging_face(source, settings.columns, classes, settings.options)
+        return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
         return folder.from_folder(path, classes)
     if path.is_file() and path.suffix.lower() == ".npz":
-        return from_npz(path, classes)
+        return from_npz(path, classes, settings.multilabel)
     if path.is_file() and path.suffix.lower() in table.SUFFIXES:
-        return table.from_table(path, settings.columns, classes, settings.root)
+        return table.from_table(path, settings.columns, classes, settings.root, settings.multilabel)
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "

@@ -10,11 +10,13 @@ import pyarrow.compute as pc
 import torch
 from numpy.dtypes import StringDType
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.given import GivenLabels
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
-from pencil.data.table_labels import TableLabels, column_labels, hard_column
+from pencil.data.table_labels import clean_columns, column_labels
 from pencil.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet")
@@ -32,7 +34,8 @@ class Columns(BaseModel):
 
     ``label`` names one column (classes, distributions, or lists of the classes present), or several annotators'
     columns, whose votes become shares. ``shares`` names one column per class instead, which sum to 1 in every row, and
-    ``indicators`` one column per class, each 0, 1 or anything between, where several may be present at once.
+    ``indicators`` one column per class, each 0, 1 or anything between, where several may be present at once. ``clean``
+    names one column of the same form as ``label``, or one per class beside ``indicators``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,32 +46,38 @@ class Columns(BaseModel):
     shares: tuple[str, ...] | None = None
     indicators: tuple[str, ...] | None = None
     key: str | None = None
-    clean: str | None = None
+    clean: str | tuple[str, ...] | None = None
     split: str | None = None
 
 
 def from_table(
-    path: Path, columns: Columns | None = None, classes: Sequence[str] | None = None, root: Path | None = None
+    path: Path,
+    columns: Columns | None = None,
+    classes: Sequence[str] | None = None,
+    root: Path | None = None,
+    multilabel: bool | None = None,
 ) -> Splits:
-    """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is."""
-    chosen = columns or Columns()
+    """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is.
+
+    ``multilabel`` says of what kind lists of numbers are.
+    """
     try:
-        return _from_table(path, chosen, classes, root)
+        return _from_table(path, columns or Columns(), classes, root, multilabel)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it UTF-8?") from error
     finally:
         pa.default_memory_pool().release_unused()  # the table is gone; Arrow would keep its room
 
 
-def _from_table(path: Path, chosen: Columns, classes: Sequence[str] | None, root: Path | None) -> Splits:
+def _from_table(
+    path: Path, chosen: Columns, classes: Sequence[str] | None, root: Path | None, multilabel: bool | None
+) -> Splits:
     table = read_table(path, chosen.key)
     refuse_unknown(path, table, chosen)
-    labels = read_labels(path, table, chosen, classes)
+    labels = read_labels(path, table, chosen, classes, multilabel)
     inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser())
-    clean = None if chosen.clean is None else hard_column(table[chosen.clean], labels.classes, str(path))
-    every = Examples(
-        inputs, torch.arange(table.num_rows), labels.given, labels.classes, keys, clean, multilabel=labels.multilabel
-    )
+    clean, rows = read_clean(path, table, chosen, labels), torch.arange(table.num_rows)
+    every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
     return Splits(every) if chosen.split is None else _split(path, every, table[chosen.split])
 
 
@@ -115,7 +124,13 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
                 raise DataError(f"{where} has no column {name!r}; it has {_list(table.column_names)}.")
 
 
-def read_labels(where: Path | str, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> TableLabels:
+def read_labels(
+    where: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    multilabel: bool | None = None,
+) -> GivenLabels:
     """The labels of a table in whatever form the columns say; ``where`` names the table in messages."""
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
@@ -126,8 +141,16 @@ def read_labels(where: Path | str, table: pa.Table, columns: Columns, classes: S
         return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(where))
     label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
     if isinstance(label, str):
-        return column_labels([table[label]], classes, "label", str(where))
+        return column_labels([table[label]], classes, "label", str(where), multilabel)
     return column_labels([table[name] for name in label], classes, "votes", str(where))
+
+
+def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: GivenLabels) -> Tensor | None:
+    """Labels known to be right, where columns are named for them."""
+    if columns.clean is None:
+        return None
+    names = (columns.clean,) if isinstance(columns.clean, str) else columns.clean
+    return clean_columns([table[name] for name in names], labels, str(where))
 
 
 def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray | None:

@@ -1,7 +1,6 @@
 """Labels in the columns of a table: one class per row, a distribution, a list of classes, or several annotators."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -10,36 +9,43 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pencil.data.arrays import resolve_labels
-from pencil.data.given import as_indicators
+from pencil.data.arrays import as_clean_labels, resolve_labels
+from pencil.data.given import GivenLabels, about, as_indicators
 from pencil.errors import DataError
 
 Form = Literal["label", "votes", "shares", "indicators"]
 
 
-@dataclass(frozen=True)
-class TableLabels:
-    given: Tensor
-    classes: tuple[str, ...]
-    multilabel: bool = False
-
-
-def column_labels(columns: Sequence[Any], classes: Sequence[str] | None, form: Form, where: str) -> TableLabels:
+def column_labels(
+    columns: Sequence[Any], classes: Sequence[str] | None, form: Form, where: str, multilabel: bool | None = None
+) -> GivenLabels:
     """Checked labels from Arrow columns; ``where`` names the table in messages."""
     if form == "indicators":
         values = np.column_stack([_numbers(column, where) for column in columns])
         assert classes is not None
-        return TableLabels(as_indicators(values), tuple(classes), multilabel=True)
+        return GivenLabels(as_indicators(values), tuple(classes), multilabel=True)
     if form == "shares":
         shares = np.column_stack([_numbers(column, where) for column in columns])
-        return TableLabels(*resolve_labels(shares, classes))
+        return resolve_labels(shares, classes, multilabel=False)
     if form == "votes":
         return _votes(columns, classes, where)
     column = columns[0]
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        return _lists(column, classes, where)
+    if _is_list(column):
+        return _lists(column, classes, where, multilabel)
     names = class_names([column], classes)
-    return TableLabels(hard_column(column, names, where), names)
+    return GivenLabels(hard_column(column, names, where), names)
+
+
+def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Tensor | None:
+    """Labels known to be right: one column like the given one, or a column for each of several classes at once."""
+    with about("data.columns.clean"):
+        if not given.multilabel and len(columns) > 1:
+            raise DataError(f"there are {len(columns)} columns and the given labels are of one class; expected one.")
+        if not given.multilabel:
+            return hard_column(columns[0], given.classes, where)
+        if len(columns) == 1 and _is_list(columns[0]):
+            return as_clean_labels(_lists(columns[0], given.classes, where, multilabel=True).given, given)
+        return as_clean_labels(np.column_stack([_numbers(column, where) for column in columns]), given)
 
 
 def hard_column(column: Any, classes: tuple[str, ...], where: str) -> Tensor:
@@ -76,7 +82,7 @@ def _indices(column: Any, classes: tuple[str, ...], where: str, rows: np.ndarray
     return values
 
 
-def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) -> TableLabels:
+def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) -> GivenLabels:
     """Every annotator's column has one vote per row, or none; the shares of the votes are the label."""
     names = class_names(columns, classes)
     shares = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
@@ -89,19 +95,18 @@ def _votes(columns: Sequence[Any], classes: Sequence[str] | None, where: str) ->
     if not counts.all():
         row = int(counts[:, 0].argmin())
         raise DataError(f"row {row} of {where} has no annotator's label; expected at least one; remove the row.")
-    return TableLabels(resolve_labels(shares / counts, names)[0], names)
+    return resolve_labels(shares / counts, names, multilabel=False)
 
 
-def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabels:
-    """Lists of numbers are distributions (0 and 1: one-hot); lists of names are the classes present in the row."""
+def _lists(column: Any, classes: Sequence[str] | None, where: str, multilabel: bool | None) -> GivenLabels:
+    """Lists of numbers are rows of a matrix (distributions, or 0 and 1); lists of names are the classes present."""
     _refuse_nulls(column, where, np.arange(len(column)))
     flat = pc.list_flatten(column)
     lengths = pc.list_value_length(column).to_numpy()
-    if pa.types.is_floating(flat.type) or _is_one_hot(flat, lengths):
+    if pa.types.is_floating(flat.type) or _is_matrix(flat, lengths):
         if len(set(lengths.tolist())) != 1:
-            raise DataError(f"the label distributions in {where} have different lengths; expected one value per class.")
-        shares = flat.to_numpy().reshape(len(column), -1)
-        return TableLabels(*resolve_labels(shares, classes if classes is not None else shares.shape[1]))
+            raise DataError(f"the lists of numbers in {where} have different lengths; expected one value per class.")
+        return resolve_labels(flat.to_numpy().reshape(len(column), -1), classes, multilabel=multilabel)
     names, rows = class_names([flat], classes), np.repeat(np.arange(len(column)), lengths)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
     np.add.at(present, (rows, _indices(flat, names, where, rows)), 1)
@@ -111,15 +116,20 @@ def _lists(column: Any, classes: Sequence[str] | None, where: str) -> TableLabel
             f"the list of classes at row {row} of {where} is {column[row].as_py()}; expected each class once; "
             "distributions are lists of floating point numbers."
         )
-    return TableLabels(as_indicators(present), names, multilabel=True)
+    return GivenLabels(as_indicators(present), names, multilabel=True)
 
 
-def _is_one_hot(flat: Any, lengths: np.ndarray) -> bool:
-    """Whether integers are one-hot rows rather than lists of classes: all of one length, a single 1 among zeros."""
+def _is_list(column: Any) -> bool:
+    kind = column.type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_matrix(flat: Any, lengths: np.ndarray) -> bool:
+    """Whether integers are 0 and 1 for every class rather than lists of classes, where none occurs twice in a row."""
     if not pa.types.is_integer(flat.type) or len(set(lengths.tolist())) != 1 or lengths[0] < 2:
         return False
-    values = flat.to_numpy().reshape(len(lengths), -1)
-    return bool(np.isin(values, (0, 1)).all() and (values.sum(axis=1) == 1).all())
+    values = flat.drop_null().to_numpy()
+    return bool(((values == 0) | (values == 1)).all())
 
 
 def _numbers(column: Any, where: str) -> np.ndarray:

@@ -11,6 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from pencil.data.arrays import as_clean_labels, as_input_tensor, resolve_labels
 from pencil.data.examples import Examples, as_keys
+from pencil.data.given import as_array
 from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs, take_label
 from pencil.errors import DataError
 
@@ -18,9 +19,17 @@ LABEL_ATTRIBUTES = ("targets", "labels")
 
 
 def from_dataset(
-    dataset: Any, *, classes: Sequence[str] | int | None = None, clean_labels: Any = None, workers: int = 0
+    dataset: Any,
+    *,
+    classes: Sequence[str] | int | None = None,
+    clean_labels: Any = None,
+    workers: int = 0,
+    multilabel: bool | None = None,
 ) -> Examples:
-    """Examples of a dataset. Labels are read without loading inputs where the dataset keeps them apart."""
+    """Examples of a dataset. Labels are read without loading inputs where the dataset keeps them apart.
+
+    ``y`` may be a vector over the classes: as in :func:`pencil.data.from_arrays`, ``multilabel`` says of which kind.
+    """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items, "
@@ -31,10 +40,11 @@ def from_dataset(
     known = _class_names(dataset)
     if known is not None and classes in (None, len(known)):
         classes = known
-    given, names = resolve_labels(read_labels(dataset), classes)
+    labels = resolve_labels(read_labels(dataset), classes, multilabel=multilabel)
     inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
-    rows = torch.arange(len(given))
-    return Examples(inputs, rows, given, names, as_keys(rows.numpy()), as_clean_labels(clean_labels, names))
+    rows = torch.arange(len(labels.given))
+    clean, keys = as_clean_labels(clean_labels, labels), as_keys(rows.numpy())
+    return Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
 
 
 def read_labels(dataset: Any) -> Any:
@@ -45,7 +55,7 @@ def read_labels(dataset: Any) -> Any:
         if all(_same(take_label(dataset[i]), stored[i]) for i in probes):
             return stored
     labels = [take_label(dataset[i]) for i in range(len(dataset))]
-    return torch.stack(labels) if isinstance(labels[0], Tensor) else np.asarray(labels)
+    return as_array([as_array(label) if isinstance(label, Tensor) else label for label in labels])
 
 
 def _stored_labels(dataset: Any) -> Any:
@@ -66,7 +76,8 @@ def _stored_labels(dataset: Any) -> Any:
 
 
 def _same(label: Any, stored: Any) -> bool:
-    return bool(np.array_equal(np.asarray(label), np.asarray(stored)))
+    one, other = np.asarray(label), np.asarray(stored)
+    return np.array_equal(one, other, equal_nan=one.dtype.kind == other.dtype.kind == "f")  # NaN: unknown in both
 
 
 def _class_names(dataset: Any) -> tuple[str, ...] | None:

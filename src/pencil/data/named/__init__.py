@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pencil.data.examples import Splits
+from pencil.data.named.canvases import canvases
 from pencil.data.named.cifar import cifar10, cifar100
 from pencil.data.named.clothing1m import clothing1m
 from pencil.data.named.coco import coco
@@ -13,6 +14,7 @@ from pencil.data.named.small import digits, fashion_mnist
 DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits,
     "fashion_mnist": fashion_mnist,
+    "canvases": canvases,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cub200": cub200,
