@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -25,6 +26,17 @@ def label_table(splits: Splits, label_probs: Tensor, validation_probs: Tensor | 
     return table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks()
 
 
+def row_table(loaded: Splits, splits: Splits) -> pa.Table:
+    """The keys of the rows as they came, and what became of each: train, validation or unused."""
+    keys = pa.array(loaded.train.keys.tolist(), pa.string())
+    is_train = pc.is_in(keys, pa.array(splits.train.keys.tolist(), pa.string()))
+    split = pc.if_else(is_train, "train", "unused")
+    if splits.validation is not None and loaded.validation is None:  # held out of the same rows
+        is_held = pc.is_in(keys, pa.array(splits.validation.keys.tolist(), pa.string()))
+        split = pc.if_else(is_held, "validation", split)
+    return pa.table({"key": keys, "split": split.dictionary_encode()})
+
+
 def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
     """How many labels changed, and how many are right before and after where that is known."""
     clean = train.clean_labels
@@ -35,13 +47,23 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
         if clean is not None:
             found["correct_before"] = correct_entries(entries.given, clean)
             found["correct_after"] = correct_entries(entries.corrected, clean)
+            found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
         return found
     reading = read_labels(label_probs, train.given_labels)
     found = {"rows": len(train), "changed": int(reading.changed.sum())}
     if clean is not None:
         found["correct_before"] = float((reading.given == clean).double().mean())
         found["correct_after"] = float((reading.corrected == clean).double().mean())
+        found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
     return found
+
+
+def _repairs(given: Tensor, corrected: Tensor, clean: Tensor, changed: Tensor) -> dict[str, int]:
+    """Of what was changed: how much was wrong and is now right, and how much was right and is now wrong."""
+    return {
+        "repaired": int((changed & (corrected == clean)).sum()),
+        "broken": int((changed & (given == clean)).sum()),
+    }
 
 
 def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
@@ -77,7 +99,7 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             **_identity(examples, split),
             "given": _present(entries.given, examples.classes),
             "corrected": _present(entries.corrected & entries.known, examples.classes),
-            "confidence": unsure.amin(dim=1).clamp(max=1.0).float().numpy(),
+            "confidence": unsure.amin(dim=1).nan_to_num(posinf=0.5).float().numpy(),
             "changed": entries.changed.sum(dim=1).int().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),

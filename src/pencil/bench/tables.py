@@ -51,6 +51,7 @@ class Entry:
     best: Figure | None = None
     last: Figure | None = None
     labels: Figure | None = None
+    repairs: Figure | None = None
     seconds: Figure | None = None
     relative_time: float | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
@@ -97,6 +98,7 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         best=_percent(done, "best"),
         last=_percent(done, "last"),
         labels=_labels(done),
+        repairs=_repairs(done),
         seconds=Figure(seconds),
         relative_time=statistics.fmean(seconds.values()) / statistics.fmean(compared) if compared else None,
         paper=paper,
@@ -117,10 +119,19 @@ def _labels(done: Seeds) -> Figure | None:
     return None if None in shares.values() else Figure({seed: 100 * share for seed, share in shares.items()})
 
 
+def _repairs(done: Seeds) -> Figure | None:
+    """How many labels were put right for each one that was spoiled (one, where none was)."""
+    counts = {seed: summary["labels"] for seed, summary in done.items()}
+    if not all("repaired" in count for count in counts.values()):
+        return None
+    return Figure({seed: count["repaired"] / max(1, count["broken"]) for seed, count in counts.items()})
+
+
 VIEWS = (
     ("Test {score} at the last epoch, %", "last"),
     ("Test {score} at the epoch chosen on noisy validation, %", "best"),
     ("Training labels right in the end, %", "labels"),
+    ("Labels repaired for each one broken", "repairs"),
     ("Seconds", "seconds"),
     ("Time beside {reference}", "relative_time"),
 )
