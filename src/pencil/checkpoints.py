@@ -1,0 +1,330 @@
+"""Checkpoints of training: written whole or not at all, verified before they are used, never a pickle.
+
+A checkpoint is a directory ``step-0000000123`` of parts. A part is a tree of dicts, lists, tuples, tensors, numbers,
+strings and None: NAME.safetensors has its tensors, each under its path (``optimizer/state/0/exp_avg``), NAME.json has
+the rest. ``manifest.json``, written last, has the SHA-256 and size of every file: safetensors has no checksum.
+
+What comes back equals what went in, but plain: tensors are on the CPU, without gradients, and share no storage; an
+instance of a subclass (Parameter, OrderedDict, a named tuple) is one of its base.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pencil.errors import RecipeError, RunError
+
+Tree = Any
+Digest = dict[str, Any]  # {"sha256": ..., "bytes": ...}: what a file must be
+FORMAT, MANIFEST, TENSORS, REST = 1, "manifest.json", ".safetensors", ".json"
+DEPTH = 64  # of a tree; what is deeper contains itself
+UNHARMED = "the earlier checkpoints are unharmed; make room or mend the access, then resume"
+ODD = (AttributeError, LookupError, OSError, OverflowError, RuntimeError, SafetensorError, TypeError, ValueError)
+STEP = re.compile(r"step-\d{10,}")
+ASIDE = re.compile(r"\.(step-\d{10,})\.(partial|old)")
+PART = re.compile(r"(?!manifest$)[a-z0-9][a-z0-9_-]{0,99}")  # lower case: no two are one file on any system
+CODES = {torch.bool: "BOOL", torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
+CODES |= {getattr(torch, f"{u}int{bits}"): f"{u or 'i'}{bits}".upper() for u in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict on one checkpoint; the reason is empty where it is whole."""
+
+    path: Path
+    ok: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint to read from. It can be sent to other processes, so that one of them verifies it for all."""
+
+    path: Path
+    step: int
+    files: Mapping[str, Digest]
+
+    def parts(self) -> list[str]:
+        return sorted(name.removesuffix(REST) for name in self.files if name.endswith(REST))
+
+    def part(self, name: str) -> Tree:
+        """The tree of a part; the bytes that are decoded are the bytes that were checked."""
+        rest, raw = self.read(name + REST), self.read(name + TENSORS)
+        with _explained(f"cannot read part {name!r} of {self.path}"):
+            tensors = safetensors.torch.load(raw)
+            return json.loads(rest, object_hook=lambda found: _revive(found, tensors))
+
+    def tensor_slice(self, part: str, path: str, rows: slice | Sequence[int]) -> Tensor:
+        """Some rows of one tensor of a part, without reading the rest; the file is not checked again."""
+        file = self._file(part + TENSORS)
+        with _explained(f"cannot read {path!r} in {file}"), safe_open(file, "pt") as tensors:
+            found: Tensor = tensors.get_slice(path)[rows]
+            return found.clone()  # it was a view of the mapped file, and must outlive it
+
+    def read(self, name: str) -> bytes:
+        """A file of the checkpoint, if it is what the manifest says."""
+        file, expected = self._file(name), self.files[name]
+        with _explained(f"cannot read {file}"):
+            if (size := file.stat().st_size) != expected["bytes"]:
+                raise RunError(f"{file} has {size:,} bytes; expected {expected['bytes']:,}.")
+            content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected["sha256"]:
+            raise RunError(f"{file} is not what was written: expected the SHA-256 that {MANIFEST} has.")
+        return content
+
+    def _file(self, name: str) -> Path:
+        if name not in self.files:
+            raise RunError(f"{self.path} has no {name!r}; its parts are {', '.join(self.parts())}.")
+        return self.path / name
+
+
+class Checkpoints:
+    """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit and recover.
+
+    Of several processes rank 0 begins, each writes parts with `write_part`, rank 0 commits the digests of all, or
+    recovers if one has failed; the barrier after the first step and the gathering of digests are the caller's.
+    """
+
+    def __init__(self, folder: Path, keep: int = 2):
+        if keep < 2:
+            raise RecipeError(f"keep is {keep} checkpoints; expected 2 or more, so that one may be damaged.")
+        self.folder, self.keep = folder, keep
+        self._whole: set[Path] = set()  # as far as this process has written or verified them
+
+    def save(self, step: int, parts: Mapping[str, Tree]) -> Checkpoint:
+        """Write a checkpoint. If that fails or is interrupted, nothing of it stays and the earlier ones are whole."""
+        try:
+            partial = self.begin(step)
+            written = [write_part(partial, name, tree).items() for name, tree in parts.items()]
+            return self.commit(partial, dict(chain.from_iterable(written)))
+        except BaseException:
+            self.recover()
+            raise
+
+    def begin(self, step: int) -> Path:
+        """A directory to write parts into, on the file system where the checkpoint is to be."""
+        if step < 0:
+            raise RunError(f"step is {step}; expected 0 or more.")
+        partial = self.folder / f".step-{step:010d}.partial"
+        with _explained(f"cannot write {partial}", UNHARMED):
+            self.recover()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            partial.mkdir()
+        return partial
+
+    def commit(self, partial: Path, digests: Mapping[str, Digest]) -> Checkpoint:
+        """Make the parts a checkpoint, in place of one of the same step if there is one, and remove the oldest."""
+        target = self.folder / partial.name.removeprefix(".").removesuffix(".partial")
+        with _explained(f"cannot write {partial}", UNHARMED):
+            for name, digest in digests.items():  # if others wrote to disks of their own, nothing may be pruned
+                if (partial / name).stat().st_size != digest["bytes"]:
+                    raise RunError(f"{partial / name} is not {digest['bytes']:,} bytes long, as its writer said.")
+            _write(partial / MANIFEST, [_manifest(target.name, digests)])
+            _sync(partial)
+            if target.exists():
+                target.rename(self.folder / f".{target.name}.old")  # from where `recover` would bring it back
+            partial.rename(target)
+            _sync(self.folder)
+            _sync(self.folder.parent)  # in which it may be new
+            self.recover()
+            self._prune(target)
+        return Checkpoint(target, _step(target), dict(digests))
+
+    def recover(self) -> None:
+        """Remove what killed processes left half-written; bring back a checkpoint whose replacement never came."""
+        for path in self.folder.glob(".step-*"):
+            if match := ASIDE.fullmatch(path.name):
+                if match[2] == "old" and not (self.folder / match[1]).exists():
+                    path.rename(self.folder / match[1])
+                else:
+                    _remove(path)
+
+    def newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, verified; None where none was ever written. Nothing on disk changes."""
+        damaged: list[str] = []
+        for path in self._paths():
+            found, reason = self._examine(path)
+            if found is not None:
+                for each in damaged:
+                    warnings.warn(f"a checkpoint is damaged: {each} Using {path}.", stacklevel=2)
+                return found
+            if path.exists():  # else the run is going on, and has pruned it meanwhile
+                damaged.append(reason)
+        if damaged:
+            raise RunError(f"every checkpoint is damaged: {' '.join(damaged)} Bring back a copy, or train again.")
+        return None
+
+    def verify(self) -> list[Finding]:
+        """The verdict on every checkpoint, the newest first. Nothing on disk changes; the run may be going on."""
+        examined = [(path, *self._examine(path)) for path in self._paths()]
+        return [Finding(path, found is not None, why) for path, found, why in examined if path.exists()]
+
+    def _examine(self, path: Path) -> tuple[Checkpoint | None, str]:
+        """The checkpoint, or what is wrong with it."""
+        try:
+            checkpoint = Checkpoint(path, _step(path), _read_manifest(path))
+            for name in checkpoint.files:
+                checkpoint.read(name)
+        except RunError as error:
+            return None, str(error)
+        self._whole.add(path)
+        return checkpoint, ""
+
+    def _paths(self) -> list[Path]:
+        paths = [path for path in self.folder.glob("step-*") if STEP.fullmatch(path.name) and path.is_dir()]
+        return sorted(paths, key=_step, reverse=True)
+
+    def _prune(self, written: Path) -> None:
+        """Remove what is behind enough whole ones; those damaged, or later than that just written, do not count."""
+        self._whole.add(written)
+        kept = 0
+        for path in self._paths():
+            if kept >= self.keep:
+                _remove(path)
+            elif _step(path) <= _step(written):
+                kept += path in self._whole or self._examine(path)[0] is not None
+
+
+def write_part(partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
+    """Write one part of a checkpoint, from any process, and say what was written."""
+    if not PART.fullmatch(name):
+        raise RunError(f"a part is named {name!r}; expected lower-case letters, digits, - and _, and not 'manifest'.")
+    tensors: dict[str, Tensor] = {}
+    with _explained(f"cannot write {partial / name}", UNHARMED):
+        text = json.dumps(_encode(tree, (), tensors)).encode()
+        rest = {name + REST: _write(partial / (name + REST), [text])}
+        return rest | {name + TENSORS: _write(partial / (name + TENSORS), _safetensors(tensors))}
+
+
+def _encode(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    """As JSON; what that cannot say is marked: ``{"$tensor": path}``, ``{"$tuple": items}``, ``{"$dict": pairs}``."""
+    if len(path) > DEPTH:
+        raise RunError(f"{'/'.join(path[:3])}/... is more than {DEPTH} levels deep; does it contain itself?")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return {"$tensor": _collect(value, path, tensors)}
+    if isinstance(value, list | tuple):
+        items = [_encode(item, (*path, str(index)), tensors) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) and not isinstance(key, bool) for key in value):
+        pairs = [(key, _encode(item, (*path, str(key)), tensors)) for key, item in value.items()]
+        plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
+        return dict(pairs) if plain else {"$dict": pairs}
+    seen = f"{'/'.join(path) or 'a part'} is {type(value).__name__}, or has keys that are neither str nor int"
+    raise RunError(f"{seen}; expected dicts, lists, tuples, tensors, numbers, strings and None; convert it.")
+
+
+def _collect(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
+    """Put a tensor under its path, or near it where that is taken, as in ``{"a": {"b": x}, "a/b": y}``."""
+    name = "/".join(path).encode(errors="backslashreplace").decode()
+    while name in tensors or name == "__metadata__":  # which safetensors keeps for itself
+        name += "~"
+    if tensor.dtype not in CODES or tensor.layout != torch.strided or tensor.is_meta:
+        seen = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+        raise RunError(f"the tensor {name} is {seen}; expected numbers or bool, dense, with values; convert it.")
+    tensors[name] = tensor.detach()
+    return name
+
+
+def _revive(found: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tree:
+    """What a mark in the JSON stands for; no name in it is imported, called or opened, whatever it says."""
+    match list(found.items()):
+        case [("$tensor", str(name))]:
+            return tensors[name]
+        case [("$tuple", list(items))]:
+            return tuple(items)
+        case [("$dict", list(pairs))] if all(type(key) in (str, int) for key, _ in pairs):
+            return dict(pairs)
+    if any(key.startswith("$") for key in found):
+        raise ValueError(f"{', '.join(found)} is not a mark of format {FORMAT}")
+    return found
+
+
+def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, to be hashed while they are written; `save_file` and reading it again takes 1.5 times."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps each aligned when mapped
+    header, end = dict[str, Any](), 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": CODES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:  # strided anew, because a contiguous tensor may have any stride where a side is 0 or 1
+        yield tensor.cpu().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> Digest:
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"sha256": digest.hexdigest(), "bytes": file.tell()}
+
+
+def _manifest(name: str, files: Mapping[str, Digest]) -> bytes:
+    return json.dumps({"format": FORMAT, "checkpoint": name, "files": files}, indent=2, sort_keys=True).encode()
+
+
+def _read_manifest(path: Path) -> dict[str, Digest]:
+    """What the files must be. It must be byte for byte what we write, so that no flipped bit in it goes unseen."""
+    with _explained(f"cannot read {path / MANIFEST}"):
+        text = (path / MANIFEST).read_bytes()
+        found = json.loads(text)["files"].items()
+        files = {name: {"bytes": int(digest["bytes"]), "sha256": digest["sha256"]} for name, digest in found}
+        parts = {name.removesuffix(REST) for name in files if PART.fullmatch(name.removesuffix(REST))}
+        pairs = {part + kind for part in parts for kind in (REST, TENSORS)}
+        if files.keys() != pairs or text != _manifest(path.name, files):
+            raise ValueError(f"expected format {FORMAT}, two files for each part, and not a byte changed")
+        return files
+
+
+def _sync(folder: Path) -> None:
+    if os.name != "nt":  # Windows has no call that makes the names in a directory last
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    try:
+        doomed = path.with_name(f".{path.name.removeprefix('.')}").with_suffix(".partial")
+        path.rename(doomed)  # first: killed while it removes, this process leaves no half of a checkpoint
+        shutil.rmtree(doomed)
+    except OSError as error:  # a checkpoint too many is no reason to stop training
+        warnings.warn(f"cannot remove {path}: {error.strerror or error}; remove it by hand.", stacklevel=2)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+@contextmanager
+def _explained(what: str, advice: str = "use an earlier checkpoint") -> Iterator[None]:
+    """One kind of error for a full disk and for all that odd or hostile files lead to."""
+    try:
+        yield
+    except RunError:
+        raise
+    except ODD as error:
+        raise RunError(f"{what}: {getattr(error, 'strerror', None) or error}; {advice}.") from error

@@ -1,0 +1,152 @@
+"""One writer for a run directory: a lock that the system gives back when its holder dies, however it dies."""
+
+import errno
+import json
+import os
+import platform
+import sys
+import warnings
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pencil.errors import RunError
+
+NAME, TRIES = ".lock", 1000
+BUSY = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as on some network file systems
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, 2**20, os.SEEK_SET)  # past the content, which others must be able to read
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    # flock and not lockf: what lockf locks is free again once this process closes any descriptor of the file (it may
+    # copy the directory), and does not keep out a second RunLock in the same process. But a forked child shares a
+    # flock, and a data worker that outlives its killed trainer would go on holding it; so each child lets go of it.
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    os.register_at_fork(after_in_child=lambda: _let_go())
+
+
+class RunLock:
+    """``with RunLock(path):`` no other process writes to this run directory, which is made if it is missing.
+
+    ``stale`` is who held it before and died without giving it back, as far as it is known; None where nobody did.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.stale: dict[str, Any] | None = None
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> "RunLock":
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._descriptor = self._acquire()
+            _held.add(self)
+            try:
+                self.stale = _read(self._descriptor)
+                _write(self._descriptor)
+            except BaseException:
+                self.__exit__()
+                raise
+        except RunError:
+            raise
+        except OSError as error:
+            raise RunError(
+                f"cannot lock {self.path / NAME}: {error.strerror or error}; expected a directory that can be written "
+                "to; mend the access, or choose another --out."
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is None:  # in a forked child, whose parent still holds it
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        _held.discard(self)
+        with suppress(OSError):  # the lock counts, not the file; Windows cannot remove it while it is open
+            if _is_at(descriptor, self.path / NAME):
+                (self.path / NAME).unlink()
+        os.close(descriptor)
+        if sys.platform == "win32":
+            with suppress(OSError):
+                (self.path / NAME).unlink()
+
+    def _acquire(self) -> int:
+        """The locked file. Its last holder may remove it after we have opened it: what we locked is no lock then."""
+        for _ in range(TRIES):
+            # A link is not followed: the file that it leads to would be overwritten.
+            descriptor = os.open(self.path / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            try:
+                self._lock_or_refuse(descriptor)
+                kept = _is_at(descriptor, self.path / NAME)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if kept:
+                return descriptor
+            os.close(descriptor)
+        raise RunError(f"{self.path / NAME} was replaced {TRIES} times while we locked it; choose another --out.")
+
+    def _lock_or_refuse(self, descriptor: int) -> None:
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            if error.errno in BUSY:
+                who = _read(descriptor) or {}
+                holder = f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('started', '?')}"
+                raise RunError(
+                    f"{self.path} is in use by {holder}; two processes must not write to one run directory; wait for "
+                    "it, or choose another --out."
+                ) from error
+            if error.errno not in UNSUPPORTED:
+                raise
+            warnings.warn(f"{self.path} cannot be locked: {error.strerror}; start no second run in it.", stacklevel=4)
+
+
+_held: set[RunLock] = set()
+
+
+def _let_go() -> None:
+    """In a forked child: close its copy, which does not unlock the parent's."""
+    for lock in _held:
+        if lock._descriptor is not None:
+            os.close(lock._descriptor)
+            lock._descriptor = None
+    _held.clear()
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether this open file is the one of that name; on Windows it is: nobody can remove it while it is open."""
+    try:
+        return sys.platform == "win32" or os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _read(descriptor: int) -> dict[str, Any] | None:
+    """What the holder wrote; None where nothing is written, {} where it cannot be understood."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    text = os.read(descriptor, 4096)
+    if not text:
+        return None
+    try:
+        who = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return who if isinstance(who, dict) else {}
+
+
+def _write(descriptor: int) -> None:
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    who = {"pid": os.getpid(), "host": platform.node(), "started": started}
+    os.ftruncate(descriptor, 0)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.write(descriptor, json.dumps(who).encode())
