@@ -27,7 +27,7 @@ from pencil.labels import LabelStore
 from pencil.methods import CrossEntropy, Method, Pencil, Phase
 from pencil.models import ModelSettings, build
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.loop import Sums
+from pencil.training.record import Sums
 
 BATCH = 128
 ROWS = 2048

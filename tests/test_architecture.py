@@ -9,17 +9,21 @@ import pencil
 
 ROOT = Path(pencil.__file__).parent
 ORDER = [
-    ("_version", "errors", "losses", "schedules", "seeding", "noise", "user_file", "binary"),
+    ("_version", "errors", "losses", "schedules", "seeding", "noise", "user_file", "binary", "launch"),
+    ("checkpoints", "run_lock"),
     ("data",),
     ("labels",),
-    ("binary_labels",),
+    ("binary_labels", "label_layouts"),
     ("models",),
     ("methods",),
     ("training",),
     ("recipe", "label_table"),
+    ("run_directory",),
     ("runs",),
     ("export", "progress"),
     ("job",),
+    ("resume",),
+    ("fitting",),
     ("estimator", "bench"),
     ("cli",),
     ("__init__", "__main__"),

@@ -10,7 +10,7 @@ import torch
 
 from pencil import job, recipe
 from pencil.data.sources import load
-from pencil.training.loop import Sums
+from pencil.training.record import Sums
 
 PAPER = [name for name, tree in recipe.shipped().items() if tree.get("paper")]
 SMALL = {

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pencil._version import __version__
 
 if TYPE_CHECKING:
-    from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, TrainingError
+    from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, Stopped, TrainingError
     from pencil.estimator import PencilClassifier
-    from pencil.job import fit
+    from pencil.fitting import fit
     from pencil.labels import LabelStore
     from pencil.losses import (
         compatibility_loss,
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pencil.runs import Run, open_run
 
 _HOMES = {
-    "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "TrainingError"),
+    "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
     "estimator": ("PencilClassifier",),
-    "job": ("fit",),
+    "fitting": ("fit",),
     "labels": ("LabelStore",),
     "losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
     "runs": ("Run", "open_run"),
@@ -43,6 +43,7 @@ __all__ = [
     "RecipeError",
     "Run",
     "RunError",
+    "Stopped",
     "TrainingError",
     "__version__",
     "compatibility_loss",

@@ -35,10 +35,11 @@ class BinaryLabelStore(LabelStore):
         self.scale = math.log(probability / (1 - probability))
         self.dtype = dtype
         self.known = ~self.given_labels.isnan()
-        self.label_logits = self._initial_logits()
+        self.reset()
 
-    def _initial_logits(self) -> Tensor:
-        return torch.where(self.known, self.given_labels, 0.5).logit().clamp_(-self.scale, self.scale)
+    def initial_logits(self, rows: Tensor | None = None) -> Tensor:
+        given = self.given_labels if rows is None else self.given_labels[rows]
+        return given.nan_to_num(0.5).logit().clamp_(-self.scale, self.scale)
 
     def update(
         self,
@@ -58,15 +59,15 @@ class BinaryLabelStore(LabelStore):
         self._refuse_non_finite(rows, gradient)
         self.write(rows, label_logits.sub_(gradient, alpha=step))
 
-    def probs(self, rows: Tensor | None = None) -> Tensor:
-        return (self.label_logits if rows is None else self[rows]).sigmoid()
+    def to_probs(self, label_logits: Tensor) -> Tensor:
+        return label_logits.sigmoid()
 
-    def evidence(self, pull: float) -> Tensor:
+    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
         """``(1 + pull) * y_d - pull * y_hat``: the printed compatibility term taken out, as for one class."""
-        probs = self.probs()
+        probs = self.probs(rows)
         if not pull:
             return probs
-        return probs.mul_(1 + pull).sub_(self._initial_logits().sigmoid(), alpha=pull).clamp_(0, 1)
+        return probs.mul_(1 + pull).sub_(self.to_probs(self.initial_logits(rows)), alpha=pull).clamp_(0, 1)
 
 
 @dataclass(frozen=True)

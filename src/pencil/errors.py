@@ -23,3 +23,7 @@ class TrainingError(PencilError, RuntimeError):
 
 class RunError(PencilError, OSError):
     """A run directory cannot be written or read."""
+
+
+class Stopped(PencilError):  # noqa: N818 - no error, but the way out
+    """Training was asked to stop, has saved everything, and can be resumed. The command line exits with 75."""

@@ -2,100 +2,41 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from torch import nn
 
 from pencil import models, recipe, runs
-from pencil.data.arrays import as_clean_labels, from_arrays
 from pencil.data.corrupt import transition_matrix
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import UNKNOWN, Examples, Splits
 from pencil.data.geometry import default_workers
-from pencil.data.hugging_face import from_hugging_face, is_hugging_face
 from pencil.data.images import ImageInputs
 from pencil.data.inspection import Findings, count_classes, inspect, refusals
 from pencil.data.prepare import PreparedData, choose_rows, prepare
-from pencil.data.settings import FROM_PYTHON
 from pencil.data.sources import load
-from pencil.data.table import Columns
-from pencil.data.torch_dataset import from_dataset
-from pencil.errors import PencilError, RecipeError
-from pencil.label_table import label_table
+from pencil.errors import PencilError
+from pencil.label_table import label_table, row_table
 from pencil.methods import Method, find_method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
+from pencil.run_directory import RunDirectory, checkpoints_of, describe_environment
 from pencil.runs import Run
 from pencil.seeding import derive_seed
-from pencil.training import Observer, Trainer
+from pencil.training import Observer, Outcome, Trainer
+from pencil.training.pausing import Pauses, StopRequest
+from pencil.training.settings import pick_device
+from pencil.training.world import World, join
 
 
 def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
     """Run a recipe from beginning to end, writing to ``out`` where it is given."""
     return execute(assemble(chosen, load(chosen.data)), out, progress=progress)
-
-
-def fit(
-    model: nn.Module | str,
-    data: Any,
-    *,
-    out: Path | str | None = None,
-    method: Method | str = "pencil",
-    test: Any = None,
-    classes: Sequence[str] | int | None = None,
-    clean_labels: Any = None,
-    epochs: int | None = None,
-    seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    progress: bool | None = None,
-) -> Run:
-    """Train on labels that may be wrong; get a network that did not learn the mistakes, and corrected labels.
-
-    ``model`` is any ``nn.Module`` that gives one logit per class (it is copied, never changed) or a backbone by name.
-    ``data`` and ``test`` are map-style datasets of ``(x, y)`` or pairs of arrays. ``clean_labels`` serve metrics only.
-    ``settings`` override any key of a recipe, for example ``{"training.batch_size": 64, "method.step": 4.0}``.
-    """
-    tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON}}
-    tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
-    if epochs is not None:
-        tree["training"] = {"epochs": epochs}
-    tree["model"] = {"name": model if isinstance(model, str) else recipe.CUSTOM}
-    for key, value in (settings or {}).items():
-        section = key.split(".")[0]
-        if section in ("model", "method") and tree[section]["name"] == recipe.CUSTOM:
-            raise RecipeError(f"settings has {key!r}, but {section} is an object; give it its numbers itself.")
-        tree = recipe.assign(tree, key.split("."), value)
-    chosen = recipe.parse(tree, "the call to pencil.fit")
-    workers = chosen.data.workers or 0
-    columns = chosen.data.columns
-    train = as_examples(data, classes or chosen.data.classes, clean_labels, workers, columns)
-    held = None if test is None else as_examples(test, train.classes, None, workers, columns)
-    own_model = None if isinstance(model, str) else model
-    own_method = None if isinstance(method, str) else method
-    return execute(
-        assemble(chosen, Splits(train, test=held), model=own_model, method=own_method), out, progress=progress
-    )
-
-
-def as_examples(
-    data: Any,
-    classes: Sequence[str] | int | None = None,
-    clean_labels: Any = None,
-    workers: int = 0,
-    columns: Columns | None = None,
-) -> Examples:
-    """Examples as they are, a pair of arrays, or any map-style dataset."""
-    if isinstance(data, Examples):
-        return data
-    if is_hugging_face(data):
-        examples = from_hugging_face(data, columns, None if isinstance(classes, int) else classes)
-        known = as_clean_labels(clean_labels, examples.classes)
-        return examples if known is None else replace(examples, clean_labels=known)
-    if isinstance(data, tuple) and len(data) == 2:
-        return from_arrays(*data, classes=classes, clean_labels=clean_labels)
-    return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers)
 
 
 @dataclass(frozen=True)
@@ -108,9 +49,10 @@ class Job:
     method: Method
     weights: dict[str, str] | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    rows: pa.Table = field(default_factory=lambda: pa.table({}))
     make_network: Callable[[int], nn.Module] | None = None
 
-    def trainer(self, observers: tuple[Observer, ...] = ()) -> Trainer:
+    def trainer(self, observers: tuple[Observer, ...] = (), **where: Any) -> Trainer:
         return Trainer(
             self.network,
             self.prepared.splits,
@@ -120,6 +62,7 @@ class Job:
             augmentation=self.recipe.data.augmentation,
             observers=observers,
             make_network=self.make_network,
+            **where,
         )
 
 
@@ -129,9 +72,13 @@ def assemble(
     *,
     model: nn.Module | None = None,
     method: Method | None = None,
+    held_out: np.ndarray | None = None,
 ) -> Job:
-    """Prepare the data and build network and method; what was left to be derived is filled into the recipe."""
-    prepared = prepare(chosen.data, loaded, chosen.seed)
+    """Prepare the data and build network and method; what was left to be derived is filled into the recipe.
+
+    ``held_out`` names the validation rows by key, where they are not to be drawn.
+    """
+    prepared = prepare(chosen.data, loaded, chosen.seed, held_out)
     examples = prepared.splits.train
     weights, make_network = None, None
     if model is None:
@@ -144,7 +91,8 @@ def assemble(
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
-    return Job(chosen, prepared, network, trained_by, weights, fingerprints, make_network)
+    rows = row_table(loaded, prepared.splits)
+    return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
 
 def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:
@@ -169,26 +117,60 @@ def _network_maker(chosen: Recipe, examples: Examples) -> Callable[[int], nn.Mod
     return make
 
 
-def execute(job: Job, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
-    """Train, and gather the results. All refusals come before anything is written."""
-    directory = None if out is None else runs.RunDirectory(Path(out))
-    splits = job.prepared.splits
-    with show_progress(progress) as display:
-        trainer = job.trainer(display if directory is None else (directory, *display))
+Restore = Callable[[Trainer], None]
+
+
+def execute(
+    job: Job, out: Path | str | None = None, *, progress: bool | None = None, restore: Restore | None = None
+) -> Run:
+    """Train, and gather the results. All refusals come before anything is written.
+
+    A run with a directory saves itself as it goes, and stops when it is asked to. ``restore`` puts the trainer where a
+    run that was stopped in that directory left off. Of several processes only the first one writes.
+    """
+    with ExitStack() as stack:
+        request = None if out is None else stack.enter_context(StopRequest())  # first: to be stopped while it joins
+        world = join(pick_device(job.recipe.training.device))
+        stack.callback(world.leave)
+        display = stack.enter_context(show_progress(progress if world.rank == 0 else False))
+        directory = None
+        if out is not None and world.rank == 0:
+            directory = RunDirectory(Path(out), resume=restore is not None)
+        pauses = None if out is None or request is None else _pauses(job, Path(out), request, world)
+        trainer = job.trainer((directory, *display) if directory else display, pause=pauses, world=world)
         if directory is not None:
-            directory.begin(job.recipe, runs.describe_environment(job.fingerprints, job.weights))
+            stack.enter_context(directory)
+        if restore is not None:
+            restore(trainer)
+        if directory is not None and restore is None:
+            directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights), job.rows)
+        elif directory is not None:
+            directory.rewind(trainer.records)
         outcome = trainer.run()
-    run = Run(
+        run = _gathered(job, outcome, None if out is None else Path(out))
+        if directory is not None:
+            directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
+    return run
+
+
+def _pauses(job: Job, out: Path, request: StopRequest, world: World) -> Pauses:
+    training = job.recipe.training
+    checkpoints = checkpoints_of(out, training.checkpoints_kept)
+    return Pauses(
+        checkpoints, request, minutes=training.checkpoint_minutes, epochs=training.checkpoint_epochs, world=world
+    )
+
+
+def _gathered(job: Job, outcome: Outcome, path: Path | None) -> Run:
+    splits = job.prepared.splits
+    return Run(
         outcome.model,
         label_table(splits, outcome.label_probs, outcome.validation_probs),
         outcome.records,
         runs.summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
         job.recipe,
-        None if directory is None else directory.path,
+        path,
     )
-    if directory is not None:
-        directory.finish(run, outcome.best_weights)
-    return run
 
 
 @dataclass(frozen=True)
@@ -216,7 +198,7 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*the row is left out")  # the findings name them all
+                warnings.filterwarnings("ignore", message=f".*(the row is left out|{UNKNOWN})")  # the findings say it
                 job = assemble(chosen.model_copy(update={"data": trial}), Splits(**parts))
                 plan = _plan(job, job.trainer())
         except PencilError as error:

@@ -78,7 +78,10 @@ class LabelStore:
     tensor([0, 2, 1])
 
     ``labels[rows]`` gives the logits to train on; :meth:`update` moves the same rows once the network has spoken.
+    ``own_rows`` says which rows are held here, where that is not all of them.
     """
+
+    own_rows: Tensor | None = None
 
     def __init__(
         self,
@@ -93,18 +96,19 @@ class LabelStore:
         self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
         self.scale = scale
         self.dtype = dtype
-        self.label_logits = self._initial_logits()
+        self.reset()
 
-    def _initial_logits(self) -> Tensor:
+    def initial_logits(self, rows: Tensor | None = None) -> Tensor:
         """``y_tilde = K * y_hat`` (Eq. 8)."""
-        if self.given_labels.ndim == 2:
-            return self.given_labels * self.scale
-        shape, device = (len(self.given_labels), self.num_classes), self.given_labels.device
-        return torch.zeros(shape, device=device, dtype=self.dtype).scatter_(1, self.given_labels[:, None], self.scale)
+        given = self.given_labels if rows is None else self.given_labels[rows]
+        if given.ndim == 2:
+            return given * self.scale
+        zeros = torch.zeros(len(given), self.num_classes, device=given.device, dtype=self.dtype)
+        return zeros.scatter_(1, given[:, None], self.scale)
 
     def reset(self) -> None:
         """Back to the labels as they were given."""
-        self.label_logits = self._initial_logits()
+        self.label_logits = self.initial_logits()
 
     def __len__(self) -> int:
         return len(self.label_logits)
@@ -149,14 +153,22 @@ class LabelStore:
         else:
             self.label_logits.index_copy_(0, rows, label_logits)
 
-    def probs(self, rows: Tensor | None = None) -> Tensor:
+    def to_probs(self, label_logits: Tensor) -> Tensor:
         """``y_d``, Eq. 7."""
-        return (self.label_logits if rows is None else self[rows]).softmax(dim=1)
+        return label_logits.softmax(dim=1)
 
-    def evidence(self, pull: float) -> Tensor:
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        """The label distributions of these rows, of all by default."""
+        return self.to_probs(self.label_logits if rows is None else self[rows])
+
+    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
         """The label distributions with a printed compatibility term of this strength taken out again."""
-        probs = self.probs()
-        return anchor_free(probs, self._initial_logits().softmax(dim=1), pull) if pull else probs
+        probs = self.probs(rows)
+        return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
+
+    def mean(self, value: Tensor) -> Tensor:
+        """A mean over the rows that are held here, as one over all rows."""
+        return value
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"label_logits": self.label_logits}

@@ -18,9 +18,9 @@ class Bar(Observer):
         self.progress = progress
         self.task = progress.add_task("starting", total=None, figures="")
 
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None:
+    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         total = steps_per_epoch * sum(phase.epochs for phase in phases)
-        self.progress.update(self.task, total=total, description=phases[0].name)
+        self.progress.update(self.task, total=total, completed=steps_done, description=phases[0].name)
 
     def stepped(self) -> None:
         self.progress.advance(self.task)
@@ -35,7 +35,7 @@ class Lines(Observer):
     def __init__(self) -> None:
         self.epochs = 0
 
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None:
+    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         self.epochs = sum(phase.epochs for phase in phases)
 
     def epoch_ended(self, record: Record) -> None:
@@ -48,9 +48,9 @@ def describe(record: Record) -> str:
     """The figures of an epoch in a few words."""
     parts = [f"loss {record['loss']:.3f}"]
     for split in ("validation", "test"):
-        score = record.get(f"{split}_accuracy", record.get(f"{split}_map"))
-        if score is not None:
-            parts.append(f"{split} {score:.1%}")
+        for score, name in ((f"{split}_accuracy", split), (f"{split}_map", f"{split} mAP")):
+            if score in record:
+                parts.append(f"{name} {record[score]:.1%}")
     if record.get("labels_changed"):
         parts.append(f"{record['labels_changed']:,} labels changed")
     return " ".join(parts)

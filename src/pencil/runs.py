@@ -1,23 +1,12 @@
-"""The run directory: the only writer and the only reader of it.
-
-recipe.toml         resolved: run it again with `pencil train recipe.toml`
-environment.json    versions, machine, data fingerprint
-metrics.jsonl       one line per epoch
-labels.parquet      every row: given and corrected label, confidence, distribution
-model.safetensors   the network after the last epoch; checkpoints/best.safetensors at the best noisy-validation epoch
-summary.json        the result in numbers; written last, so a directory that has it is whole
-"""
+"""Runs: what a finished one has to say, as an object and read from its directory."""
 
 import json
-import os
-import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
@@ -25,23 +14,19 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pencil._version import __version__
 from pencil.data.arrays import as_input_tensor
 from pencil.data.examples import Splits
 from pencil.data.images import ImageInputs
-from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
 from pencil.data.prepare import conform
-from pencil.errors import DataError, RunError
+from pencil.errors import DataError, ModelError, RunError
 from pencil.label_table import summarize_labels
 from pencil.models import build
 from pencil.recipe import CUSTOM, Recipe, parse, read
-from pencil.training import Observer, Outcome, Record
+from pencil.run_directory import LABELS, METRICS, RECIPE, SUMMARY, WEIGHTS, is_run
+from pencil.training import Outcome, Record
 from pencil.training.evaluation import Compute, predict_logits
 from pencil.training.metrics import SCORES, to_probs
-
-RECIPE, ENVIRONMENT, METRICS = "recipe.toml", "environment.json", "metrics.jsonl"
-LABELS, MODEL, BEST, SUMMARY = "labels.parquet", "model.safetensors", "checkpoints/best.safetensors", "summary.json"
-WEIGHTS = {"last": MODEL, "best": BEST}
 
 
 @dataclass(frozen=True)
@@ -70,6 +55,24 @@ class Run:
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
         """The same for these rows of inputs that are examples already; a row that cannot be read has NaN."""
+        return to_probs(self._said(self.model, inputs, rows), self.multilabel)
+
+    def class_maps(self, x: Any) -> Tensor:
+        """Where each class was found in new images or inputs: (n, classes, height, width), by the attention structure.
+
+        The values are logits of regions before they are summed up; an image that cannot be read has NaN.
+        """
+        maps = getattr(self.model, "maps", None)
+        if not callable(maps):
+            raise ModelError(
+                f"this network ({self.recipe.model.name}) has no map for each class; expected the attention structure; "
+                "train one with model.attention=true."
+            )
+        inputs = x if isinstance(x, (TensorInputs, ImageInputs, DatasetInputs)) else TensorInputs(as_input_tensor(x))
+        return self._said(maps, inputs)
+
+    def _said(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """What a part of the network makes of inputs, prepared as the training inputs were."""
         inputs = conform(inputs, self.recipe.data)
         if isinstance(inputs, TensorInputs):
             trained_on = self.summary["data"]
@@ -81,38 +84,7 @@ class Run:
                     f"{expected[0]}."
                 )
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        logits = predict_logits(self.model, inputs, rows, compute=Compute(device))
-        return to_probs(logits, self.multilabel)
-
-
-class RunDirectory(Observer):
-    """Writes a run as it goes: nothing is overwritten, nothing is left half-written."""
-
-    def __init__(self, path: Path):
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path} already holds something; expected a new directory; choose another with --out.")
-        self.path = path
-
-    def begin(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        try:
-            (self.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"cannot write to {self.path}: {error.strerror}; choose another directory.") from error
-        _write_text(self.path / RECIPE, recipe.to_toml())
-        _write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
-
-    def epoch_ended(self, record: Record) -> None:
-        try:
-            with (self.path / METRICS).open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise RunError(f"cannot write {self.path / METRICS}: {error.strerror}.") from error
-
-    def finish(self, run: Run, best_weights: dict[str, Tensor]) -> None:
-        _write(self.path / LABELS, lambda target: pq.write_table(run.labels, target, compression="zstd"))
-        _write(self.path / MODEL, lambda target: _save_weights(run.model.state_dict(), target))
-        _write(self.path / BEST, lambda target: _save_weights(best_weights, target))
-        _write_text(self.path / SUMMARY, json.dumps(run.summary, indent=2) + "\n")
+        return predict_logits(self.model, inputs, rows, forward=forward, compute=Compute(device))
 
 
 def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "last") -> Run:
@@ -155,10 +127,10 @@ def _damage_named(path: Path) -> Iterator[None]:
 
 
 def _refuse_unfinished(path: Path) -> None:
-    if not (path / RECIPE).is_file():
+    if not is_run(path):
         raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
     if not (path / SUMMARY).is_file():
-        raise RunError(f"the run in {path} did not finish (it has no {SUMMARY}); train it again.")
+        raise RunError(f"the run in {path} has not finished (it has no {SUMMARY}); go on with `pencil resume {path}`.")
 
 
 def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> dict[str, Any]:
@@ -194,50 +166,3 @@ def input_type(inputs: Inputs) -> str:
     if isinstance(inputs, ImageInputs) or (isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8):
         return "uint8"
     return "float"
-
-
-def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a result may hang on besides the recipe."""
-    return {
-        "pencil": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "data_fingerprint": dict(fingerprints),  # of keys and labels as they came, before noise and split
-        "first_weights": weights,
-    }
-
-
-def free_path(parent: Path, name: str) -> Path:
-    """The first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
-    number = 1
-    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return candidate
-
-
-def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
-    """Plain tensors, so that torch or timm load them without pencil; tied weights are stored once per name."""
-    safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)
-
-
-def _write_text(path: Path, text: str) -> None:
-    _write(path, lambda target: target.write_text(text, encoding="utf-8"))
-
-
-def _write(path: Path, save: Callable[[Path], Any]) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save(temporary)
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

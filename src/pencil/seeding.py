@@ -19,18 +19,23 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
+def reseed(seed: int, *purpose: str | int, gpu: bool = True) -> None:
+    """Seed the global generators of torch, NumPy and Python."""
+    derived = derive_seed(seed, *purpose)
+    (torch.manual_seed if gpu else torch.default_generator.manual_seed)(derived)
+    np.random.seed(derived % 2**32)
+    random.seed(derived)
+
+
 @contextmanager
 def seeded(seed: int, *purpose: str | int, gpu: bool = True) -> Iterator[None]:
     """Seed the global generators of torch, NumPy and Python for a while, and leave them as they were found.
 
     Without ``gpu`` those of the GPUs are left alone, which a forked data worker must not touch.
     """
-    derived = derive_seed(seed, *purpose)
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count() if gpu else 0)):
-        (torch.manual_seed if gpu else torch.default_generator.manual_seed)(derived)
-        np.random.seed(derived % 2**32)
-        random.seed(derived)
+        reseed(seed, *purpose, gpu=gpu)
         try:
             yield
         finally:

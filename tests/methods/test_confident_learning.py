@@ -90,7 +90,7 @@ class Watch(Observer):
 
         method.loss = loss
 
-    def started(self, phases, steps_per_epoch):
+    def started(self, phases, steps_per_epoch, steps_done):
         self.pending = []
 
     def stepped(self):

@@ -131,7 +131,7 @@ def test_it_prunes_by_the_best_network_when_due_and_never_all_rows():
         phase.before_epoch(epoch, phase.epochs, context)
     assert context.asked == [] and method.metrics() == {"rows_kept": 1.0}
     phase.before_epoch(10, phase.epochs, context)
-    assert context.asked == [True] and method.kept.tolist() == [True, False, True, False]  # p = k is out
+    assert context.asked == [True] and method.chosen.tolist() == [True, False, True, False]  # p = k is out
     assert method.metrics() == {"rows_kept": 0.5}
     rows = torch.tensor([3, 0])
     logits = torch.randn(2, 2)
@@ -139,17 +139,17 @@ def test_it_prunes_by_the_best_network_when_due_and_never_all_rows():
     torch.testing.assert_close(terms.loss, lq_losses(logits[1:], given[:1], 0.7)[0] / 2)
     context.logits = -context.logits
     phase.before_epoch(13, phase.epochs, context)
-    assert method.kept.tolist() == [False, True, False, False]  # a row that was out can come back
+    assert method.chosen.tolist() == [False, True, False, False]  # a row that was out can come back
     context.logits = torch.zeros(4, 2)
     phase.before_epoch(15, phase.epochs, context)
-    assert method.kept.all()
+    assert method.chosen.all()
 
 
 def test_it_leaves_the_wrong_labels_out(blobs):
     wrong = blobs.given_labels != blobs.clean_labels
     method = TruncatedLq(epochs=12, lr=StepDecay(0.1, at=(8,)))
     outcome = train(blobs, method, validation=blobs)
-    assert torch.equal(~method.kept, wrong)
+    assert torch.equal(~method.chosen, wrong)
     kept = [record["rows_kept"] for record in outcome.records]
     assert kept[:4] == [1.0] * 4 and kept[-1] == pytest.approx(1 - 3 / 90)
     assert (outcome.label_probs.argmax(1) == blobs.clean_labels).all() and method.label_probs() is None

@@ -1,5 +1,6 @@
 """The command line: one module per verb. Torch is imported only by the verbs that need it."""
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import typer
 
 from pencil.cli import bench, check, demo, evaluate, labels, predict, recipes, train
-from pencil.errors import PencilError
+from pencil.errors import PencilError, Stopped
 
 app = typer.Typer(
     name="pencil",
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(train.train)
+app.command("resume")(train.go_on)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
 app.command()(labels.labels)
@@ -42,8 +44,13 @@ def root(
     pass
 
 
+STOPPED = 75
+"""The exit code of training that was stopped and can be resumed (EX_TEMPFAIL: try again later)."""
+
+
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    typer.echo(f"warning: {message}", err=True)
+    if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one is enough to say it
+        typer.echo(f"warning: {message}", err=True)
 
 
 def main() -> None:
@@ -52,6 +59,10 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
             app()
+    except Stopped as stopped:
+        if int(os.environ.get("RANK", "0")) == 0:
+            typer.echo(f"{stopped}\ngo on with the same command and --resume, or with `pencil resume RUN`", err=True)
+        sys.exit(STOPPED)
     except PencilError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)

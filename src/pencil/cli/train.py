@@ -1,12 +1,24 @@
-"""``pencil train``: run a recipe, or train on a dataset."""
+"""``pencil train``: run a recipe, or train on a dataset; ``pencil resume``: go on with one that was stopped."""
 
 import json
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, What, build_recipe
+from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, RunPath, Seed, Set, What, build_recipe
+
+if TYPE_CHECKING:
+    from pencil.runs import Run
+
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Train in so many processes on this machine.")
+]
+AllowChanged = Annotated[
+    bool, typer.Option("--allow-changed", help="Go on though rows have come or gone; labels follow their keys.")
+]
 
 
 def train(
@@ -17,17 +29,72 @@ def train(
     seed: Seed = None,
     epochs: Epochs = None,
     assignments: Set = None,
+    go_on: Annotated[bool, typer.Option("--resume", help="Go on where this command was stopped, if it was.")] = False,
+    allow_changed: AllowChanged = False,
+    processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     recipe = build_recipe(what, method, model, seed, epochs, assignments)
-    from pencil.cli.show import show_summary
     from pencil.job import run_recipe
-    from pencil.runs import free_path
+    from pencil.resume import resume
+    from pencil.run_directory import free_path, is_run, unfinished_path
 
-    target = out or free_path(Path("runs"), f"{recipe.name}-{Path(recipe.method['name']).stem}")
-    run = run_recipe(recipe, target, progress=True)
+    go_on = go_on or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    default = f"{recipe.name}-{Path(recipe.method['name']).stem}"
+    target = out or _agreed((unfinished_path if go_on else free_path)(Path("runs"), default))
+    if processes is not None:
+        _launch(processes, target)
+    if go_on and is_run(target):
+        run = resume(target, expected=recipe, allow_changed=allow_changed, progress=True)
+    else:
+        run = run_recipe(recipe, target, progress=True)
+    _show(run, target, as_json)
+
+
+def go_on(
+    path: RunPath,
+    allow_changed: AllowChanged = False,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, to the same result as if it had not been."""
+    if processes is not None:
+        _launch(processes)
+    from pencil.resume import resume
+
+    _show(resume(path, allow_changed=allow_changed, progress=True), path, as_json)
+
+
+def _launch(processes: int, target: Path | None = None) -> None:
+    """This command again in so many processes; each is told where to write, so that all mean the same directory."""
+    from pencil.launch import launch
+
+    arguments = list(sys.argv[1:])
+    position = next(i for i, word in enumerate(arguments) if word.split("=")[0] == "--processes")
+    del arguments[position : position + (1 if "=" in arguments[position] else 2)]
+    if target is not None and not any(word.split("=")[0] == "--out" for word in arguments):
+        arguments += ["--out", str(target)]
+    raise typer.Exit(launch(processes, arguments))
+
+
+def _agreed(path: Path) -> Path:
+    """What the first process found: the others may have looked after it had begun to write."""
+    from pencil.training.settings import pick_device
+    from pencil.training.world import expected_size, join
+
+    if expected_size() == 1:
+        return path
+    agreed: Path = join(pick_device("auto")).tell_all(path)
+    return agreed
+
+
+def _show(run: "Run", path: Path, as_json: bool) -> None:
+    from pencil.cli.show import show_summary
+
+    if int(os.environ.get("RANK", "0")) > 0:
+        return
     if as_json:
-        typer.echo(json.dumps({"path": str(target), **run.summary}))
+        typer.echo(json.dumps({"path": str(path), **run.summary}))
     else:
         show_summary([run])

@@ -1,6 +1,7 @@
 """What a method is: phases as data, and the few things it may know."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Protocol
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.label_layouts import WHOLE, LabelLayout
 from pencil.labels import LabelStore
 from pencil.schedules import AnySchedule, Constant
 
@@ -25,6 +27,7 @@ class Task:
     device: torch.device
     multilabel: bool = False
     dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
+    layout: LabelLayout = WHOLE
 
 
 @dataclass(frozen=True)
@@ -97,22 +100,47 @@ class Method(ABC):
     labels: LabelStore | None = None
     takes_multilabel: ClassVar[bool] = False
     """Whether it can train where an example may be of several classes at once."""
+    by_row: ClassVar[bool] = False
+    """Whether its loss is a mean over rows, each by itself: then a process needs to see its own rows only."""
     networks: ClassVar[int] = 1
     """How many networks it trains side by side. With more than one, losses get a tuple of logits; the first is kept."""
     needs_transition: ClassVar[bool] = False
     """Whether its definition needs the true noise transition matrix: marked with a star in every table."""
 
+    remembered: ClassVar[tuple[str, ...]] = ()
+    """Names of attributes that training changes, besides ``labels``: numbers, tensors, or sequences of tensors."""
+
     @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:
         """Get ready for a task and say what to do."""
 
-    def label_probs(self) -> Tensor | None:
-        """The corrected label distributions (rows, classes), or None where the method keeps none."""
-        return None if self.labels is None else self.labels.probs()
+    def label_probs(self, rows: Tensor | None = None) -> Tensor | None:
+        """The corrected label distributions of these rows (all by default), or None where the method keeps none.
+
+        Where labels are dealt out over processes, rows count among those that are held here.
+        """
+        return None if self.labels is None else self.labels.evidence(0.0, rows)
 
     def metrics(self) -> dict[str, float]:
         """Further numbers for the metrics of the epoch that just ended."""
         return {}
+
+    def state(self) -> dict[str, Any]:
+        """What the rest of training hangs on, once :meth:`start` has been called as before."""
+        learned = {name: getattr(self, name, None) for name in self.remembered}
+        learned = {name: list(value) if isinstance(value, deque) else value for name, value in learned.items()}
+        if self.labels is None or self.labels.own_rows is not None:  # what is not whole here, each process saves
+            return learned
+        return {**learned, "labels": self.labels.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if self.labels is not None:
+            self.labels.load_state_dict(state["labels"])
+        for name in self.remembered:
+            current, value = getattr(self, name, None), state[name]
+            if isinstance(current, deque):
+                value = deque(value, maxlen=current.maxlen)
+            setattr(self, name, value)
 
 
 def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:

@@ -64,6 +64,7 @@ class CnnCrf(Method):
     """
 
     needs_transition = True
+    remembered = ("alpha", "beliefs")
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class CnnCrf(Method):
     def remember(self, carry: Tensor, batch: Batch, label_step: float) -> None:
         self.beliefs[batch.rows] = carry.to(self.beliefs.dtype)
 
-    def label_probs(self) -> Tensor:
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The posterior of the last steps, which the auxiliary distribution does not hold back; else as given."""
-        return self.beliefs
+        return self.beliefs if rows is None else self.beliefs[rows]
 
     def metrics(self) -> dict[str, float]:
         return {"alpha": self.alpha}

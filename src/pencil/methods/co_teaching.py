@@ -49,6 +49,7 @@ class CoTeaching(Method):
     """
 
     networks = 2
+    remembered = ("forget",)
 
     def __init__(
         self,

@@ -51,6 +51,8 @@ class ConfidentLearning(Method):
     Finding the issues is the work of the cleanlab library: ``pip install 'pencil-labels[cleanlab]'``.
     """
 
+    remembered = ("out_of_fold_probs", "issues")
+
     def __init__(
         self,
         *,
@@ -113,9 +115,10 @@ class ConfidentLearning(Method):
         self.collect(self.folds - 1, context)
         self.issues = find_issues(self.given_labels, self.out_of_fold_probs).to(self.issues.device)
 
-    def label_probs(self) -> Tensor:
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """A row with an issue reads as its out-of-fold prediction, every other row as its given label."""
-        return mixed_labels(self.given_probs, self.out_of_fold_probs, self.issues)
+        mixed = mixed_labels(self.given_probs, self.out_of_fold_probs, self.issues)
+        return mixed if rows is None else mixed[rows]
 
     def metrics(self) -> dict[str, float]:
         return {"pruned_rows": float(self.issues.sum())}

@@ -12,6 +12,7 @@ class CrossEntropy(Method):
     """One phase of Eq. 1, binary for every class where an example may be of several."""
 
     takes_multilabel = True
+    by_row = True
 
     def __init__(self, *, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.epochs = epochs

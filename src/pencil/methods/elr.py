@@ -35,6 +35,8 @@ class Elr(Method):
     regulariser is weak in the first epochs; labels are read off them with that start divided out.
     """
 
+    remembered = ("targets",)
+
     def __init__(
         self,
         *,
@@ -61,7 +63,9 @@ class Elr(Method):
     def remember(self, carry: Tensor, batch: Batch, label_step: float) -> None:
         self.targets[batch.rows] = carry
 
-    def label_probs(self) -> Tensor:
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The targets, scaled to sum to one; a row that was never met reads as it was given."""
-        mass = self.targets.sum(dim=1, keepdim=True)
-        return torch.where(mass > 0, self.targets / mass.clamp(min=torch.finfo(mass.dtype).tiny), self.given_probs)
+        rows = torch.arange(len(self.targets), device=self.targets.device) if rows is None else rows
+        targets, given_probs = self.targets[rows], self.given_probs[rows]
+        mass = targets.sum(dim=1, keepdim=True)
+        return torch.where(mass > 0, targets / mass.clamp(min=torch.finfo(mass.dtype).tiny), given_probs)

@@ -147,6 +147,8 @@ class Backward(_Corrected):
 class ForwardEstimated(Method):
     """Cross-entropy, a look at what the network predicts, then forward correction of a fresh network (Algorithm 1)."""
 
+    remembered = ("matrix",)
+
     def __init__(
         self,
         *,

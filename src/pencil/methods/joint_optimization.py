@@ -45,6 +45,8 @@ class JointOptimization(Method):
     too. Without it, the setting in which PENCIL was compared, ``alpha`` has no effect.
     """
 
+    remembered = ("soft_labels", "history")
+
     def __init__(
         self,
         *,
@@ -103,5 +105,5 @@ class JointOptimization(Method):
     def final_loss(self, logits: Tensor, batch: Batch) -> Terms:
         return Terms(cross_entropy(logits, self.soft_labels[batch.rows]))
 
-    def label_probs(self) -> Tensor:
-        return self.soft_labels
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
+        return self.soft_labels if rows is None else self.soft_labels[rows]

@@ -14,6 +14,7 @@ from pencil.binary import (
 )
 from pencil.binary_labels import BinaryLabelStore
 from pencil.errors import RecipeError
+from pencil.label_layouts import TopKLabelStore
 from pencil.labels import LabelStore, forward_kl_label_gradient, init_scale, label_gradient
 from pencil.losses import (
     Compatibility,
@@ -32,7 +33,7 @@ class LabelKind(Protocol):
     def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         """Eq. 1 on the labels as they were given."""
 
-    def store(self, given_labels: Tensor, num_classes: int, **where: Any) -> LabelStore:
+    def store(self, given_labels: Tensor, num_classes: int, *, top_k: int | None, **where: Any) -> LabelStore:
         """The labels to be learned."""
 
     def network_losses(
@@ -45,8 +46,8 @@ class LabelKind(Protocol):
     ) -> Tensor:
         """The direction in which labels move, in units of ``step``."""
 
-    def compatibility(self, labels: LabelStore) -> Tensor:
-        """L_o over all rows."""
+    def compatibility(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
+        """L_o over these rows."""
 
     def scale(self, batch_size: int, num_classes: int) -> tuple[float, float]:
         """What turns the paper's lambda and alpha into step and pull."""
@@ -64,9 +65,11 @@ class OneClass:
     def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         return cross_entropy(logits, given_labels)
 
-    def store(self, given_labels: Tensor, num_classes: int, **where: Any) -> LabelStore:
+    def store(self, given_labels: Tensor, num_classes: int, *, top_k: int | None, **where: Any) -> LabelStore:
         probability = 0.999 if self.probability is None else self.probability
         scale = init_scale(probability, num_classes) if self.init_scale is None else self.init_scale
+        if top_k is not None:
+            return TopKLabelStore(given_labels, num_classes, k=top_k, scale=scale, **where)
         return LabelStore(given_labels, num_classes, scale=scale, **where)
 
     def network_losses(
@@ -94,8 +97,8 @@ class OneClass:
             return gradient
         return gradient + forward_kl_label_gradient(label_logits, logits)
 
-    def compatibility(self, labels: LabelStore) -> Tensor:
-        return compatibility_loss(labels.label_logits, labels.given_labels, self.compatibility_kind)
+    def compatibility(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
+        return compatibility_loss(label_logits, given_labels, self.compatibility_kind)
 
     def scale(self, batch_size: int, num_classes: int) -> tuple[float, float]:
         return 1 / (batch_size * num_classes), num_classes
@@ -116,7 +119,9 @@ class ManyClasses:
     def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         return binary_cross_entropy(logits, given_labels) / logits.shape[1]
 
-    def store(self, given_labels: Tensor, num_classes: int, **where: Any) -> LabelStore:
+    def store(self, given_labels: Tensor, num_classes: int, *, top_k: int | None, **where: Any) -> LabelStore:
+        if top_k is not None:  # nothing ties the entries of a row together
+            raise RecipeError("training.label_top_k is for one class per example; these labels name several at once.")
         return BinaryLabelStore(
             given_labels, probability=0.99 if self.probability is None else self.probability, **where
         )
@@ -141,8 +146,8 @@ class ManyClasses:
             divergence=self.divergence,
         )
 
-    def compatibility(self, labels: LabelStore) -> Tensor:
-        return binary_compatibility_loss(labels.label_logits, labels.given_labels, self.compatibility_kind)
+    def compatibility(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
+        return binary_compatibility_loss(label_logits, given_labels, self.compatibility_kind)
 
     def scale(self, batch_size: int, num_classes: int) -> tuple[float, float]:
         return 1 / batch_size, 1.0

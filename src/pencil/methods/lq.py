@@ -84,6 +84,8 @@ class TruncatedLq(Method):
     are shares of the training: epoch 40 and every 10 of 120, as in the paper.
     """
 
+    remembered = ("chosen",)
+
     def __init__(
         self,
         *,
@@ -100,16 +102,16 @@ class TruncatedLq(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.given_labels = task.given_labels
-        self.kept = torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device)
+        self.chosen = torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device)
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.prune),)
 
     def prune(self, epoch: int, epochs: int, context: Context) -> None:
         if is_due(epoch, epochs, self.prune_from, self.prune_every):
             kept = confident(context.predict(best=True), self.given_labels, self.k)
-            self.kept = kept if kept.any() else torch.ones_like(kept)  # with no row left nothing would be learned
+            self.chosen = kept if kept.any() else torch.ones_like(kept)  # with no row left nothing would be learned
 
     def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(lq_loss(logits, batch.given_labels, self.q, self.kept[batch.rows]))
+        return Terms(lq_loss(logits, batch.given_labels, self.q, self.chosen[batch.rows]))
 
     def metrics(self) -> dict[str, float]:
-        return {"rows_kept": float(self.kept.double().mean())}
+        return {"rows_kept": float(self.chosen.double().mean())}

@@ -1,18 +1,38 @@
 """PENCIL: probabilistic end-to-end noise correction in labels (section 3)."""
 
 import warnings
-from typing import Annotated
+from functools import partial
+from typing import Annotated, NamedTuple
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from pencil.binary import Divergence
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.label_layouts import CHUNK, ShardedLabelStore
+from pencil.labels import LabelStore
 from pencil.losses import Compatibility, NetworkLosses
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.methods.kinds import label_kind
 from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+
+
+class Unsaid(NamedTuple):
+    """What holds where nothing is said."""
+
+    step: float
+    pull: float
+    beta: float
+    compatibility: Compatibility
+
+
+DEFAULTS = {
+    False: Unsaid(2.0, 0.0, 0.4, "published"),
+    # Of several classes most are absent, and what is unsure leans towards absent: a label flips at 90 %, not at 50 %.
+    True: Unsaid(1.0, 0.8, 0.0, "printed"),
+}
 
 
 class Pencil(Method):
@@ -26,6 +46,7 @@ class Pencil(Method):
     """
 
     takes_multilabel = True
+    by_row = True
 
     def __init__(
         self,
@@ -40,8 +61,8 @@ class Pencil(Method):
         pull: NonNegative | None = None,
         label_lr: Schedule | None = None,
         alpha: NonNegative | None = None,
-        beta: NonNegative = 0.4,
-        compatibility: Compatibility = "published",
+        beta: NonNegative | None = None,
+        compatibility: Compatibility | None = None,
         divergence: Divergence = "inverse",
         init_probability: float | None = None,
         init_scale: float | None = None,
@@ -60,29 +81,37 @@ class Pencil(Method):
         self.finetune_lr: AnySchedule = as_schedule(finetune_lr)
         self.step: AnySchedule | None = as_schedule(step)
         self.label_lr: AnySchedule | None = as_schedule(label_lr)
-        self.pull, self.alpha, self.beta = pull, alpha, beta
-        self.compatibility, self.divergence = compatibility, divergence
+        self.pull, self.alpha, self.beta_given = pull, alpha, beta
+        self.compatibility_given, self.divergence = compatibility, divergence
         self.init_probability, self.init_scale = init_probability, init_scale
         self.class_mean = class_mean
         self.rounds, self.round_factor, self.carry_labels = rounds, round_factor, carry_labels
 
     def start(self, task: Task) -> tuple[Phase, ...]:
+        unsaid = DEFAULTS[task.multilabel]
+        self.compatibility = unsaid.compatibility if self.compatibility_given is None else self.compatibility_given
+        self.beta = unsaid.beta if self.beta_given is None else self.beta_given
         self.kind = label_kind(
             task.multilabel, self.divergence, self.compatibility, self.init_probability, self.init_scale
         )
         per_lambda, per_alpha = self.kind.scale(task.batch_size, task.num_classes)
-        self.label_pull = self.alpha * per_alpha if self.alpha is not None else self.pull or 0.0
+        self.label_pull = unsaid.pull if self.pull is None else self.pull
+        if self.alpha is not None:
+            self.label_pull = self.alpha * per_alpha
         if self.compatibility == "printed" and self.label_pull >= 1:
             warnings.warn(
                 f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
                 "its maximum; corrected labels are read with the compatibility term taken out",
                 stacklevel=2,
             )
-        self.labels = self.kind.store(task.given_labels, task.num_classes, device=task.device, dtype=task.dtype)
-        step: AnySchedule = as_schedule(2.0) if self.step is None else self.step
+        self.labels = task.layout.place(task.given_labels, partial(self._store, task))
+        step: AnySchedule = as_schedule(unsaid.step) if self.step is None else self.step
         if self.label_lr is not None:
             step = self.label_lr.scaled(per_lambda)
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
+
+    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> LabelStore:
+        return self.kind.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
         """Correction and fine-tuning, again and again; labels start each round as given unless they are carried."""
@@ -128,14 +157,24 @@ class Pencil(Method):
         gradient = self.kind.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
-    def label_probs(self) -> Tensor:
-        """The label distributions; a printed compatibility term is taken out, since with it labels seldom flip."""
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
+        """The label distributions; a printed compatibility term so strong that no label could flip is taken out."""
         assert self.labels is not None
-        return self.labels.evidence(self.label_pull if self.compatibility == "printed" else 0.0)
+        holds_all = self.compatibility == "printed" and self.label_pull >= 1
+        return self.labels.evidence(self.label_pull if holds_all else 0.0, rows)
 
     def metrics(self) -> dict[str, float]:
         assert self.labels is not None
-        return {"loss_compatibility": float(self.kind.compatibility(self.labels))}
+        return {"loss_compatibility": float(self.labels.mean(self._compatibility()))}
+
+    def _compatibility(self) -> Tensor:
+        """L_o over the rows that are held here, piece by piece."""
+        assert self.labels is not None
+        labels = self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
+        given, total = labels.given_labels, torch.zeros((), dtype=torch.float64)
+        for rows in torch.arange(len(given), device=given.device).split(CHUNK):
+            total += self.kind.compatibility(labels[rows], given[rows]).cpu().double() * len(rows)
+        return total / max(1, len(given))
 
     def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:
         assert self.labels is not None

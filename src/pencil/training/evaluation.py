@@ -1,7 +1,7 @@
 """What a network says about examples, and how often it is right."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Compute(NamedTuple):
 
 
 CPU = Compute(torch.device("cpu"))
+BATCH = 512
 
 
 @torch.inference_mode()
@@ -46,31 +47,39 @@ def predict_logits(
     rows: Tensor | None = None,
     *,
     forward: Callable[[Tensor], Tensor] | None = None,
-    batch_size: int = 512,
+    batch_size: int = BATCH,
     compute: Compute = CPU,
+    between: Callable[[], None] | None = None,
 ) -> Tensor:
     """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled.
 
-    A row that cannot be read has NaN for logits.
+    A row that cannot be read has NaN for logits. ``forward`` may also be another thing that the network says, of any
+    shape that begins with a row for each input. ``between`` is called after every batch.
     """
     run = model if forward is None else forward
     was_training = model.training
     model.eval()
-    chunks = []
+    found: list[tuple[Tensor | None, Tensor]] = []
     for values, kept in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
         with compute.context():
-            logits = run(compute.place(values)).float().cpu() if len(values) else torch.empty(0, 1)
-        chunks.append(logits if kept is None else _spread(logits, kept))
+            said = run(compute.place(values)).float().cpu() if len(values) else None
+        found.append((said, torch.ones(len(values), dtype=torch.bool) if kept is None else kept))
+        if between is not None:
+            between()
     model.train(was_training)
-    if all(chunk.isnan().all() for chunk in chunks) and not any(chunk.shape[1] > 1 for chunk in chunks):
-        raise DataError(f"none of these {sum(map(len, chunks))} inputs can be read.")
-    return torch.cat([chunk.expand(-1, max(part.shape[1] for part in chunks)) for chunk in chunks])
+    shape = next((said.shape[1:] for said, _ in found if said is not None), None)
+    if shape is None:
+        raise DataError(f"none of these {sum(len(kept) for _, kept in found)} inputs can be read.")
+    return torch.cat([_spread(said, kept, shape) for said, kept in found])
 
 
-def _spread(logits: Tensor, kept: Tensor) -> Tensor:
-    """Logits at the places of the rows that could be read, NaN at the others."""
-    every = torch.full((len(kept), logits.shape[1]), torch.nan)
-    every[kept] = logits
+def _spread(said: Tensor | None, kept: Tensor, shape: Sequence[int]) -> Tensor:
+    """What was said at the places of the rows that could be read, NaN at the others."""
+    if said is not None and len(said) == len(kept):
+        return said
+    every = torch.full((len(kept), *shape), torch.nan)
+    if said is not None:
+        every[kept] = said
     return every
 
 

@@ -1,10 +1,8 @@
 """The loop: phases in, a trained network and an epoch-by-epoch record out. It knows no method by name."""
 
-import copy
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,62 +13,27 @@ from pencil.data.examples import Batch, Examples, Splits, cut
 from pencil.data.given import as_distribution
 from pencil.data.inputs import View
 from pencil.errors import TrainingError
-from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
-from pencil.models import reinitialized
-from pencil.seeding import generator, seeded
+from pencil.label_layouts import CHUNK, ShardedLabelStore
+from pencil.methods.base import Method, Phase, Task, fit_budget
+from pencil.seeding import generator, reseed, seeded
+from pencil.training.evaluation import BATCH as EVALUATION_BATCH
 from pencil.training.evaluation import Compute, check_model, predict_logits
-from pencil.training.metrics import SCORES, label_metrics, to_probs, training_hits
+from pencil.training.learner import Learner, NonFiniteGradientError, at_least_two, copier
+from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
-from pencil.training.settings import TrainingSettings, build_optimizer, pick_device, pick_precision
-
-Record = dict[str, Any]
-
-
-class Observer:
-    """Something that watches training: a progress display, a run directory. Every method may be left as it is."""
-
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int) -> None: ...
-
-    def stepped(self) -> None: ...
-
-    def epoch_ended(self, record: Record) -> None: ...
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What training gives back; ``label_probs`` are for the training rows."""
-
-    model: nn.Module
-    best_weights: dict[str, Tensor]
-    best_epoch: int
-    label_probs: Tensor
-    validation_probs: Tensor | None
-    records: list[Record]
-
-
-@dataclass
-class Sums:
-    """Running sums over an epoch, weighted by batch size."""
-
-    rows: int = 0
-    right: float = 0.0
-    losses: dict[str, float] = field(default_factory=dict)
-
-    def add(self, terms: Terms, value: float, right: float, rows: int) -> None:
-        self.rows += rows
-        self.right += right
-        self.losses["loss"] = self.losses.get("loss", 0.0) + value * rows
-        for name, part in terms.parts.items():
-            self.losses[f"loss_{name}"] = self.losses.get(f"loss_{name}", 0.0) + float(part) * rows
-
-    def means(self) -> Record:
-        return {name: total / self.rows for name, total in self.losses.items()} | {
-            "train_accuracy": self.right / self.rows
-        }
+from pencil.training.record import Observer, Outcome, Position, Record, Sums
+from pencil.training.settings import TrainingSettings, pick_device, pick_precision
+from pencil.training.sharing import Shared, choose_layout, failure, over_own_rows, over_whole_batch
+from pencil.training.world import ALONE, World
 
 
 class Trainer:
-    """Trains ``model`` in place, phase by phase. On a CPU the same seed gives the same bits."""
+    """Trains ``model`` in place, phase by phase. On a CPU the same seed gives the same bits.
+
+    ``pause`` is called wherever training could be saved and gone on from: after every step and every epoch, with the
+    trainer. What it needs is in :meth:`state`; :meth:`restore` goes back there. In a ``world`` of several processes
+    each computes its piece of every batch, and all of them see the logits of the whole batch.
+    """
 
     def __init__(
         self,
@@ -83,31 +46,51 @@ class Trainer:
         augmentation: Augmentation | None = None,
         observers: tuple[Observer, ...] = (),
         make_network: Callable[[int], nn.Module] | None = None,
+        pause: Callable[["Trainer"], None] | None = None,
+        world: World = ALONE,
     ):
         self.settings = settings = settings or TrainingSettings()
-        self.splits, self.method, self.seed = splits, method, seed
+        self.splits, self.method, self.seed, self.world = splits, method, seed, world
         self.multilabel = splits.train.multilabel
         self.score = SCORES[self.multilabel]
-        self.augmentation, self.observers = augmentation, observers
+        self.augmentation, self.observers, self.pause = augmentation, observers, pause
         device = pick_device(settings.device)
         memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
         self.compute = Compute(device, pick_precision(settings.precision, device), memory_format)
-        self.model = model.to(device)
-        if settings.channels_last:
-            self.model = self.model.to(memory_format=torch.channels_last)
+        model = self._placed(model)
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
-            check_model(self.model, splits.train, self.compute, settings.batch_size)
-        self.phases = self._plan()
-        self._make = make_network or self._copier()
-        self._begin([self.model, *(self._another(number) for number in range(1, method.networks))])
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.compute.autocast == torch.float16)
+            check_model(model, splits.train, self.compute, settings.batch_size)
+        self.phases = self._plan(model)
+        self._make = make_network or copier(model, method, self.phases, seed)
+        self._begin([model, *(self._placed(self._make(number)) for number in range(1, method.networks))])
         self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
         self.records: list[Record] = []
+        self.at, self._sums = Position(), Sums()
+        self._visited: Tensor | None = None
 
-    def _plan(self) -> tuple[Phase, ...]:
+    @property
+    def steps_done(self) -> int:
+        """It never falls, and is the same before and after an epoch is evaluated."""
+        return len(self.records) * self.steps_per_epoch + self.at.step
+
+    @property
+    def model(self) -> nn.Module:
+        """The network that is evaluated and kept."""
+        return self.learner.model
+
+    @property
+    def networks(self) -> nn.ModuleList:
+        return self.learner.networks
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.learner.optimizer
+
+    def _plan(self, model: nn.Module) -> tuple[Phase, ...]:
         """Let the method get ready and lay out its phases within the budget; a phase of zero epochs is skipped."""
         given, device = self.splits.train.given_labels, self.compute.device
-        is_fp64 = any(parameter.dtype == torch.float64 for parameter in self.model.parameters())
+        layout, self._share = choose_layout(self.settings, self.splits.train, self.method.by_row, self.world)
+        is_fp64 = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         task = Task(
             given.to(device),
             self.splits.train.num_classes,
@@ -115,6 +98,7 @@ class Trainer:
             device,
             self.splits.train.multilabel,
             torch.float64 if is_fp64 else torch.float32,
+            layout,
         )
         if task.multilabel and not self.method.takes_multilabel:
             name = type(self.method).__name__
@@ -127,131 +111,176 @@ class Trainer:
             raise TrainingError("every phase has zero epochs; expected at least one epoch to train.")
         return phases
 
-    def run(self) -> Outcome:
-        for observer in self.observers:
-            observer.started(self.phases, self.steps_per_epoch)
-        for number, phase in enumerate(self.phases):
-            started = time.perf_counter()
-            if phase.on_start is not None:  # first, so that it can learn from the network that a fresh one replaces
-                phase.on_start(self)
-            if phase.fresh:
-                first = self.method.networks * (number + 1)  # numbers, and so seeds, that no network had before
-                self._begin([self._another(first + i) for i in range(self.method.networks)])
-            for epoch in range(phase.epochs):
-                self.epoch(phase, epoch, started)
-                started = time.perf_counter()
-        return self._outcome()
+    def _placed(self, network: nn.Module) -> nn.Module:
+        network = network.to(self.compute.device)
+        return network.to(memory_format=torch.channels_last) if self.settings.channels_last else network
 
     def _begin(self, networks: list[nn.Module]) -> None:
-        """Train these networks from now on; the first is the one that is evaluated and kept."""
-        self.model, self.networks = networks[0], nn.ModuleList(networks)
-        compiled = [torch.compile(network) if self.settings.compile else network for network in networks]
-        self.forward: Callable[[Tensor], Tensor] = compiled[0]
-        self.others: list[Callable[[Tensor], Tensor]] = compiled[1:]
-        self.optimizer = build_optimizer(networks, self.settings.optimizer)
-        self._best_score, self._best_epoch = -math.inf, 0
-        self._best_weights: dict[str, Tensor] = {}
+        """Train these networks from now on."""
+        self.learner = Learner(networks, self.settings, self.compute, self.world)
 
-    def _copier(self) -> Callable[[int], nn.Module]:
-        """Further networks where no one says how to make them.
+    def run(self) -> Outcome:
+        for observer in self.observers:
+            observer.started(self.phases, self.steps_per_epoch, self.steps_done)
+        self._pause()
+        while self.at.phase < len(self.phases):
+            phase = self.phases[self.at.phase]
+            started = time.perf_counter()
+            if self.at == Position(self.at.phase):
+                self._enter(phase)
+            while self.at.epoch < phase.epochs:
+                self.epoch(phase, self.at.epoch, started)
+                started = time.perf_counter()
+                self.at = Position(self.at.phase, self.at.epoch + 1)
+                if self.at.epoch == phase.epochs:
+                    self.at = Position(self.at.phase + 1)
+                    break
+                self._pause()
+            self._pause()
+        return self._outcome()
 
-        A network beside the first gets newly drawn weights; a fresh one starts as the first did, pretrained or not.
-        """
-        if self.method.networks == 1 and not any(phase.fresh for phase in self.phases):
-            return lambda number: self.model  # never called
-        original = copy.deepcopy(self.model)
+    def _enter(self, phase: Phase) -> None:
+        if phase.on_start is not None:  # first, so that it can learn from the network that a fresh one replaces
+            phase.on_start(self)
+        if phase.fresh:
+            first = self.method.networks * (self.at.phase + 1)  # numbers, and so seeds, that no network had before
+            self._begin([self._placed(self._make(first + i)) for i in range(self.method.networks)])
 
-        def make(number: int) -> nn.Module:
-            another = copy.deepcopy(original)
-            return reinitialized(another, self.seed, number) if number % self.method.networks else another
-
-        return make
-
-    def _another(self, number: int) -> nn.Module:
-        network = self._make(number).to(self.compute.device)
-        if self.settings.channels_last:
-            network = network.to(memory_format=torch.channels_last)
-        return network
+    def _pause(self) -> None:
+        if self.pause is not None:
+            self.pause(self)
 
     def epoch(self, phase: Phase, epoch: int, started: float | None = None) -> None:
         """One pass over the training rows, and a look at what came of it; its time counts from ``started``."""
         started = time.perf_counter() if started is None else started
-        number = len(self.records)
-        sums = Sums()
-        train = self.splits.train
-        if phase.before_epoch is not None:
-            phase.before_epoch(epoch, phase.epochs, self)
+        number, train = len(self.records), self.splits.train
+        if self.at.step == 0:
+            self._sums = Sums()
+            if phase.before_epoch is not None:
+                phase.before_epoch(epoch, phase.epochs, self)
+            visited = None if phase.rows is None else phase.rows()
+            self._visited = None if visited is None else visited.cpu()
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
-        rows = None if phase.rows is None else phase.rows()
-        if rows is not None:
-            order = order[torch.isin(order, rows.cpu())]
-        steps = len(cut(order, self.settings.batch_size))
+        if self._visited is not None:
+            order = order[torch.isin(order, self._visited)]
+        chunks = cut(order, self.settings.batch_size)
         view = View(self.seed, number, self.augmentation)
         self.networks.train()
         with seeded(self.seed, "epoch", number):
-            for step, batch in enumerate(train.batches(self.settings.batch_size, order=order, view=view)):
-                self.step(phase, epoch + step / steps, self.compute.place_batch(batch), sums)
+            pieces = [self.world.share(chunk) for chunk in chunks[self.at.step :]]
+            for chunk, piece in zip(chunks[self.at.step :], self._read(pieces, view), strict=True):
+                reseed(self.seed, "step", number, self.at.step, self.world.rank)
+                progress = epoch + self.at.step / len(chunks)
+                self.step(phase, progress, self.compute.place_batch(piece), self._sums, len(chunk))
+                self.at.step += 1
                 for observer in self.observers:
                     observer.stepped()
-        record: Record = {"epoch": number + 1, "phase": phase.name, "phase_epoch": epoch + 1}
+                self._pause()
+        self._close(phase, epoch, started)
+
+    def _read(self, pieces: list[Tensor], view: View) -> Iterator[Batch]:
+        """Whoever asks us to stop may have stopped our readers already: then it is time to save, not to fail."""
+        try:
+            yield from self.splits.train.pieces(pieces, view)
+        except RuntimeError:
+            self._pause()
+            raise
+
+    def _close(self, phase: Phase, epoch: int, started: float) -> None:
+        """The record of an epoch whose steps are done."""
+        record: Record = {"epoch": len(self.records) + 1, "phase": phase.name, "phase_epoch": epoch + 1}
         record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
-        record |= sums.means() | self._evaluate() | self._label_metrics() | self.method.metrics()
+        record |= self._sums.means() | self._evaluate() | self._label_metrics() | self.method.metrics()
         record["seconds"] = time.perf_counter() - started
         self.records.append(record)
-        self._remember_best(record)
+        self.at.step = 0
+        self.learner.consider(record.get(f"validation_{self.score}"), record["epoch"])
         for observer in self.observers:
             observer.epoch_ended(record)
 
-    def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums) -> None:
+    def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums, expected: int = 1) -> None:
+        """One step on this process's piece of a batch; the loss is that of the whole batch.
+
+        If of ``expected`` rows so few can be read that batch statistics are out of reach, there is no step.
+        """
+        counts = [count for (count,) in self.world.hear_numbers(len(batch.rows))]
+        if sum(counts) < min(2, expected):
+            return
         with self.compute.context():
-            logits = self.forward(batch.inputs)
-            others = [forward(batch.inputs) for forward in self.others]
-        terms = phase.loss((logits, *others) if others else logits, batch)
-        value = float(terms.loss.detach())
+            said = [self._said(forward, batch) for forward in self.learner.forwards]
+        if self.world.size > 1 and self._share == over_whole_batch:
+            rows = self.world.gather(batch.rows, counts)
+            batch = Batch(rows, batch.inputs, self.splits.train.given_labels[rows.cpu()].to(self.compute.device))
+        shared = self._share(phase, said, batch, counts, self.world, self.multilabel)
+        value = float(shared.terms.loss.detach())
         if not math.isfinite(value):
-            raise TrainingError(self._describe_failure(phase, value, logits, batch))
-        lr = phase.lr(progress, phase.epochs)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["factor"]
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(terms.loss).backward()
-        if self.settings.clip_norm > 0:
-            self.scaler.unscale_(self.optimizer)
-            for network in self.networks:
-                nn.utils.clip_grad_norm_(network.parameters(), self.settings.clip_norm)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+            raise self._failure(phase, f"loss became {value}", shared)
+        try:
+            self.learner.learn(shared.loss * self.world.size, phase.lr(progress, phase.epochs))
+        except NonFiniteGradientError:
+            raise self._failure(phase, "gradient became infinite or NaN", shared) from None
         if phase.after_step is not None:
-            phase.after_step(terms.carry, batch, phase.label_step(progress, phase.epochs))
-        sums.add(terms, value, training_hits(logits.detach(), batch.given_labels, self.multilabel), len(batch.rows))
+            phase.after_step(shared.terms.carry, shared.batch, phase.label_step(progress, phase.epochs))
+        sums.add(shared.terms, value, shared.right, sum(counts))
+
+    def _failure(self, phase: Phase, what: str, shared: Shared) -> TrainingError:
+        return failure(what, f"epoch {len(self.records) + 1} (phase {phase.name})", shared, self.splits.train.keys)
+
+    def _said(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """Logits of this process's rows; batch statistics need two, which its piece of a small batch may not have."""
+        if self.world.size == 1:
+            return forward(batch.inputs)
+        return forward(at_least_two(batch.inputs))[: len(batch.rows)]
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of training hangs on; randomness is a function of the seed and the position."""
+        return {
+            "position": vars(self.at),
+            "records": self.records,
+            "sums": vars(self._sums),
+            "visited": self._visited,
+            "learner": self.learner.state(),
+            "method": self.method.state(),
+        }
+
+    def own_state(self) -> dict[str, Any]:
+        """What this rank has and no other, beside the state that all share."""
+        labels = self.method.labels
+        return {"labels": labels.state_dict()} if labels is not None and labels.own_rows is not None else {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to where :meth:`state` was taken, in a trainer that was made in the same way."""
+        self.at, self._sums = Position(**state["position"]), Sums(**state["sums"])
+        self.records, self._visited = list(state["records"]), state["visited"]
+        self.learner.restore(state["learner"])
+        self.method.restore(state["method"])
 
     def _evaluate(self) -> Record:
         """Accuracy on the (noisy) validation rows, which choose the best epoch, and on the test set, which does not."""
         metrics: Record = {}
         if self.splits.validation is not None:
-            found = metrics_of(self._predict("validation"), self.splits.validation)
+            found = metrics_of(self._predict("validation", self._pause), self.splits.validation)
             metrics |= {f"validation_{name}": value for name, value in found.items()}
         if self.splits.test is not None:
-            metrics[f"test_{self.score}"] = metrics_of(self._predict("test"), self.splits.test)[self.score]
+            metrics[f"test_{self.score}"] = metrics_of(self._predict("test", self._pause), self.splits.test)[self.score]
         return metrics
 
     def _label_metrics(self) -> Record:
-        label_probs = self.method.label_probs()
-        if label_probs is None:
-            return {}
-        return label_metrics(label_probs.cpu(), self.splits.train)
-
-    def _remember_best(self, record: Record) -> None:
-        """Without a validation split the last epoch is best, and its weights are at hand in the end."""
-        score = record.get(f"validation_{self.score}")
-        if score is None:
-            self._best_epoch = record["epoch"]
-        elif score > self._best_score:
-            self._best_score, self._best_epoch = score, record["epoch"]
-            self._best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
+        """Piece by piece, so that labels are never held twice; of dealt-out labels every rank has its part to say."""
+        labels, train = self.method.labels, self.splits.train
+        own = torch.arange(len(train)) if labels is None or labels.own_rows is None else labels.own_rows
+        totals = LabelTotals()
+        for places in torch.arange(len(own)).split(CHUNK):
+            label_probs = self.method.label_probs(places.to(self.compute.device))
+            if label_probs is None:
+                return {}
+            totals.add(label_probs.cpu(), train.subset(own[places]))
+        return totals.means(self.world.total if self._share == over_own_rows else None)
 
     def _outcome(self) -> Outcome:
-        label_probs = self.method.label_probs()
+        label_probs, labels = self.method.label_probs(), self.method.labels
+        if label_probs is not None and isinstance(labels, ShardedLabelStore):
+            label_probs = labels.whole(label_probs)
         if label_probs is None:
             label_probs = self._predict_probs(self.splits.train, "train")
         validation = self.splits.validation
@@ -259,8 +288,8 @@ class Trainer:
         self.model.eval()
         return Outcome(
             model=self.model,
-            best_weights=self._best_weights or self.model.state_dict(),
-            best_epoch=self._best_epoch,
+            best_weights=self.learner.best_weights or self.model.state_dict(),
+            best_epoch=self.learner.best_epoch,
             label_probs=label_probs.cpu(),
             validation_probs=validation_probs,
             records=self.records,
@@ -268,10 +297,10 @@ class Trainer:
 
     def predict(self, *, best: bool = False) -> Tensor:
         """For a method's hooks: logits of all training rows, by the network as it is or as it was at its best."""
-        if not best or not self._best_weights:
+        if not best or not self.learner.best_weights:
             return self._predict("train").to(self.compute.device)
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(self._best_weights)
+        self.model.load_state_dict(self.learner.best_weights)
         try:
             return self._predict("train").to(self.compute.device)
         finally:
@@ -281,9 +310,18 @@ class Trainer:
     def validation_accuracy(self) -> float | None:
         return self.records[-1].get("validation_accuracy") if self.records else None
 
-    def _predict(self, split: str) -> Tensor:
-        examples = getattr(self.splits, split)
-        return predict_logits(self.model, examples.inputs, examples.rows, forward=self.forward, compute=self.compute)
+    def _predict(self, split: str, between: Callable[[], None] | None = None) -> Tensor:
+        """Logits of a split, each rank taking its share; ``between`` is called equally often by all of them."""
+        examples: Examples = getattr(self.splits, split)
+        rows, logits = self.world.share(examples.rows), torch.empty(0, examples.num_classes)
+        if len(rows):
+            logits = predict_logits(
+                self.model, examples.inputs, rows, forward=self.learner.forward, compute=self.compute, between=between
+            )
+        most = math.ceil(len(examples) / self.world.size)
+        if between is not None and math.ceil(len(rows) / EVALUATION_BATCH) < math.ceil(most / EVALUATION_BATCH):
+            between()
+        return self.world.gather_shares(logits, len(examples))
 
     def _predict_probs(self, examples: Examples, split: str) -> Tensor:
         """What the network says about labelled rows; where an input cannot be read, the given label stands."""
@@ -293,14 +331,3 @@ class Trainer:
         if unread.any():
             probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
         return probs
-
-    def _describe_failure(self, phase: Phase, value: float, logits: Tensor, batch: Batch) -> str:
-        bad = ~logits.isfinite().all(dim=1)
-        rows = batch.rows[bad if bad.any() else torch.ones_like(bad)].cpu()
-        keys = ", ".join(map(repr, self.splits.train.keys[rows.numpy()][:5].tolist()))
-        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-        return (
-            f"the loss became {value} in epoch {len(self.records) + 1} (phase {phase.name}), in a batch with the rows "
-            f"{keys}{more}; weights and labels are as they were before this step; "
-            "lower the learning rate, set training.clip_norm, or look at those rows."
-        )

@@ -1,5 +1,6 @@
 """How good predictions and labels are: one class per example, or several at once."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -63,11 +64,16 @@ def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> 
     errors = ((said != present) & known).sum(dim=0).double()
     with_any = (2 * hits + errors) > 0
     f1 = 2 * hits / (2 * hits + errors)
+    measurable = bool((present & known).any())
     return {
         "map": mean_average_precision(probs, labels),
-        "map_micro": float(average_precision_score(present[known].numpy(), probs[known].numpy())),
+        "map_micro": float(average_precision_score(present[known].numpy(), probs[known].numpy()))
+        if measurable
+        else 0.0,
+        "threshold": threshold,
         "f1": float(f1[with_any].mean()) if with_any.any() else 0.0,
         "f1_micro": float(2 * hits.sum() / (2 * hits.sum() + errors.sum()).clamp(min=1)),
+        "class_f1": [value if seen else None for value, seen in zip(f1.tolist(), with_any.tolist(), strict=True)],
     }
 
 
@@ -81,21 +87,39 @@ def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> flo
     return float((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum())
 
 
-def label_metrics(label_probs: Tensor, examples: Examples) -> Metrics:
-    """How many labels (or entries of them) changed, how unsure they are, how many are right where that is known."""
-    clean = examples.clean_labels
-    if examples.multilabel:
-        entries = read_entries(label_probs, examples.given_labels)
-        entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)
-        metrics: Metrics = {"labels_changed": int(entries.changed.sum()), "label_entropy": float(entropy.mean())}
+class LabelTotals:
+    """How many labels (or entries of them) changed, how unsure they are, how many are right where that is known.
+
+    Sums over rows that come piece by piece.
+    """
+
+    def __init__(self) -> None:
+        self.changed, self.entropy, self.counted = 0.0, 0.0, 0.0
+        self.right, self.known = 0.0, 0.0
+
+    def add(self, label_probs: Tensor, examples: Examples) -> None:
+        clean = examples.clean_labels
+        if examples.multilabel:
+            entries = read_entries(label_probs, examples.given_labels)
+            entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)
+            changed, corrected = entries.changed, entries.corrected
+        else:
+            reading = read_labels(label_probs, examples.given_labels)
+            changed, corrected, entropy = reading.changed, reading.corrected, reading.entropy
+        self.changed += float(changed.sum())
+        self.entropy += float(entropy.double().sum())
+        self.counted += entropy.numel()
         if clean is not None:
-            metrics["labels_correct"] = correct_entries(entries.corrected, clean)
-        return metrics
-    reading = read_labels(label_probs, examples.given_labels)
-    metrics = {"labels_changed": int(reading.changed.sum()), "label_entropy": float(reading.entropy.mean())}
-    if clean is not None:
-        metrics["labels_correct"] = float((reading.corrected == clean).double().mean())
-    return metrics
+            known = ~clean.isnan()
+            self.right += float((corrected == (clean > 0.5 if examples.multilabel else clean))[known].sum())
+            self.known += float(known.sum())
+
+    def means(self, total: Callable[[Tensor], Tensor] | None = None) -> Metrics:
+        """``total`` adds up what several processes have counted."""
+        sums = torch.tensor([self.changed, self.entropy, self.counted, self.right, self.known], dtype=torch.float64)
+        changed, entropy, counted, right, known = (sums if total is None else total(sums)).tolist()
+        metrics: Metrics = {"labels_changed": int(changed), "label_entropy": entropy / max(1.0, counted)}
+        return metrics | {"labels_correct": right / known} if known else metrics
 
 
 def correct_entries(said: Tensor, clean_labels: Tensor) -> float:
@@ -104,14 +128,18 @@ def correct_entries(said: Tensor, clean_labels: Tensor) -> float:
     return float((said == (clean_labels > 0.5))[known].double().mean())
 
 
-def per_class_scores(probs: Tensor, examples: Examples) -> Metrics:
-    """Everything there is to say about predictions on labelled examples; rows that could not be read are left out."""
+def per_class_scores(probs: Tensor, examples: Examples, threshold: float = 0.5) -> Metrics:
+    """Everything there is to say about predictions on labelled examples; rows that could not be read are left out.
+
+    ``threshold`` is for F1 where an example may be of several classes.
+    """
     seen = ~probs[:, 0].isnan()
     probs, labels = probs[seen], examples.given_labels[seen]
     if examples.multilabel:
         scores = [None if np.isnan(value) else float(value) for value in average_precisions(probs, labels)]
         rows = (labels > 0.5).sum(dim=0).tolist()
-        found = multilabel_scores(probs, labels)
+        found = multilabel_scores(probs, labels, threshold)
+        found["class_f1"] = dict(zip(examples.classes, found["class_f1"], strict=True))
     else:
         named = hard_labels(labels)
         right = probs.argmax(dim=1) == named

@@ -1,5 +1,6 @@
 """The ``[training]`` part of a recipe: batches, optimizer, precision and device."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,7 +41,12 @@ class OptimizerSettings(BaseModel):
 
 
 class TrainingSettings(BaseModel):
-    """How training runs, whatever the method. ``epochs`` is a total budget; without it the method's own counts hold."""
+    """How training runs, whatever the method. ``epochs`` is a total budget; without it the method's own counts hold.
+
+    ``label_layout`` says whether each of several processes keeps all labels or its share (auto: above 1 GiB),
+    ``label_top_k`` how many entries of each label are kept, of very many classes. A run with a directory saves itself
+    every ``checkpoint_minutes``, and every ``checkpoint_epochs`` where that is set.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -52,6 +58,11 @@ class TrainingSettings(BaseModel):
     device: str = "auto"
     compile: bool = False
     channels_last: bool = False
+    label_layout: Literal["auto", "replicated", "sharded"] = "auto"
+    label_top_k: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
+    checkpoint_epochs: Annotated[int, Field(ge=1)] | None = None
+    checkpoints_kept: Annotated[int, Field(ge=2)] = 2
 
 
 def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:
@@ -92,9 +103,12 @@ def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one."""
+    """``auto`` is a GPU where there is one; of several processes on a machine each has its own."""
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+        return torch.device("cuda", torch.cuda.current_device())
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -1,0 +1,159 @@
+"""The run directory: what is in it, and the only one who writes it.
+
+recipe.toml         resolved: run it again with `pencil train recipe.toml`
+environment.json    versions, machine, data fingerprint
+rows.parquet        the keys of all rows in the order they came, and the split that each is in
+metrics.jsonl       one line per epoch
+labels.parquet      every row: given and corrected label, confidence, distribution
+model.safetensors   the network after the last epoch; checkpoints/best.safetensors at the best noisy-validation epoch
+summary.json        the result in numbers; written last, so a directory that has it is whole
+checkpoints/step-N  what `pencil resume` goes on from, until the run is finished
+"""
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from pencil._version import __version__
+from pencil.checkpoints import Checkpoints
+from pencil.errors import RunError
+from pencil.recipe import Recipe
+from pencil.run_lock import NAME as LOCK
+from pencil.run_lock import RunLock
+from pencil.training import Observer, Record
+
+RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
+LABELS, MODEL, SUMMARY = "labels.parquet", "model.safetensors", "summary.json"
+CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
+WEIGHTS = {"last": MODEL, "best": BEST}
+
+
+class RunDirectory(Observer):
+    """Writes a run as it goes, as the only one: nothing is overwritten, nothing is left half-written."""
+
+    def __init__(self, path: Path, *, resume: bool = False):
+        if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
+            hint = f"; go on with `pencil resume {path}`, or choose" if is_unfinished(path) else "; choose"
+            raise RunError(f"{path} already holds something; expected a new directory{hint} another with --out.")
+        self.path = path
+        self._lock = RunLock(path)
+
+    def __enter__(self) -> "RunDirectory":
+        self._lock.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.__exit__()
+
+    def begin(self, recipe: Recipe, environment: dict[str, Any], rows: pa.Table) -> None:
+        """What is known before training."""
+        (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        write_text(self.path / RECIPE, recipe.to_toml())
+        write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
+
+    def rewind(self, records: list[Record]) -> None:
+        """Back to the epochs that a checkpoint knows."""
+        write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+
+    def epoch_ended(self, record: Record) -> None:
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / METRICS}: {error.strerror}.") from error
+
+    def finish(
+        self, labels: pa.Table, weights: dict[str, Tensor], best_weights: dict[str, Tensor], summary: dict[str, Any]
+    ) -> None:
+        """The results; then there is nothing left to resume."""
+        write(self.path / LABELS, lambda target: pq.write_table(labels, target, compression="zstd"))
+        write(self.path / MODEL, lambda target: _save_weights(weights, target))
+        write(self.path / BEST, lambda target: _save_weights(best_weights, target))
+        write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        for left in (self.path / CHECKPOINTS).glob("*step-*"):
+            shutil.rmtree(left)
+
+
+def checkpoints_of(path: Path, keep: int = 2) -> Checkpoints:
+    return Checkpoints(path / CHECKPOINTS, keep)
+
+
+def is_run(path: Path) -> bool:
+    return (path / RECIPE).is_file()
+
+
+def is_unfinished(path: Path) -> bool:
+    return is_run(path) and not (path / SUMMARY).is_file()
+
+
+def is_empty(path: Path) -> bool:
+    """Whether nothing but a dead process's lock is there."""
+    return not path.exists() or (path.is_dir() and all(entry.name == LOCK for entry in path.iterdir()))
+
+
+def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
+    """What a result may hang on besides the recipe."""
+    return {
+        "pencil": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "data_fingerprint": dict(fingerprints),  # of keys and labels as they came, before noise and split
+        "first_weights": weights,
+    }
+
+
+def free_path(parent: Path, name: str) -> Path:
+    """The first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
+    number = 1
+    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return candidate
+
+
+def unfinished_path(parent: Path, name: str) -> Path:
+    """The last of ``name``, ``name-2``, ``name-3`` ... whose run was stopped; a new one where there is none."""
+    number, found = 1, None
+    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+        found = candidate if is_unfinished(candidate) else found
+    return candidate if found is None else found
+
+
+def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
+    """Plain tensors, so that torch or timm load them without pencil; tied weights are stored once per name."""
+    safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)
+
+
+def write_text(path: Path, text: str) -> None:
+    write(path, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+def write(path: Path, save: Callable[[Path], Any]) -> None:
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save(temporary)
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed.") from error
+    finally:
+        temporary.unlink(missing_ok=True)

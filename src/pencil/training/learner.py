@@ -1,0 +1,105 @@
+"""The networks of a run, the optimizer that moves them, and the best that the first of them has been."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pencil.methods.base import Method, Phase
+from pencil.models import reinitialized
+from pencil.training.evaluation import Compute
+from pencil.training.settings import TrainingSettings, build_optimizer
+from pencil.training.world import ALONE, World
+
+
+def at_least_two(inputs: Tensor) -> Tensor:
+    """Batch statistics need two rows, which a rank's piece of a small batch may not have: zeros stand in."""
+    missing = 2 - len(inputs)
+    return inputs if missing <= 0 else torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
+
+
+def copier(model: nn.Module, method: Method, phases: Sequence[Phase], seed: int) -> Callable[[int], nn.Module]:
+    """Further networks where no one says how to make them.
+
+    A network beside the first gets newly drawn weights; a fresh one starts as the first did, pretrained or not.
+    """
+    if method.networks == 1 and not any(phase.fresh for phase in phases):
+        return lambda number: model  # never called
+    original = copy.deepcopy(model)
+
+    def make(number: int) -> nn.Module:
+        another = copy.deepcopy(original)
+        return reinitialized(another, seed, number) if number % method.networks else another
+
+    return make
+
+
+class NonFiniteGradientError(ArithmeticError):
+    """A gradient overflowed though the loss did not; nothing has moved."""
+
+
+class Learner:
+    """Networks that are trained side by side. The first is the one that is evaluated and kept."""
+
+    def __init__(
+        self, networks: Sequence[nn.Module], settings: TrainingSettings, compute: Compute, world: World = ALONE
+    ):
+        self.settings = settings
+        self.model, self.networks = networks[0], nn.ModuleList(networks)
+        shared = [world.parallel(network) for network in networks]
+        self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
+        self.forward = self.forwards[0] if world.size == 1 else self._compiled(self.model)
+        self.optimizer = build_optimizer(networks, settings.optimizer)
+        self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.autocast == torch.float16)
+        self.best_score, self.best_epoch = -math.inf, 0
+        self.best_weights: dict[str, Tensor] = {}
+
+    def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
+        return torch.compile(network) if self.settings.compile else network
+
+    def learn(self, loss: Tensor, lr: float) -> None:
+        """One step of the optimizer; raises :class:`NonFiniteGradientError` before anything moves."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+        self.optimizer.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        clip = self.settings.clip_norm
+        if clip > 0:
+            self.scaler.unscale_(self.optimizer)
+        if not self.scaler.is_enabled():  # a scaler skips such steps by itself
+            gradients = [parameter.grad for parameter in self.networks.parameters() if parameter.grad is not None]
+            if not torch.stack(torch._foreach_norm(gradients)).sum().isfinite():
+                raise NonFiniteGradientError
+        if clip > 0:
+            for network in self.networks:
+                nn.utils.clip_grad_norm_(network.parameters(), clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def consider(self, score: float | None, epoch: int) -> None:
+        """Keep the weights of the best epoch; without a score the last is best, and its weights are at hand."""
+        if score is None:
+            self.best_epoch = epoch
+        elif score > self.best_score:
+            self.best_score, self.best_epoch = score, epoch
+            self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step hangs on, as a tree of tensors and plain values."""
+        return {
+            "networks": [network.state_dict() for network in self.networks],
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "best": {"score": self.best_score, "epoch": self.best_epoch, "weights": self.best_weights},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        for network, weights in zip(self.networks, state["networks"], strict=True):
+            network.load_state_dict(weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        best = state["best"]
+        self.best_score, self.best_epoch, self.best_weights = best["score"], best["epoch"], dict(best["weights"])

@@ -1,0 +1,180 @@
+"""Many processes that train as one: who I am among them, what the others have, what all agree on."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pencil.errors import TrainingError
+
+PATIENCE = timedelta(minutes=10)
+"""How long to wait for a process that says nothing; one that dies is noticed at once."""
+
+
+class World:
+    """The processes of one training. This one stands alone; :class:`Ranks` are many.
+
+    Every global batch is cut into one piece per rank, in order, so that the pieces of all ranks together are the batch
+    that one process would have taken.
+    """
+
+    rank, size = 0, 1
+
+    def share(self, rows: Tensor) -> Tensor:
+        """My piece of these rows."""
+        return rows
+
+    def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
+        """The rows of all ranks in order, ``counts`` of each; my own keep their gradient."""
+        return mine
+
+    def gather_shares(self, mine: Tensor, total: int) -> Tensor:
+        """The same for rows that :meth:`share` dealt out."""
+        return self.gather(mine, [len(part) for part in torch.arange(total).tensor_split(self.size)])
+
+    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
+        """The whole numbers that every rank says."""
+        return [mine]
+
+    def exchange(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
+        """Send each row to the rank named for it; get what was sent here, rank by rank, and how many from each."""
+        return mine, [len(mine)]
+
+    def give_back(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
+        """Answer what :meth:`exchange` brought: each rank gets one row for each that it sent, in its order."""
+        return answers
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        return values
+
+    def tell_all(self, thing: Any) -> Any:
+        """What the first rank has, on every rank."""
+        return thing
+
+    def hear_all(self, thing: Any) -> list[Any]:
+        """What every rank has, on every rank."""
+        return [thing]
+
+    def parallel(self, network: nn.Module) -> nn.Module:
+        """The network with gradients averaged over all ranks."""
+        return network
+
+    def leave(self) -> None: ...
+
+
+class Ranks(World):
+    """Many processes, connected by torch.distributed: NCCL between GPUs, gloo elsewhere."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        with _peers():
+            if not dist.is_initialized():
+                dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def share(self, rows: Tensor) -> Tensor:
+        return rows.tensor_split(self.size)[self.rank]
+
+    def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
+        """Pieces are padded to the longest, as the collective wants them alike."""
+        longest = max(counts)
+        sent = mine.detach().to(self.device)
+        if len(sent) < longest:
+            sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
+        received = sent.new_empty(self.size * longest, *sent.shape[1:])
+        with _peers():
+            dist.all_gather_into_tensor(received, sent.contiguous())
+        pieces = [part[:count].to(mine.device) for part, count in zip(received.split(longest), counts, strict=True)]
+        pieces[self.rank] = mine
+        return torch.cat(pieces)
+
+    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
+        sent = torch.tensor(mine, device=self.device)
+        heard = sent.new_empty(self.size * len(mine))
+        with _peers():
+            dist.all_gather_into_tensor(heard, sent)
+        return [tuple(part) for part in heard.view(self.size, -1).tolist()]
+
+    def exchange(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
+        counts = torch.bincount(towards, minlength=self.size).tolist()
+        incoming = [asked[self.rank] for asked in self.hear_numbers(*counts)]
+        return self._all_to_all(mine[towards.argsort(stable=True)], counts, incoming), incoming
+
+    def give_back(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
+        sent = torch.bincount(towards, minlength=self.size).tolist()
+        sorted_answers = self._all_to_all(answers, counts, sent)
+        in_order = torch.empty_like(sorted_answers)
+        in_order[towards.argsort(stable=True)] = sorted_answers
+        return in_order
+
+    def _all_to_all(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
+        received = rows.new_empty(sum(incoming), *rows.shape[1:], device=self.device)
+        with _peers():
+            dist.all_to_all_single(received, rows.to(self.device).contiguous(), incoming, outgoing)
+        return received.to(rows.device)
+
+    def total(self, values: Tensor) -> Tensor:
+        summed = values.detach().to(self.device, copy=True)
+        with _peers():
+            dist.all_reduce(summed)
+        return summed.to(values.device)
+
+    def tell_all(self, thing: Any) -> Any:
+        box = [thing]
+        with _peers():
+            dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def hear_all(self, thing: Any) -> list[Any]:
+        heard: list[Any] = [None] * self.size
+        with _peers():
+            dist.all_gather_object(heard, thing)
+        return heard
+
+    def parallel(self, network: nn.Module) -> nn.Module:
+        """Batch statistics are those of all ranks on GPUs; elsewhere of each rank, and those of the first are kept."""
+        if self.device.type == "cuda":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        with _peers():
+            return DistributedDataParallel(network)
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+ALONE = World()
+
+
+def expected_size() -> int:
+    """How many processes the launcher (torchrun, or ``pencil train --processes``) has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def join(device: torch.device) -> World:
+    """The world that this process was started in."""
+    return Ranks(device) if expected_size() > 1 else ALONE
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """A process that dies takes its connections along: the others say so and end."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        raise lost_contact(error) from error
+
+
+def lost_contact(error: BaseException) -> TrainingError:
+    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    rank = os.environ.get("RANK", "0")
+    return TrainingError(
+        f"rank {rank} lost contact with another process ({reason}); it ended or cannot be reached; "
+        "look at its own message; what was saved is kept, and --resume goes on from there."
+    )

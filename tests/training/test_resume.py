@@ -1,0 +1,132 @@
+"""Training that stops anywhere and goes on ends in the same bits as if it had never stopped."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from pencil.checkpoints import Checkpoints
+from pencil.data import Splits, from_arrays
+from pencil.data.augment import Augmentation
+from pencil.methods import METHODS, find_method
+from pencil.models import mlp, small_cnn
+from pencil.training import Trainer, TrainingSettings
+
+STATEFUL = {"pencil": {"step": 2.0, "rounds": 2}, "joint_optimization": {"update_from": 0.3, "window": 3}}
+TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
+
+
+class Halt(Exception):  # noqa: N818 - a signal, not an error
+    pass
+
+
+def blobs(rows=90, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(rows) % 3
+    points = torch.randn(rows, 4, generator=generator) + 2 * nn.functional.one_hot(labels, 4)
+    noisy = torch.where(torch.rand(rows, generator=generator) < 0.3, (labels + 1) % 3, labels)
+    return from_arrays(points, noisy, classes=3, clean_labels=labels)
+
+
+def network():
+    torch.manual_seed(3)
+    return nn.Sequential(mlp(4, 3, width=16), nn.Dropout(0.2))
+
+
+def build(method, pause=None, *, epochs=8, model=None, splits=None, **options):
+    splits = splits or Splits(blobs(), blobs(30, 1), blobs(30, 2))
+    settings = TrainingSettings(batch_size=16, epochs=epochs, device="cpu", **options)
+    return Trainer(copy.deepcopy(model) if model else network(), splits, method, settings, seed=5, pause=pause)
+
+
+def make(name):
+    options = dict(STATEFUL.get(name, {}))
+    if find_method(name).needs_transition:
+        options["transition"] = TRANSITION
+    return find_method(name)(**options)
+
+
+def halting_at(call):
+    """Stops at the so-manieth place where it could be saved, with the state it had there."""
+    calls = iter(range(10**9))
+
+    def pause(trainer):
+        if next(calls) == call:
+            raise Halt
+
+    return pause
+
+
+def same(first, second):
+    assert first.label_probs.equal(second.label_probs)
+    assert first.best_epoch == second.best_epoch
+    for weights, others in (
+        (first.model.state_dict(), second.model.state_dict()),
+        (first.best_weights, second.best_weights),
+    ):
+        assert weights.keys() == others.keys() and all(weights[name].equal(others[name]) for name in weights)
+    strip = [{k: v for k, v in record.items() if k != "seconds"} for record in first.records]
+    assert strip == [{k: v for k, v in record.items() if k != "seconds"} for record in second.records]
+
+
+def gone_on(make_trainer, call, folder):
+    """Stop at a place, go through a checkpoint on disk, go on in a new trainer."""
+    stopped = make_trainer(halting_at(call))
+    with pytest.raises(Halt):
+        stopped.run()
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(stopped.steps_done, {"training": stopped.state()})
+    resumed = make_trainer(None)
+    resumed.restore(checkpoints.newest().part("training"))
+    return resumed.run()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_goes_on_to_the_same_bits(name, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        whole = build(make(name), epochs=10).run()
+        for call in (0, 7, 31, 45):  # at the start, within an epoch, within a later phase, near the end
+            same(whole, gone_on(lambda pause: build(make(name), pause, epochs=10), call, tmp_path / str(call)))
+
+
+def test_every_place_is_good_to_stop_at(tmp_path):
+    """Steps, evaluations, ends of epochs and of phases."""
+    places = iter(range(10**9))
+    whole = build(make("pencil"), lambda trainer: next(places), epochs=5).run()
+    count = next(places)
+    assert count == 1 + 5 * (6 + 2 + 1)  # the start; for each epoch six steps, two evaluations and its end
+    for call in range(0, count, 2):
+        same(whole, gone_on(lambda pause: build(make("pencil"), pause, epochs=5), call, tmp_path / str(call)))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "rmsprop", "adamw"])
+def test_every_optimizer_goes_on(optimizer, tmp_path):
+    def trainer(pause):
+        return build(make("pencil"), pause, optimizer={"name": optimizer}, epochs=5)
+
+    same(trainer(None).run(), gone_on(trainer, 20, tmp_path))
+
+
+def test_images_with_augmentation_and_several_classes_go_on(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(40, 1, 8, 8, generator=generator)
+    labels = (torch.rand(40, 3, generator=generator) < 0.5).int().numpy()
+    examples = from_arrays(images, labels, multilabel=True)
+    splits = Splits(examples, examples)
+
+    def trainer(pause):
+        torch.manual_seed(0)
+        settings = TrainingSettings(batch_size=16, epochs=5, device="cpu", channels_last=True)
+        return Trainer(
+            small_cnn(1, 3, width=4),
+            splits,
+            make("pencil"),
+            settings,
+            augmentation=Augmentation(crop_padding=1, flip=True),
+            pause=pause,
+        )
+
+    same(trainer(None).run(), gone_on(trainer, 8, tmp_path))

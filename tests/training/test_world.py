@@ -1,0 +1,87 @@
+"""Many processes compute what one does."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from ranks import in_ranks
+from torch import nn
+
+from pencil.data import Splits, from_arrays
+from pencil.methods import METHODS, find_method
+from pencil.training import Trainer, TrainingSettings
+from pencil.training.world import join
+
+TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
+LAYOUTS = ("replicated", "sharded")
+OPTIONS = {"pencil": {"step": 2.0, "pull": 0.5}, "joint_optimization": {"prior": "uniform", "window": 3}}
+
+
+def blobs(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(rows) % 3
+    points = torch.randn(rows, 4, generator=generator, dtype=torch.float64) + 2 * nn.functional.one_hot(labels, 4)
+    noisy = torch.where(torch.rand(rows, generator=generator) < 0.3, (labels + 1) % 3, labels)
+    return from_arrays(points, noisy, classes=3, clean_labels=labels)
+
+
+def many_labels(rows, seed):
+    generator = torch.Generator().manual_seed(seed)
+    points = torch.randn(rows, 4, generator=generator, dtype=torch.float64)
+    labels = (points[:, :3] > 0).float()
+    given = torch.where(torch.rand(rows, 3, generator=generator) < 0.2, 1 - labels, labels)
+    given[5, 1] = torch.nan
+    return from_arrays(points, given.numpy(), multilabel=True, clean_labels=labels.numpy())
+
+
+def train(name, layout="replicated", make=blobs, epochs=5, rows=83, top_k=None):
+    options = dict(OPTIONS.get(name, {}))
+    if find_method(name).needs_transition:
+        options["transition"] = TRANSITION
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    settings = TrainingSettings(batch_size=16, epochs=epochs, device="cpu", label_layout=layout, label_top_k=top_k)
+    splits = Splits(make(rows, 0), make(31, 1), make(7, 2))
+    trainer = Trainer(network, splits, find_method(name)(**options), settings, seed=5, world=join(torch.device("cpu")))
+    outcome = trainer.run()
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in outcome.records]
+    weights = {name: value.numpy() for name, value in outcome.model.state_dict().items()}
+    held = None if trainer.method.labels is None else len(trainer.method.labels.given_labels)
+    return {"weights": weights, "labels": outcome.label_probs.numpy(), "records": records, "held": held}
+
+
+def jobs():
+    """Every method with labels on every rank; where losses are by row also with labels dealt out."""
+    found = {name: (name,) for name in sorted(METHODS)}
+    found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).by_row}
+    found |= {f"pencil for many classes, {layout}": ("pencil", layout, many_labels) for layout in LAYOUTS}
+    found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 5, 83, 3)
+    return found
+
+
+def train_all():
+    return {what: train(*arguments) for what, arguments in jobs().items()}
+
+
+def test_one_two_and_three_ranks_come_to_the_same():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        alone = train_all()
+    for size in (2, 3):
+        ranks = in_ranks(size, train_all)
+        for found in ranks:
+            for what, one in alone.items():
+                agree(one, found[what], what)
+        held = [found["pencil, sharded"]["held"] for found in ranks]
+        assert sum(held) == 83 and max(held) - min(held) <= 1  # each has its share and no more
+
+
+def agree(one, other, name):
+    for key, value in one["weights"].items():
+        np.testing.assert_allclose(other["weights"][key], value, rtol=0, atol=1e-12, err_msg=name)
+    np.testing.assert_allclose(other["labels"], one["labels"], rtol=0, atol=1e-12, err_msg=name)
+    for record, theirs in zip(one["records"], other["records"], strict=True):
+        assert record.keys() == theirs.keys()
+        for key, value in record.items():
+            assert theirs[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6)), (name, key)
