@@ -18,6 +18,7 @@ from pencil.checkpoints import Checkpoints
 
 FORK = multiprocessing.get_context("fork")
 WITHIN = 30
+LAYOUTS = ("replicated", "sharded")
 
 
 class Patient(Net):
@@ -47,7 +48,7 @@ def work(rank, size, port, path, slow, layout, delay):
             blobs(),
             out=path,
             test=blobs(1200, 1),
-            epochs=8,
+            epochs=5,
             settings=settings,
             resume=True,
             progress=False,
@@ -86,8 +87,8 @@ def exit_codes(ranks):
 
 
 @pytest.mark.parametrize("when", ["training", "evaluation", "start-up"])
-@pytest.mark.parametrize("layout", ["replicated", "sharded"])
-def test_a_signal_to_one_rank_stops_all_with_one_checkpoint(when, layout, tmp_path):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_signal_to_one_rank_stops_all_with_one_checkpoint(when, layout, tmp_path, undisturbed):
     path = tmp_path / "run"
     ranks = start(path, slow=when, layout=layout, delay=0 if when == "start-up" else -1)
     if when == "start-up":
@@ -103,14 +104,20 @@ def test_a_signal_to_one_rank_stops_all_with_one_checkpoint(when, layout, tmp_pa
         assert codes == [75, 75]
         assert len(Checkpoints(path / "checkpoints").verify()) >= 1
     assert exit_codes(start(path, layout=layout)) == [0, 0]
-    alone = tmp_path / "alone"
-    assert exit_codes(start(alone, layout=layout)) == [0, 0]
-    same_labels(path, alone)
+    assert labels(path).equals(undisturbed[layout])
 
 
-def same_labels(path, other):
-    first, second = (pencil.open_run(one, model=Net()).labels for one in (path, other))
-    assert first.equals(second)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The labels of runs that nobody stops, for each layout."""
+    path = tmp_path_factory.mktemp("undisturbed")
+    for layout in LAYOUTS:
+        assert exit_codes(start(path / layout, layout=layout)) == [0, 0]
+    return {layout: labels(path / layout) for layout in LAYOUTS}
+
+
+def labels(path):
+    return pencil.open_run(path, model=Net()).labels
 
 
 def test_the_others_say_so_and_end_when_a_rank_dies(tmp_path):

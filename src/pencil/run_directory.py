@@ -6,10 +6,12 @@ rows.parquet        the keys of all rows in the order they came, and the split t
 metrics.jsonl       one line per epoch
 labels.parquet      every row: given and corrected label, confidence, distribution
 model.safetensors   the network after the last epoch; checkpoints/best.safetensors at the best noisy-validation epoch
+manifest.json       the SHA-256 of every file above
 summary.json        the result in numbers; written last, so a directory that has it is whole
 checkpoints/step-N  what `pencil resume` goes on from, until the run is finished
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -26,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pencil._version import __version__
-from pencil.checkpoints import Checkpoints
+from pencil.checkpoints import Checkpoints, Finding
 from pencil.errors import RunError
 from pencil.recipe import Recipe
 from pencil.run_lock import NAME as LOCK
@@ -34,9 +36,10 @@ from pencil.run_lock import RunLock
 from pencil.training import Observer, Record
 
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
-LABELS, MODEL, SUMMARY = "labels.parquet", "model.safetensors", "summary.json"
+LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 WEIGHTS = {"last": MODEL, "best": BEST}
+LISTED = (RECIPE, ENVIRONMENT, ROWS, METRICS, LABELS, MODEL, BEST)
 
 
 class RunDirectory(Observer):
@@ -81,9 +84,39 @@ class RunDirectory(Observer):
         write(self.path / LABELS, lambda target: pq.write_table(labels, target, compression="zstd"))
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
+        digests = {name: digest(self.path / name) for name in LISTED}
+        write_text(self.path / MANIFEST, json.dumps(digests, indent=2) + "\n")
         write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
         for left in (self.path / CHECKPOINTS).glob("*step-*"):
             shutil.rmtree(left)
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(path: Path) -> list[Finding]:
+    """A verdict on every file of a finished run and on every checkpoint of one that is not."""
+    if not is_run(path):
+        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    findings = checkpoints_of(path).verify()
+    if is_unfinished(path):
+        return findings
+    try:
+        expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [*findings, Finding(path / MANIFEST, False, f"cannot read {MANIFEST} or {SUMMARY}: {error}")]
+    for name in LISTED:
+        file = path / name
+        if not file.is_file():
+            findings.append(Finding(file, False, "it is missing"))
+        elif digest(file) != expected.get(name):
+            findings.append(Finding(file, False, f"it is not what was written: expected the SHA-256 in {MANIFEST}"))
+        else:
+            findings.append(Finding(file, True))
+    return findings
 
 
 def checkpoints_of(path: Path, keep: int = 2) -> Checkpoints:

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, What, build_recipe
+from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, build_recipe
+from pencil.errors import RunError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,7 @@ MANY_CLASSES = 30
 
 
 def check(
-    what: What,
+    what: Annotated[str, typer.Argument(help="What `pencil train` takes, or a run directory.")],
     method: MethodName = None,
     model: ModelName = None,
     seed: Seed = None,
@@ -31,7 +33,13 @@ def check(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at every row of the data, build the model, lay out the phases; say what would be trained on what."""
+    """Look at every row of the data, build the model, lay out the phases; say what would be trained on what.
+
+    Of a run directory: whether every file and checkpoint in it is what was written.
+    """
+    if (Path(what) / "recipe.toml").is_file():
+        _check_run(Path(what), as_json)
+        return
     recipe = build_recipe(what, method, model, seed, epochs, assignments)
     from pencil.cli.show import show
     from pencil.errors import DataError
@@ -49,6 +57,26 @@ def check(
     if rehearsal.problems:
         lines = "".join(f"\n  {problem}" for problem in rehearsal.problems)
         raise DataError(f"training would be refused for {len(rehearsal.problems)} reasons:{lines}")
+
+
+def _check_run(path: Path, as_json: bool) -> None:
+    from pencil.cli.show import show
+    from pencil.run_directory import is_unfinished, verify
+
+    findings, finished = verify(path), not is_unfinished(path)
+    if as_json:
+        found = [{"path": str(one.path), "ok": one.ok, "reason": one.reason} for one in findings]
+        typer.echo(json.dumps({"finished": finished, "ok": all(one.ok for one in findings), "findings": found}))
+    else:
+        for one in findings:
+            show(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())
+        if not finished:
+            show(
+                "", f"not finished; go on with: pencil resume {path}" if findings else "not finished; no checkpoint yet"
+            )
+    broken = [one for one in findings if not one.ok]
+    if broken:
+        raise RunError(f"{len(broken)} of {len(findings)} files or checkpoints in {path} are damaged; see above.")
 
 
 def _tree(rehearsal: "Rehearsal") -> dict[str, Any]:
