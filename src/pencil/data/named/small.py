@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from pencil.data.arrays import from_arrays
-from pencil.data.examples import Splits
+from pencil.data.examples import Examples, Splits
+from pencil.data.inputs import TensorInputs
 from pencil.data.named.files import download, download_folder
 from pencil.errors import DataError
 
@@ -28,6 +29,30 @@ def digits(root: Path | None = None) -> Splits:
     whole = from_arrays(images, labels.astype(np.int64), keys=[f"digit-{i:04d}" for i in range(len(labels))])
     parts = [whole.subset(torch.from_numpy(np.sort(rows))) for rows in (train, test)]
     return Splits(parts[0], test=parts[1])
+
+
+def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int = 2_000, seed: int = 0) -> Splits:
+    """A hundred classes of our making: two of those digits side by side, 00 to 99, 8 x 16 grey values.
+
+    Test pairs are made of digits that no training pair holds. The same seed gives the same pairs.
+    """
+    source, classes = digits(), [f"{number:02d}" for number in range(100)]
+    assert source.test is not None
+
+    def pair_up(items: Examples, count: int, part: int, name: str) -> Examples:
+        if count < 100:
+            raise DataError(f"{name} is {count}; expected at least 100, one for each class.")
+        rng, labels = np.random.default_rng([seed, part]), items.given_labels.numpy()
+        wanted = rng.permutation(np.arange(count) % 100)
+        of_class = [np.flatnonzero(labels == digit) for digit in range(10)]
+        halves = [np.array([rng.choice(of_class[digit]) for digit in half]) for half in (wanted // 10, wanted % 10)]
+        assert isinstance(items.inputs, TensorInputs)
+        pictures = items.inputs.values[items.rows]
+        joined = torch.cat([pictures[half] for half in halves], dim=3)
+        return from_arrays(joined, wanted, classes=classes, keys=[f"pair-{part}-{i:05d}" for i in range(count)])
+
+    train = pair_up(source.train, images, 0, "data.options.images")
+    return Splits(train, test=pair_up(source.test, test_images, 1, "data.options.test_images"))
 
 
 def fashion_mnist(root: Path | None = None) -> Splits:

@@ -1,0 +1,172 @@
+"""What it costs never to lose a run, and to train in many processes: ratios, measured in one session, taking turns.
+
+    python benchmarks/scaling.py [--rounds N] [--json]
+
+1. saving a checkpoint of PreAct ResNet-32 with 45,000 x 10 labels, and its share of training at the default interval;
+2. two processes of one thread against one process of two threads: rows per second of the same training;
+3. what two ranks exchange about labels in a step at c = 1000, B = 128, as a share of the step, for both layouts;
+4. bytes of labels on each rank, for every layout.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pencil.checkpoints import Checkpoints
+from pencil.data import Splits, from_arrays
+from pencil.label_layouts import TopKLabelStore
+from pencil.labels import LabelStore
+from pencil.methods import Pencil
+from pencil.models import ModelSettings, build
+from pencil.training import Trainer, TrainingSettings
+from pencil.training.pausing import Pauses, StopRequest
+from pencil.training.world import ALONE, Ranks, World
+
+BATCH = 128
+
+
+def make_trainer(model: str, classes: int, rows: int, world: World = ALONE, layout: str = "replicated") -> Trainer:
+    rng = np.random.default_rng(0)
+    images = torch.from_numpy(rng.standard_normal((min(rows, 4096), 3, 32, 32), dtype=np.float32))
+    images = images[torch.arange(rows) % len(images)] if rows > len(images) else images
+    examples = from_arrays(images, np.arange(rows) % classes, classes=classes)
+    network = build(ModelSettings(name=model), (3, 32, 32), classes, seed=0)
+    settings = TrainingSettings(batch_size=BATCH, device="cpu", label_layout=layout)
+    return Trainer(network, Splits(examples), Pencil(), settings, world=world)
+
+
+def correct(trainer: Trainer, steps: int) -> float:
+    """Seconds of so many correction steps on this process's pieces of batches."""
+    phase = next(phase for phase in trainer.phases if phase.name == "correction")
+    order = torch.arange(BATCH * steps) % len(trainer.splits.train)
+    pieces = [trainer.world.share(chunk) for chunk in order.split(BATCH)]
+    trainer.networks.train()
+    start = time.perf_counter()
+    for batch in trainer.splits.train.pieces(pieces):
+        trainer.step(phase, 0.0, batch, trainer._sums, BATCH)
+    return time.perf_counter() - start
+
+
+def checkpoint_cost(rounds: int) -> dict[str, Any]:
+    trainer = make_trainer("preact_resnet32", 10, 45_000)
+    correct(trainer, 1)  # so that there is momentum to be saved
+    minutes = trainer.settings.checkpoint_minutes
+    with tempfile.TemporaryDirectory() as folder:
+        pauses = Pauses(Checkpoints(Path(folder)), StopRequest(), minutes=minutes)
+        seconds = []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            pauses.save(trainer)
+            seconds.append(time.perf_counter() - start)
+        size = sum(file.stat().st_size for file in Path(folder).glob("step-*/*"))
+    median = statistics.median(seconds)
+    return {"seconds": median, "megabytes": size / 1e6, "share_of_training": median / (60 * minutes)}
+
+
+class TimedRanks(Ranks):
+    """Times what ranks exchange; a barrier before each exchange keeps waiting for a slower rank out of it."""
+
+    spent = 0.0
+
+    def _timed(self, call: Any, *arguments: Any) -> Any:
+        dist.barrier()
+        start = time.perf_counter()
+        result = call(*arguments)
+        self.spent += time.perf_counter() - start
+        return result
+
+    def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
+        return self._timed(super().gather, mine, counts)  # type: ignore[no-any-return]
+
+    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
+        return self._timed(super().hear_numbers, *mine)  # type: ignore[no-any-return]
+
+    def _all_to_all(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
+        return self._timed(super()._all_to_all, rows, outgoing, incoming)  # type: ignore[no-any-return]
+
+
+def throughput(steps: int) -> float:
+    """Rows per second on this world."""
+    size = int(os.environ["WORLD_SIZE"])
+    trainer = make_trainer("preact_resnet32", 10, 2048, Ranks(torch.device("cpu")) if size > 1 else ALONE)
+    correct(trainer, 2)
+    return steps * BATCH / correct(trainer, steps)
+
+
+def exchange_share(layout: str, steps: int) -> float:
+    world = TimedRanks(torch.device("cpu"))
+    trainer = make_trainer("timm/resnet18", 1000, 2048, world, layout)
+    correct(trainer, 2)
+    world.spent = 0.0
+    seconds = correct(trainer, steps)
+    return world.spent / seconds
+
+
+def in_processes(count: int, threads: int, function: Any, *arguments: Any) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(count):
+        mine, theirs = context.Pipe(duplex=False)
+        names = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        process = context.Process(target=_work, args=(theirs, names, threads, function, arguments))
+        process.start()
+        pipes.append(mine)
+        processes.append(process)
+    results = [pipe.recv() for pipe in pipes]
+    for process in processes:
+        process.join()
+    return results
+
+
+def _work(pipe: Any, names: dict[str, Any], threads: int, function: Any, arguments: tuple[Any, ...]) -> None:
+    os.environ |= {name: str(value) for name, value in names.items()}
+    torch.set_num_threads(threads)
+    pipe.send(function(*arguments))
+
+
+def label_bytes(rows: int = 10_000, classes: int = 1000) -> dict[str, float]:
+    """Bytes per row as they are in memory."""
+    given = torch.arange(rows) % classes
+    dense, top = LabelStore(given, classes), TopKLabelStore(given, classes, k=8)
+    return {
+        "dense": dense.label_logits.nbytes / rows,
+        "top-8": (top.top.nbytes + top.index.nbytes + top.row_sums.nbytes) / rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    found: dict[str, Any] = {"checkpoint": checkpoint_cost(options.rounds)}
+    ratios = []
+    for _ in range(options.rounds):
+        (alone,) = in_processes(1, 2, throughput, 4)
+        ratios.append(in_processes(2, 1, throughput, 4)[0] / alone)
+    found["two_ranks_beside_two_threads"] = {"median": statistics.median(ratios), "all": ratios}
+    found["exchange_share"] = {
+        layout: statistics.median(max(in_processes(2, 1, exchange_share, layout, 6)) for _ in range(options.rounds))
+        for layout in ("replicated", "sharded")
+    }
+    found["label_bytes_per_row_at_1000_classes"] = label_bytes()
+    print(json.dumps(found) if options.json else json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
