@@ -54,8 +54,8 @@ def correct(trainer: Trainer, steps: int) -> float:
     pieces = [trainer.world.share(chunk) for chunk in order.split(BATCH)]
     trainer.networks.train()
     start = time.perf_counter()
-    for batch in trainer.splits.train.pieces(pieces):
-        trainer.step(phase, 0.0, batch, trainer._sums, BATCH)
+    for chunk, batch in zip(order.split(BATCH), trainer.splits.train.pieces(pieces), strict=True):
+        trainer.step(phase, 0.0, batch, trainer._sums, chunk)
     return time.perf_counter() - start
 
 

@@ -150,6 +150,10 @@ class ImageInputs:
     def __len__(self) -> int:
         return len(self.encoded)
 
+    @property
+    def complete(self) -> bool:
+        return self.unreadable == "error"
+
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = None
         for chunk, (values, faults) in zip(chunks, self.raw(chunks), strict=True):

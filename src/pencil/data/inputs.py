@@ -36,6 +36,11 @@ class Inputs(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def complete(self) -> bool:
+        """Whether no row is ever left out: one that cannot be read is an error."""
+        ...
+
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         """The inputs of each chunk of rows in turn."""
         ...
@@ -112,6 +117,10 @@ class TensorInputs:
     def __len__(self) -> int:
         return len(self.values)
 
+    @property
+    def complete(self) -> bool:
+        return self.readable is None
+
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = self.finish.draws(len(self), self.values.shape[1:], view)
         for chunk in chunks:
@@ -181,6 +190,7 @@ class DatasetInputs:
 
     dataset: Any
     workers: int = 0
+    complete: bool = True
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pencil.data.examples import Batch
 from pencil.methods.base import Method, Phase
 from pencil.models import reinitialized
 from pencil.training.evaluation import Compute
@@ -47,7 +48,7 @@ class Learner:
     def __init__(
         self, networks: Sequence[nn.Module], settings: TrainingSettings, compute: Compute, world: World = ALONE
     ):
-        self.settings = settings
+        self.settings, self.compute, self.alone = settings, compute, world.size == 1
         self.model, self.networks = networks[0], nn.ModuleList(networks)
         shared = [world.parallel(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
@@ -59,6 +60,13 @@ class Learner:
 
     def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network) if self.settings.compile else network
+
+    def logits(self, batch: Batch) -> list[Tensor]:
+        """What each network says about a batch, or about this process's piece of one."""
+        with self.compute.context():
+            if self.alone:
+                return [forward(batch.inputs) for forward in self.forwards]
+            return [forward(at_least_two(batch.inputs))[: len(batch.rows)] for forward in self.forwards]
 
     def learn(self, loss: Tensor, lr: float) -> None:
         """One step of the optimizer; raises :class:`NonFiniteGradientError` before anything moves."""

@@ -18,12 +18,12 @@ from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.evaluation import BATCH as EVALUATION_BATCH
 from pencil.training.evaluation import Compute, check_model, predict_logits
-from pencil.training.learner import Learner, NonFiniteGradientError, at_least_two, copier
+from pencil.training.learner import Learner, NonFiniteGradientError, copier
 from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.record import Observer, Outcome, Position, Record, Sums
 from pencil.training.settings import TrainingSettings, pick_device, pick_precision
-from pencil.training.sharing import Shared, choose_layout, failure, over_own_rows, over_whole_batch
+from pencil.training.sharing import Shared, choose_layout, failure, over_own_rows, over_whole_batch, rows_of_all
 from pencil.training.world import ALONE, World
 
 
@@ -171,7 +171,7 @@ class Trainer:
             for chunk, piece in zip(chunks[self.at.step :], self._read(pieces, view), strict=True):
                 reseed(self.seed, "step", number, self.at.step, self.world.rank)
                 progress = epoch + self.at.step / len(chunks)
-                self.step(phase, progress, self.compute.place_batch(piece), self._sums, len(chunk))
+                self.step(phase, progress, self.compute.place_batch(piece), self._sums, chunk)
                 self.at.step += 1
                 for observer in self.observers:
                     observer.stepped()
@@ -183,7 +183,8 @@ class Trainer:
         try:
             yield from self.splits.train.pieces(pieces, view)
         except RuntimeError:
-            self._pause()
+            if self.at.step > 0:  # before the first step, what begins an epoch would be done twice
+                self._pause()
             raise
 
     def _close(self, phase: Phase, epoch: int, started: float) -> None:
@@ -198,18 +199,17 @@ class Trainer:
         for observer in self.observers:
             observer.epoch_ended(record)
 
-    def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums, expected: int = 1) -> None:
-        """One step on this process's piece of a batch; the loss is that of the whole batch.
+    def step(self, phase: Phase, progress: float, batch: Batch, sums: Sums, chunk: Tensor | None = None) -> None:
+        """One step on this process's piece of a batch; the loss is that of the whole batch, the rows of ``chunk``.
 
-        If of ``expected`` rows so few can be read that batch statistics are out of reach, there is no step.
+        If so few of them can be read that batch statistics are out of reach, there is no step.
         """
-        counts = [count for (count,) in self.world.hear_numbers(len(batch.rows))]
-        if sum(counts) < min(2, expected):
+        chunk = batch.rows if chunk is None else chunk
+        rows, counts = rows_of_all(batch, chunk, self.splits.train.inputs.complete, self.world)
+        if len(rows) < min(2, len(chunk)):
             return
-        with self.compute.context():
-            said = [self._said(forward, batch) for forward in self.learner.forwards]
+        said = self.learner.logits(batch)
         if self.world.size > 1 and self._share == over_whole_batch:
-            rows = self.world.gather(batch.rows, counts)
             batch = Batch(rows, batch.inputs, self.splits.train.given_labels[rows.cpu()].to(self.compute.device))
         shared = self._share(phase, said, batch, counts, self.world, self.multilabel)
         value = float(shared.terms.loss.detach())
@@ -225,12 +225,6 @@ class Trainer:
 
     def _failure(self, phase: Phase, what: str, shared: Shared) -> TrainingError:
         return failure(what, f"epoch {len(self.records) + 1} (phase {phase.name})", shared, self.splits.train.keys)
-
-    def _said(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Logits of this process's rows; batch statistics need two, which its piece of a small batch may not have."""
-        if self.world.size == 1:
-            return forward(batch.inputs)
-        return forward(at_least_two(batch.inputs))[: len(batch.rows)]
 
     def state(self) -> dict[str, Any]:
         """All that the rest of training hangs on; randomness is a function of the seed and the position."""

@@ -32,6 +32,16 @@ class Shared:
     right: float
 
 
+def rows_of_all(batch: Batch, chunk: Tensor, complete: bool, world: World) -> tuple[Tensor, list[int]]:
+    """The rows of a batch that can be read, and how many of them each rank has; all, where inputs are ``complete``."""
+    if world.size == 1:
+        return batch.rows, [len(batch.rows)]
+    if complete:
+        return chunk.to(batch.rows.device), [len(part) for part in chunk.tensor_split(world.size)]
+    counts = [count for (count,) in world.hear_numbers(len(batch.rows))]
+    return world.gather(batch.rows, counts), counts
+
+
 def over_whole_batch(
     phase: Phase, said: list[Tensor], batch: Batch, counts: list[int], world: World, multilabel: bool
 ) -> Shared:

@@ -74,8 +74,9 @@ class Ranks(World):
 
     def __init__(self, device: torch.device):
         self.device = device
-        with _peers():
-            if not dist.is_initialized():
+        self.is_ours = not dist.is_initialized()
+        if self.is_ours:
+            with _peers():
                 dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
@@ -146,7 +147,9 @@ class Ranks(World):
             return DistributedDataParallel(network)
 
     def leave(self) -> None:
-        dist.destroy_process_group()
+        """Only what was joined here: a caller's own process group stays."""
+        if self.is_ours:
+            dist.destroy_process_group()
 
 
 ALONE = World()
