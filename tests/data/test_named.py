@@ -67,3 +67,20 @@ def test_debians_fashion_mnist():
     train, test = splits.train, splits.test
     assert len(train) == 60_000 and len(test) == 10_000
     assert np.bincount(train.given_labels).tolist() == [6000] * 10
+
+
+def test_numbers_are_pairs_of_digits_that_train_and_test_do_not_share():
+    splits = named.numbers(images=300, test_images=100)
+    train = splits.train
+    assert train.inputs.values.shape == (300, 1, 8, 16) and train.num_classes == 100 and train.classes[7] == "07"
+    assert train.given_labels.bincount().tolist() == [3] * 100
+    digits = named.digits().train
+    halves = {
+        picture.numpy().tobytes(): int(label)
+        for picture, label in zip(digits.inputs.values[digits.rows], digits.given_labels, strict=True)
+    }
+    for image, label in zip(train.inputs.values[:20], train.given_labels[:20].tolist(), strict=True):
+        left, right = (half.contiguous().numpy().tobytes() for half in image.split(8, dim=2))
+        assert 10 * halves[left] + halves[right] == label
+    with pytest.raises(DataError, match="images is 99; expected at least 100"):
+        named.numbers(images=99)
