@@ -42,9 +42,11 @@ format: $(READY)  ## format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## what correction and data cost beside plain training
+bench: $(READY)  ## what correction, data, attention, checkpoints and many processes cost beside plain training
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/scaling.py
 
 lock: $(READY)  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
