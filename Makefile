@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CHROMIUM := apt-get install --yes --quiet --no-install-recommends chromium
 LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
 
-.PHONY: help setup demo test test-slow lint format bench lock clean
+.PHONY: help setup demo browser test test-slow lint format bench lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -27,7 +28,12 @@ endif
 demo: $(READY)  ## train on digits with half of the labels corrupted (under a minute)
 	$(BIN)/pencil demo
 
-test: $(READY)  ## all tests but the slow ones
+browser:  ## chromium for the tests of the review page, where root and apt can install it
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { $(CHROMIUM) || { apt-get update && $(CHROMIUM); }; }; } || \
+	echo '*** NO CHROMIUM: the review page will not be tested in a browser; install one and run this again ***' >&2
+
+test: $(READY) browser  ## all tests but the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses=auto  # a process for each core, a thread in each
 
 test-slow: $(READY)  ## the slow tests: full-size figures

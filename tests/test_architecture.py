@@ -20,7 +20,7 @@ ORDER = [
     ("recipe", "label_table"),
     ("run_directory",),
     ("runs",),
-    ("export", "progress"),
+    ("export", "model_export", "progress", "report", "review"),
     ("job",),
     ("resume",),
     ("fitting",),

@@ -9,10 +9,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from conftest import paint
 
-from pencil import RunError, export
+from pencil import RunError
 from pencil.data import Splits, from_arrays
-from pencil.export import choose_entries, choose_labels, save_labels, save_maps, write_labels
+from pencil.data.settings import DataSettings
+from pencil.errors import DataError
+from pencil.export import (
+    choose_entries,
+    choose_labels,
+    cleanlab_issues,
+    save_cleanlab,
+    save_hugging_face,
+    save_labels,
+    save_maps,
+    sort_images,
+    with_columns,
+    write_labels,
+)
+from pencil.export.image_tree import folder_names
 from pencil.label_table import label_table
 
 CLASSES = ("sea", "sky, blue", 'the "sun"')
@@ -55,7 +70,7 @@ def about_equal(lines, expected):
 
 @pytest.mark.parametrize("chunk", [1, 7, 2**18])
 def test_entries_against_a_double_loop(chunk, monkeypatch):
-    monkeypatch.setattr(export, "LINES", chunk)
+    monkeypatch.setattr("pencil.export.rows.LINES", chunk)
     table, keys, given, probs = several()
     expected = by_hand(keys, given, probs)
     about_equal(choose_entries(table).read_all().to_pylist(), expected)
@@ -64,7 +79,7 @@ def test_entries_against_a_double_loop(chunk, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [7, 2**18])
 def test_changed_entries_come_with_the_surest_of_all_first(chunk, monkeypatch):
-    monkeypatch.setattr(export, "LINES", chunk)
+    monkeypatch.setattr("pencil.export.rows.LINES", chunk)
     table, keys, given, probs = several()
     changed = [line for line in by_hand(keys, given, probs) if line["changed"] and line["confidence"] >= 0.6]
     lines = choose_entries(table, only_changed=True, min_confidence=0.6).read_all().to_pylist()
@@ -126,3 +141,313 @@ def test_maps_go_to_a_new_file(tmp_path):
         assert np.array_equal(saved["maps"], maps)
     with pytest.raises(RunError, match="it already exists"):
         save_maps(tmp_path / "m.npz", ["a", "b"], CLASSES, maps)
+
+
+def single(classes=("cat", "dog", "owl"), keys=None, rows=12):
+    """One class each: every fourth label is wrong, with a probability that falls from row to row."""
+    given = np.arange(rows) % len(classes)
+    corrected = np.where(np.arange(rows) % 4 == 0, (given + 1) % len(classes), given)
+    probs = np.full((rows, len(classes)), 0.1, np.float32)
+    probs[np.arange(rows), corrected] = 1 - 0.12 * np.arange(rows) / rows
+    probs /= probs.sum(axis=1, keepdims=True)
+    keys = [f"k{i}" for i in range(rows)] if keys is None else keys
+    examples = from_arrays(np.zeros((rows, 2)), given, classes=classes, keys=keys)
+    return label_table(Splits(examples), torch.from_numpy(probs), None), given, corrected, probs
+
+
+def test_cleanlab_takes_the_npz_and_scores_alike(tmp_path):
+    from cleanlab.filter import find_label_issues
+    from cleanlab.rank import get_label_quality_scores
+
+    table, given, corrected, probs = single()
+    assert save_cleanlab(table, tmp_path / "c.npz") == 12
+    with np.load(tmp_path / "c.npz") as saved:
+        found = dict(saved)
+    assert found["given_label"].tolist() == given.tolist() and found["predicted_label"].tolist() == corrected.tolist()
+    assert found["is_label_issue"].tolist() == (given != corrected).tolist()
+    assert np.allclose(found["pred_probs"], probs) and found["classes"].tolist() == ["cat", "dog", "owl"]
+    scores = get_label_quality_scores(found["given_label"], found["pred_probs"])
+    assert np.allclose(found["label_quality"], scores)
+    issues = find_label_issues(found["given_label"], found["pred_probs"], filter_by="predicted_neq_given", n_jobs=1)
+    assert issues.tolist() == found["is_label_issue"].tolist()
+
+
+def test_cleanlab_csv_has_its_columns_in_words(tmp_path):
+    table, _, corrected, _ = single()
+    save_cleanlab(choose_labels(table, only_changed=True), tmp_path / "c.csv")
+    with (tmp_path / "c.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == ["key", "is_label_issue", "label_quality", "given_label", "predicted_label"]
+    assert [row["key"] for row in rows] == ["k0", "k4", "k8"] and {row["is_label_issue"] for row in rows} == {"True"}
+    assert [row["predicted_label"] for row in rows] == [("cat", "dog", "owl")[corrected[i]] for i in (0, 4, 8)]
+    save_cleanlab(choose_labels(table, min_confidence=1.0), tmp_path / "none.npz")
+    with np.load(tmp_path / "none.npz") as saved:
+        assert saved["pred_probs"].shape == (0, 3) and len(saved["keys"]) == 0
+    with pytest.raises(RunError, match=r"expected a name that ends in .csv or .npz"):
+        save_cleanlab(table, tmp_path / "c.txt")
+
+
+def test_several_classes_score_as_cleanlab_scores_them(tmp_path):
+    from cleanlab.internal.multilabel_utils import onehot2int
+    from cleanlab.multilabel_classification import get_label_quality_scores
+
+    table, _, given, probs = several(80)
+    save_cleanlab(table, tmp_path / "c.npz")
+    with np.load(tmp_path / "c.npz") as saved:
+        found = dict(saved)
+    unknown = np.isnan(given)
+    assert ((found["given_label"] == -1) == unknown).all() and ((found["predicted_label"] == -1) == unknown).all()
+    assert (found["given_label"] == np.where(unknown, -1, given > 0.5)).all()
+    assert (found["predicted_label"] == np.where(unknown, -1, probs > 0.5)).all()
+    whole = ~unknown.any(axis=1)
+    assert 5 < whole.sum() < len(whole)
+    scores = get_label_quality_scores(onehot2int(found["given_label"][whole]), found["pred_probs"][whole])
+    assert np.allclose(found["label_quality"][whole], scores, atol=1e-6)
+    row = np.flatnonzero(unknown.sum(axis=1) == 2)[0]  # one known entry: its own probability
+    (column,) = np.flatnonzero(~unknown[row])
+    own = probs[row, column] if given[row, column] > 0.5 else 1 - probs[row, column]
+    assert found["label_quality"][row] == pytest.approx(own)
+
+
+def test_a_row_of_which_nothing_is_known_has_no_quality():
+    given = np.array([[np.nan, np.nan], [1, 0]], np.float32)
+    examples = from_arrays(np.zeros((2, 2)), given, classes=("a", "b"), multilabel=True)
+    table = label_table(Splits(examples), torch.tensor([[0.5, 0.5], [0.9, 0.2]]), None)
+    assert cleanlab_issues(table)["label_quality"].to_pylist() == [None, pytest.approx(0.8 * 0.8 + 0.2 * 0.9)]
+
+
+def test_a_folder_for_datasets(tmp_path):
+    import datasets
+
+    table, given, corrected, probs = single()
+    assert save_hugging_face(table, tmp_path / "hf") == 12
+    found = datasets.load_from_disk(str(tmp_path / "hf"))
+    assert found.features["given"] == datasets.ClassLabel(names=["cat", "dog", "owl"]) == found.features["corrected"]
+    assert found["given"][:] == given.tolist() and found["corrected"][:] == corrected.tolist()
+    assert np.allclose(found["distribution"][:], probs) and found["split"][0] == "train"
+    few = choose_labels(table, only_changed=True, min_confidence=0.8)
+    save_hugging_face(few, tmp_path / "few")
+    assert datasets.load_from_disk(str(tmp_path / "few"))["key"][:] == few["key"].to_pylist() != []
+    with pytest.raises(RunError, match="it already exists"):
+        save_hugging_face(table, tmp_path / "hf")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few", "hf"]  # nothing half-written is left
+
+
+def test_a_folder_for_datasets_of_several_classes(tmp_path):
+    import datasets
+
+    table, keys, given, _ = several()
+    save_hugging_face(table.slice(3), tmp_path / "hf")
+    found = datasets.load_from_disk(str(tmp_path / "hf"))
+    assert found.features["given"].feature == datasets.ClassLabel(names=list(CLASSES))
+    assert found["key"][:] == keys[3:]
+    assert found["given"][:] == [np.flatnonzero(row > 0.5).tolist() for row in given[3:]]
+
+
+def test_without_datasets_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=r"pip install 'pencil-labels\[hf\]'"):
+        save_hugging_face(single()[0], tmp_path / "hf")
+
+
+HOSTILE = ("..", "a/b", "", "x" * 400, "a\\b", "a_b", "A_b", ".hidden", "dots..", "tab\t", "ß" * 150, "x" * 401, "-2")
+
+
+def test_class_names_become_folders_of_their_own():
+    found = folder_names(HOSTILE)
+    assert [found[name] for name in ("a_b", "-2")] == ["a_b", "-2"]  # what is well stays as it is
+    assert len({name.casefold() for name in found.values()}) == len(HOSTILE) == len(found)
+    for name in found.values():
+        assert name and name not in (".", "..") and not set(name) & set("/\\\t\0") and len(name.encode()) <= 255
+        assert not name.startswith(".") and not name.endswith(".")
+    assert (found["A_b"], found["a/b"], found["a\\b"]) == ("A_b-2", "a_b-3", "a_b-4")
+
+
+def gallery(tmp_path, classes=("cat", "dog", "owl")):
+    """Twelve files of two names in many folders, and a table that knows them by id."""
+    lines = ["id,path,label"]
+    for i in range(12):
+        paint(tmp_path / f"data/{i}/{'IMG' if i % 2 else 'img'}.png", i)
+        lines.append(f"k{i},{i}/{'IMG' if i % 2 else 'img'}.png,{classes[i % 3]}")
+    (tmp_path / "data/t.csv").write_text("\n".join(lines))
+    return DataSettings(source=str(tmp_path / "data/t.csv"), columns={"key": "id", "label": "label"})
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_images_sorted_by_corrected_class(tmp_path, copy):
+    table, _, corrected, _ = single()
+    done = sort_images(table, gallery(tmp_path), tmp_path / "out", copy=copy)
+    assert (done.files, done.without_class, done.renamed) == (12, 0, {})
+    placed = {path.parent.name: [] for path in (tmp_path / "out").glob("*/*")}
+    for path in (tmp_path / "out").glob("*/*"):
+        assert path.is_symlink() != copy
+        placed[path.parent.name].append(path.read_bytes())
+    for k, name in enumerate(("cat", "dog", "owl")):
+        files = [next((tmp_path / f"data/{i}").iterdir()).read_bytes() for i in np.flatnonzero(corrected == k)]
+        assert sorted(placed[name]) == sorted(files)
+    names = [path.name.casefold() for path in (tmp_path / "out/cat").iterdir()]
+    assert len(set(names)) == len(names) > 1 and "img.png" in names and "img-2.png" in names
+    with pytest.raises(RunError, match="out: it already exists"):
+        sort_images(table, gallery(tmp_path), tmp_path / "out")
+
+
+def test_images_of_several_classes_stand_under_each(tmp_path):
+    table, keys, _, _ = several(80)
+    (tmp_path / "data").mkdir()
+    lines = ["id,path,label"]
+    for i, key in enumerate(keys):
+        paint(tmp_path / f"data/{i}.png", i)
+        lines.append(f'"{key}",{i}.png,x')
+    (tmp_path / "data/t.csv").write_text("\n".join(lines))
+    settings = DataSettings(source=str(tmp_path / "data/t.csv"), columns={"key": "id"})
+    done = sort_images(table, settings, tmp_path / "out")
+    present = table["corrected"].to_pylist()
+    assert done.files == sum(map(len, present)) and done.without_class == sum(not row for row in present) > 0
+    assert done.renamed == {'the "sun"': "the _sun_"}
+    found = {(path.parent.name, path.readlink().stem) for path in (tmp_path / "out").glob("*/*")}
+    assert found == {(name.replace('"', "_"), str(i)) for i, row in enumerate(present) for name in row}
+
+
+def test_images_that_are_gone_or_were_never_files(tmp_path):
+    table, settings = single()[0], gallery(tmp_path)
+    (tmp_path / "data/3/IMG.png").unlink()
+    with pytest.raises(RunError, match=r"the image 'k3' of this run is no longer at .*3/IMG.png"):
+        sort_images(table, settings, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    sort_images(table.slice(4), settings, tmp_path / "out")  # the others do not need it
+    np.savez(tmp_path / "a.npz", x=np.zeros((12, 2)), y=np.arange(12) % 3)
+    for source in ("python", str(tmp_path / "a.npz")):
+        with pytest.raises(RunError, match="are not images in files"):
+            sort_images(table, DataSettings(source=source), tmp_path / "other")
+
+
+def test_a_link_tree_never_lands_in_the_data(pets):
+    keys = [f"{name}/{i}.png" for name in ("cat", "dog") for i in range(10)]
+    table = single(("cat", "dog"), keys, 20)[0]
+    with pytest.raises(RunError, match="inside the data"):
+        sort_images(table, DataSettings(source=str(pets)), pets / "sorted")
+    assert sort_images(table, DataSettings(source=str(pets)), pets.parent / "sorted").files == 20
+
+
+def own_table(path, rows=12):
+    """A user's table with columns of many types, two of whose names are ours too; the last rows have no label."""
+    table = pa.table(
+        {
+            "id": [f"k{i}" for i in range(rows)],
+            "path": [f"{i}.png" for i in range(rows)],
+            "label": ["cat"] * rows,
+            "split": ["train"] * rows,
+            "table_split": list(range(rows)),
+            "price": [0.123456789 * i for i in range(rows)],
+            "code, old": [f"{i:03}" for i in range(rows)],
+            "tags": [["a", "b"], [], None] * (rows // 3),
+            "numbers": [[1, i] for i in range(rows)],
+            "when": pa.array([0] * rows, pa.date32()),
+            "thumb": [b"\x00\xff"] * rows,
+        }
+    )
+    pq.write_table(table, path)
+    return table, DataSettings(source=str(path), columns={"key": "id", "path": "path"})
+
+
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", piece)
+    own, settings = own_table(tmp_path / "t.parquet", 15)
+    labels = single()[0]
+    found = with_columns(labels, settings).read_all()
+    assert found.select(labels.column_names).to_pylist() == labels.to_pylist()
+    theirs = ["id", "path", "label", "table_table_split", "table_split", *own.column_names[5:]]
+    assert found.column_names == [*labels.column_names, *theirs]
+    assert found.select(theirs).rename_columns(own.column_names).equals(own.slice(0, 12).combine_chunks())
+    assert found.schema.metadata == labels.schema.metadata
+    surest = choose_labels(labels.take([8, 0, 4, 5]), only_changed=True)
+    found = with_columns(surest, settings, keep_order=True).read_all()
+    assert found["key"].to_pylist() == surest["key"].to_pylist() == found["id"].to_pylist() == ["k0", "k4", "k8"]
+
+
+def test_own_columns_in_every_format(tmp_path):
+    own, settings = own_table(tmp_path / "t.parquet")
+    labels = single()[0]
+    for kind in ("csv", "jsonl", "parquet"):
+        assert save_labels(with_columns(labels, settings), kind, tmp_path / f"l.{kind}") == 12
+    assert pq.read_table(tmp_path / "l.parquet")["thumb"].to_pylist() == own["thumb"].to_pylist()
+    with (tmp_path / "l.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert "thumb" not in rows[0] and [row["code, old"] for row in rows] == own["code, old"].to_pylist()
+    assert [float(row["price"]) for row in rows] == own["price"].to_pylist()  # no digit is lost
+    assert (rows[0]["tags"], rows[2]["tags"], rows[1]["numbers"], rows[0]["when"]) == (
+        "a;b",
+        "",
+        "[1, 1]",
+        "1970-01-01",
+    )
+    lines = [json.loads(line) for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert [line["numbers"] for line in lines] == own["numbers"].to_pylist() and "thumb" not in lines[0]
+    assert lines[0]["when"] == "1970-01-01" and lines[3]["given"] == "cat"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_cells_of_a_csv_table_stay_as_they_are_written(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr("pencil.export.table_columns.BLOCK", 64)  # a few lines at a time
+    mark = {"csv": ",", "tsv": "\t"}[suffix]
+    lines = [mark.join(("path", "label", "code", "note"))]
+    lines += [mark.join((f"./a/../{i}.png", "cat", f"{i:03}", "1" if i < 9 else '"x, ""y"""')) for i in range(12)]
+    (tmp_path / f"t.{suffix}").write_text("\n".join(lines))
+    labels = single(keys=[f"{i}.png" for i in range(12)])[0]
+    found = with_columns(labels, DataSettings(source=str(tmp_path / f"t.{suffix}"))).read_all()
+    assert found["key"].to_pylist() == [f"{i}.png" for i in range(12)]  # paths are mended as they were for training
+    assert found["code"].to_pylist() == [f"{i:03}" for i in range(12)]
+    assert found["note"].to_pylist() == ["1"] * 9 + ['x, "y"'] * 3
+
+
+def test_rows_of_encoded_images_are_numbered_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", 5)
+    table = pa.table({"image": [b"x"] * 12, "label": ["cat"] * 12, "note": [f"n{i}" for i in range(12)]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    labels = single(keys=[str(i) for i in range(12)])[0].slice(7)
+    found = with_columns(labels, DataSettings(source=str(tmp_path / "t.parquet"))).read_all()
+    assert found["note"].to_pylist() == [f"n{i}" for i in range(7, 12)]
+
+
+def test_a_table_larger_than_memory_is_read_piece_by_piece(tmp_path, monkeypatch):
+    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", 10)
+    rows = 400
+    blobs = [np.random.default_rng(i).bytes(50_000) for i in range(rows)]
+    table = pa.table({"path": [f"{i}.png" for i in range(rows)], "label": ["cat"] * rows, "thumb": blobs})
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=20)
+    del table
+    labels = single(keys=[f"{i}.png" for i in range(rows)], rows=rows)[0]
+    before, most, seen = pa.total_allocated_bytes(), 0, []
+    for batch in with_columns(labels, DataSettings(source=str(tmp_path / "t.parquet"), columns={"path": "path"})):
+        most = max(most, pa.total_allocated_bytes() - before)
+        seen += batch["thumb"].to_pylist()
+    assert seen == blobs and most < 10_000_000 < sum(map(len, blobs))
+
+
+def test_a_table_that_has_lost_rows_leaves_nothing_behind(tmp_path):
+    own, settings = own_table(tmp_path / "t.parquet")
+    pq.write_table(own.slice(0, 10), tmp_path / "t.parquet")
+    labels = single()[0]
+    with pytest.raises(DataError, match="has no row 'k10' any more, nor have 1 others"):
+        save_labels(with_columns(labels, settings), "csv", tmp_path / "l.csv")
+    assert not (tmp_path / "l.csv").exists()
+    (tmp_path / "t.parquet").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"cannot read .*t.parquet"):
+        with_columns(labels, settings)
+    (tmp_path / "t.parquet").unlink()
+    with pytest.raises(RunError, match="is no longer there"):
+        with_columns(labels, settings)
+    with pytest.raises(RunError, match="are no table; leave --with-columns out"):
+        with_columns(labels, DataSettings(source=str(tmp_path)))
+
+
+def test_json_lines_are_json_where_something_is_unknown():
+    text = io.BytesIO()
+    write_labels(several()[0], "jsonl", text)
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    rows = [json.loads(line, parse_constant=refuse) for line in text.getvalue().decode().splitlines()]
+    assert any(None in row["given_probabilities"] for row in rows)

@@ -47,6 +47,7 @@ def test_the_run_directory_is_whole(finished):
     assert names == {
         "recipe.toml", "environment.json", "metrics.jsonl", "labels.parquet",
         "model.safetensors", "checkpoints/best.safetensors", "summary.json",
+        "rows.parquet", "manifest.json", "report.html",
     }  # fmt: skip
 
 
@@ -193,7 +194,7 @@ def test_a_failed_run_leaves_what_it_had_and_is_known_as_unfinished(tmp_path):
     assert (tmp_path / "r" / "recipe.toml").exists() and not (tmp_path / "r" / "summary.json").exists()
     assert not list((tmp_path / "r").glob(".*"))
     for opened in (pencil.open_run, read_label_table):
-        with pytest.raises(RunError, match="did not finish"):
+        with pytest.raises(RunError, match=r"has not finished .*pencil resume"):
             opened(tmp_path / "r")
     with pytest.raises(RunError, match="is not a run directory"):
         pencil.open_run(tmp_path)

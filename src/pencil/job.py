@@ -25,6 +25,7 @@ from pencil.label_table import label_table, row_table
 from pencil.methods import Method, find_method
 from pencil.progress import show_progress
 from pencil.recipe import Recipe
+from pencil.report import write_report
 from pencil.run_directory import RunDirectory, checkpoints_of, describe_environment
 from pencil.runs import Run
 from pencil.seeding import derive_seed
@@ -150,6 +151,7 @@ def execute(
         run = _gathered(job, outcome, None if out is None else Path(out))
         if directory is not None:
             directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
+            _report(run, splits=job.prepared.splits)
     return run
 
 
@@ -159,6 +161,14 @@ def _pauses(job: Job, out: Path, request: StopRequest, world: World) -> Pauses:
     return Pauses(
         checkpoints, request, minutes=training.checkpoint_minutes, epochs=training.checkpoint_epochs, world=world
     )
+
+
+def _report(run: Run, splits: Splits) -> None:
+    """The page is drawn from what is saved already: if that fails, the run is none the worse."""
+    try:
+        write_report(run, splits=splits)
+    except PencilError as error:
+        warnings.warn(f"the report could not be written: {error}", stacklevel=3)
 
 
 def _gathered(job: Job, outcome: Outcome, path: Path | None) -> Run:

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from pencil.cli import bench, check, demo, evaluate, labels, predict, recipes, train
+from pencil.cli import bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
 from pencil.errors import PencilError, Stopped
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app.command()(evaluate.evaluate)
 app.command()(predict.predict)
 app.command()(labels.labels)
 app.command()(check.check)
+app.command()(report.report)
+app.command()(review.review)
+app.command()(export.export)
 app.command()(bench.bench)
 app.add_typer(recipes.app, name="recipes")
 

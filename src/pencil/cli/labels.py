@@ -2,39 +2,115 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pencil.cli.options import RunPath
+from pencil.errors import RunError
+
+if TYPE_CHECKING:
+    from pencil.data.settings import DataSettings
+
+TEXT = ("csv", "jsonl", "parquet")
+FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder")
+FOLDERS = ("huggingface", "imagefolder")
 
 
 def labels(
     run: RunPath,
-    format: Annotated[str, typer.Option("--format", help="csv, jsonl or parquet.")] = "csv",
-    out: Annotated[Path | None, typer.Option("--out", help="Write here instead of to stdout.")] = None,
+    format: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", help="A new file or folder to write instead of stdout.")] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
     min_confidence: Annotated[float, typer.Option("--min-confidence", help="Only rows at least this sure.")] = 0.0,
     entries: Annotated[
         bool, typer.Option("--entries", help="Several classes at once: a line for each class of each row.")
     ] = False,
+    with_columns: Annotated[
+        bool, typer.Option("--with-columns", help="With every column of the table that was trained on.")
+    ] = False,
+    reviewed: Annotated[
+        bool, typer.Option("--reviewed", help="With the decisions of `pencil review` merged in.")
+    ] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy the images instead of linking them.")] = False,
 ) -> None:
     """Export labels, the most confident changes first where only changes are asked for.
 
     With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
     (0 or 1), confidence and changed, and the other options choose among those lines.
+
+    cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
+    imagefolder a folder for each class with links to its images.
     """
-    from pencil.errors import RunError
-    from pencil.export import LABEL_FORMATS, choose_entries, choose_labels, save_labels, write_labels
+    from pencil.export import choose_entries, choose_labels
     from pencil.runs import read_label_table
 
-    if format not in LABEL_FORMATS:
-        raise RunError(f"--format is {format!r}; expected {', '.join(LABEL_FORMATS)}.")
+    _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
+    table = read_label_table(run)
+    if reviewed:
+        from pencil.review import REVIEWS, merge_reviews, read_reviews
+
+        table = merge_reviews(table, read_reviews(run / REVIEWS))
+    choose = choose_entries if entries else choose_labels
+    chosen = choose(table, only_changed=only_changed, min_confidence=min_confidence)
+    if with_columns:
+        from pencil.export import with_columns as join
+
+        chosen = join(chosen, _data_settings(run), keep_order=only_changed)
+    if out is None:
+        _write(chosen, format)
+    elif format == "imagefolder":
+        _sort(run, chosen, out, copy)
+    else:
+        typer.echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
+
+
+def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
+    """Options that do not go together."""
+    if format not in FORMATS:
+        raise RunError(f"--format is {format!r}; expected {', '.join(FORMATS)}.")
+    if out is None and format in FOLDERS:
+        raise RunError(f"--format {format} makes a folder; name a new one with --out.")
     if out is None and format == "parquet":
         raise RunError("Parquet cannot go to a terminal; name a file with --out.")
-    choose = choose_entries if entries else choose_labels
-    chosen = choose(read_label_table(run), only_changed=only_changed, min_confidence=min_confidence)
-    if out is None:
-        write_labels(chosen, format, sys.stdout.buffer)
-    else:
-        typer.echo(f"{save_labels(chosen, format, out):,} labels written to {out}", err=True)
+    for option, is_set in (("--entries", entries), ("--with-columns", with_columns)):
+        if is_set and format not in TEXT:
+            raise RunError(f"{option} is for the formats {', '.join(TEXT)}; leave it out, or choose one of them.")
+    if entries and with_columns:
+        raise RunError("--with-columns is for rows, --entries for lines of single classes; leave one of them out.")
+    if copy and format != "imagefolder":
+        raise RunError("--copy is for --format imagefolder; leave it out.")
+
+
+def _data_settings(run: Path) -> "DataSettings":
+    from pencil.recipe import parse, read
+    from pencil.run_directory import RECIPE
+
+    return parse(read(run / RECIPE), str(run / RECIPE), with_method=False).data
+
+
+def _write(chosen: Any, format: str) -> None:
+    from pencil.export import cleanlab_issues, write_labels
+
+    if format == "cleanlab":
+        chosen, format = cleanlab_issues(chosen), "csv"
+    write_labels(chosen, format, sys.stdout.buffer)
+
+
+def _save(chosen: Any, format: str, out: Path) -> int:
+    from pencil.export import save_cleanlab, save_hugging_face, save_labels
+
+    if format == "cleanlab":
+        return save_cleanlab(chosen, out)
+    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
+
+
+def _sort(run: Path, chosen: Any, out: Path, copy: bool) -> None:
+    from pencil.export import sort_images
+
+    done = sort_images(chosen, _data_settings(run), out, copy=copy)
+    for name, folder in done.renamed.items():
+        typer.echo(f"class {name!r} is in the folder {folder!r}", err=True)
+    if done.without_class:
+        typer.echo(f"{done.without_class:,} images of no class are left out", err=True)
+    typer.echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def predict(
     run: RunPath,
     data: Annotated[
-        Path, typer.Argument(metavar="DATA", help="Inputs: a folder of images, one image, a table, .npz or .npy.")
+        list[Path],
+        typer.Argument(metavar="DATA...", help="Images and folders of images, or one table, .npz or .npy."),
     ],
     threshold: Threshold = None,
     maps: Annotated[
@@ -28,16 +29,18 @@ def predict(
 ) -> None:
     """One line per input: key, class and its probability (CSV, or JSON lines with every probability).
 
+    The key is the image's path in its folder, or its whole path as named where there are several DATA.
+
     Where an example may be of several classes, they are parted by semicolons, and the confidence is that of the least
     sure decision.
     """
-    from pencil.data.unlabelled import read_inputs
+    from pencil.data.unlabelled import read_several
     from pencil.export import save_maps
     from pencil.runs import open_run
 
     opened = open_run(run)
     cut = pick_threshold(threshold, opened.multilabel)
-    inputs, keys = read_inputs(data, opened.recipe.data)
+    inputs, keys = read_several(data, opened.recipe.data)
     if maps is not None:
         save_maps(maps, keys, opened.classes, opened.class_maps(inputs))
     probs = opened.predict_inputs(inputs)

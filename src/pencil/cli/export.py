@@ -1,0 +1,49 @@
+"""``pencil export``: a run's network for other programs."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pencil.cli.options import AsJson, RunPath
+
+
+def export(
+    run: RunPath,
+    format: Annotated[str, typer.Option("--format", help="torch-export, onnx or safetensors.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="A new file: .pt2, .onnx or .safetensors.")],
+    epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
+    preparation: Annotated[
+        bool | None,
+        typer.Option(
+            "--with-preparation/--without-preparation",
+            help="Crop and normalise in the exported network (torch-export and onnx do unless told otherwise).",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option("--tolerance", help="The largest difference of a logit, relative to the largest one.")
+    ] = 1e-4,
+    as_json: AsJson = False,
+) -> None:
+    """Write the network to a file, and keep it only if it says what the network says on some inputs.
+
+    The exported network takes batches of any size and gives logits. With preparation it takes raw inputs: uint8 images
+    resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the file's
+    metadata (for torch-export in a .json file beside it too).
+    """
+    from pencil.model_export import export_model
+    from pencil.runs import open_run
+
+    done = export_model(open_run(run, epoch=epoch), format, out, preparation=preparation, tolerance=tolerance)
+    if as_json:
+        found = {"path": str(done.path), "inputs": done.inputs, "from_data": done.from_data}
+        typer.echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))
+        return
+    taken = done.metadata["input"]
+    typer.echo(
+        f"{done.path}: {format}, takes {taken['type']} of shape ({', '.join(map(str, taken['shape']))}), "
+        f"gives logits of {len(done.metadata['classes'])} classes"
+    )
+    source = "inputs of the run's data" if done.from_data else "random inputs"
+    typer.echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")

@@ -1,0 +1,27 @@
+"""``pencil report``: a run, or several side by side, as one page to read and to pass on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+COMPARISON = Path("comparison.html")
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run directory; several are compared.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help=f"Write here instead of to RUN/report.html ({COMPARISON} for several).")
+    ] = None,
+    without_data: Annotated[
+        bool, typer.Option("--without-data", help="Do not load the data again: no pictures, but keys and labels.")
+    ] = False,
+) -> None:
+    """Write a page with the results: one HTML file that needs no network and opens from disk."""
+    from pencil.report import write_comparison, write_report
+
+    if len(runs) == 1:
+        made = write_report(runs[0], out, with_data=not without_data)
+    else:
+        made = write_comparison(runs, COMPARISON if out is None else out)
+    typer.echo(made)

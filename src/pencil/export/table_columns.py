@@ -1,0 +1,124 @@
+"""A user's own columns beside the labels: those of the table that the run was trained on, row by row, by key."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+
+from pencil.data.images import ImageBytes, ImageInputs
+from pencil.data.settings import DataSettings
+from pencil.data.table import SUFFIXES, Columns, _inputs, read_keys
+from pencil.errors import DataError, RunError
+from pencil.export.files import NO_CELLS, ROUNDED, has_bytes
+
+PREFIX = "table_"
+"""Before a name that a column of labels has too."""
+BLOCK = 2**24
+"""Bytes of a CSV file that are read at a time."""
+ROWS, ROWS_OF_IMAGES = 65536, 2048
+
+
+def with_columns(labels: pa.Table, settings: DataSettings, *, keep_order: bool = False) -> pa.RecordBatchReader:
+    """The labels with every column of their table, read piece by piece, in the order of the table.
+
+    Cells of a CSV file come along as they are written there. ``keep_order`` keeps the order of the labels, for which
+    the chosen rows are held in memory.
+    """
+    path = Path(settings.source).expanduser()
+    if path.suffix.lower() not in SUFFIXES:
+        raise RunError(f"the data of this run ({settings.source}) are no table; leave --with-columns out.")
+    if not path.is_file():
+        raise RunError(f"the table of this run, {path}, is no longer there; put it back, or leave --with-columns out.")
+    with _refusals(path):
+        own = _read_schema(path)
+    schema = pa.schema([*labels.schema, *_renamed(own, labels.schema)], labels.schema.metadata)
+    pieces = _joined(labels.combine_chunks(), path, own, settings, schema)
+    if not keep_order:
+        return pa.RecordBatchReader.from_batches(schema, (batch for _, part in pieces for batch in part.to_batches()))
+    found = list(pieces)
+    places = np.concatenate([places for places, _ in found])
+    return pa.concat_tables([part for _, part in found]).take(pa.array(places.argsort())).to_reader(ROWS)
+
+
+def _joined(
+    labels: pa.Table, path: Path, own: pa.Schema, settings: DataSettings, schema: pa.Schema
+) -> Iterator[tuple[np.ndarray, pa.Table]]:
+    """Pieces of the table that have labels: the places of those labels, and both side by side."""
+    root = path.parent if settings.root is None else settings.root.expanduser()
+    place_of = {key: place for place, key in enumerate(labels["key"].to_pylist())}
+    first = 0
+    with _refusals(path):
+        for piece in _pieces(path, own):
+            keys = _keys(path, piece, settings.columns, root, first)
+            places = np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64)
+            mine, theirs = labels.take(pa.array(places[places >= 0])), piece.filter(pa.array(places >= 0))
+            yield places[places >= 0], pa.Table.from_arrays([*mine.columns, *theirs.columns], schema=schema)
+            first += piece.num_rows
+    if place_of:
+        raise DataError(
+            f"{path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of its labels "
+            "one; use the table that was trained on, or leave --with-columns out."
+        )
+
+
+def _keys(path: Path, piece: pa.Table, columns: Columns, root: Path, first: int) -> np.ndarray | list[str]:
+    """The keys of some rows, made as they were made to train on."""
+    keys = read_keys(path, piece, columns)
+    if keys is not None:
+        return keys
+    inputs, keys = _inputs(path, piece, columns, root)
+    if isinstance(inputs, ImageInputs) and isinstance(inputs.encoded, ImageBytes):  # numbered through all the table
+        return [str(row) for row in range(first, first + piece.num_rows)]
+    return keys
+
+
+def _renamed(own: pa.Schema, labels: pa.Schema) -> list[pa.Field]:
+    taken = {*labels.names, *NO_CELLS, *ROUNDED}
+    theirs = set(own.names)
+    fields = []
+    for field in own:
+        name = field.name
+        while name in taken or (name != field.name and name in theirs):
+            name = PREFIX + name
+        taken.add(name)
+        fields.append(field.with_name(name))
+    return fields
+
+
+def _read_schema(path: Path) -> pa.Schema:
+    if path.suffix.lower() == ".parquet":
+        return pq.read_schema(path)
+    with arrow_csv.open_csv(path, parse_options=_dialect(path)) as reader:
+        return pa.schema([(name, pa.string()) for name in reader.schema.names])
+
+
+def _pieces(path: Path, own: pa.Schema) -> Iterator[pa.Table]:
+    if path.suffix.lower() == ".parquet":
+        size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in own) else ROWS
+        with pq.ParquetFile(path, pre_buffer=False) as file:  # which would hold all of it
+            for batch in file.iter_batches(size):
+                yield pa.Table.from_batches([batch])
+        return
+    cells = arrow_csv.ConvertOptions(
+        column_types={field.name: field.type for field in own}, strings_can_be_null=True, null_values=[""]
+    )
+    options = arrow_csv.ReadOptions(block_size=BLOCK)
+    with arrow_csv.open_csv(path, options, _dialect(path), cells) as reader:
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+def _dialect(path: Path) -> arrow_csv.ParseOptions:
+    return arrow_csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it still the table that was?") from error

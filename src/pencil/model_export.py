@@ -1,0 +1,278 @@
+"""A run's network for other programs: torch.export, ONNX or plain weights, checked against the original."""
+
+import copy
+import importlib.util
+import json
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from pencil._version import __version__
+from pencil.data.augment import centre_crop
+from pencil.data.images import ImageInputs
+from pencil.data.inputs import Finish, Inputs, Normalization, TensorInputs
+from pencil.data.prepare import conform
+from pencil.data.sources import read_source
+from pencil.errors import ModelError, PencilError, RunError
+from pencil.runs import Run
+from pencil.training.evaluation import MODEL_FAULTS
+
+ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
+FORMATS = tuple(ENDINGS)
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+TRIED = 32
+"""On so many inputs the exported network is compared with the original."""
+INPUT, OUTPUT = "inputs", "logits"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far it is from the original: the largest difference of any logit."""
+
+    path: Path
+    metadata: dict[str, Any]
+    inputs: int
+    from_data: bool
+    largest_difference: float
+
+
+def export_model(
+    run: Run, kind: str, path: Path | str, *, preparation: bool | None = None, tolerance: float = 1e-4
+) -> Exported:
+    """Write the network to a new file, read that again, and keep it if it says the same as the network does.
+
+    With ``preparation`` (the default where there is a graph) the exported network takes raw inputs, uint8 images of the
+    trained size or numbers as they were given, and crops and normalises them itself. ``tolerance`` is relative to the
+    largest logit, or to 1 where that is less.
+    """
+    path = Path(path)
+    _refuse(kind, path)
+    if kind == "safetensors" and preparation:
+        raise RunError(
+            "safetensors holds weights and no graph, so no preparation; its metadata says what is to be done."
+        )
+    inside = kind != "safetensors" if preparation is None else preparation
+    network = copy.deepcopy(run.model).cpu().float().eval()
+    raw, from_data = _some_inputs(run)
+    finish = _finish(run, raw)
+    prepared = finish.apply(raw, torch.arange(len(raw)), None)
+    given, module = (raw, _Prepared(network, finish, raw)) if inside else (prepared, network)
+    metadata = _describe(run, given, finish, inside)
+    with torch.inference_mode():
+        expected = network(prepared)
+    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        again = _WRITERS[kind](module, given[:2], beside, metadata)
+        difference = _largest_difference(again, given, expected)
+        limit = tolerance * max(1.0, float(expected.abs().max()))
+        if not difference <= limit:
+            raise ModelError(
+                f"the exported network is off by {difference:.2g} in a logit on {len(given)} inputs; "
+                f"expected at most {limit:.2g}; nothing was written; allow more with --tolerance."
+            )
+        beside.rename(path)
+        if kind == "torch-export":
+            path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+    except PencilError:
+        raise
+    except (OSError, safetensors.SafetensorError) as error:
+        raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
+    finally:
+        beside.unlink(missing_ok=True)
+    return Exported(path, metadata, len(given), from_data, difference)
+
+
+class _Prepared(nn.Module):
+    """The network with what comes before it: the crop from the middle and the normalisation."""
+
+    def __init__(self, network: nn.Module, finish: Finish, raw: Tensor):
+        super().__init__()
+        self.network = network
+        self.size = None if finish.crop is None else (finish.crop, finish.crop)
+        self.normalized = finish.normalization is not None
+        if finish.normalization is not None:
+            shape = (1, -1) + (1,) * (raw.ndim - 2)
+            mean, std = (
+                torch.tensor(values).view(shape) for values in (finish.normalization.mean, finish.normalization.std)
+            )
+            unit = 255.0 if raw.dtype == torch.uint8 else 1.0
+            self.register_buffer("scale", 1 / (unit * std))
+            self.register_buffer("shift", -mean / std)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.size is not None:
+            inputs = centre_crop(inputs, self.size)
+        inputs = inputs.float()
+        if self.normalized:
+            inputs = inputs * self.scale + self.shift  # type: ignore[operator]
+        logits: Tensor = self.network(inputs)
+        return logits
+
+
+def _refuse(kind: str, path: Path) -> None:
+    if kind not in ENDINGS:
+        raise RunError(f"the format is {kind!r}; expected {', '.join(FORMATS)}.")
+    if path.suffix != ENDINGS[kind]:
+        raise RunError(f"the file is {path}; for {kind} expected a name that ends in {ENDINGS[kind]}.")
+    if not path.parent.is_dir():
+        raise RunError(f"cannot write {path}: there is no folder {path.parent}; name a file in a folder that is there.")
+    files = (path, path.with_suffix(".json")) if kind == "torch-export" else (path,)
+    for file in files:
+        if os.path.lexists(file):
+            raise RunError(f"{file} already exists; name a new file.")
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None] if kind == "onnx" else []
+    if missing:
+        raise RunError(f"ONNX needs {', '.join(missing)}; install it with pip install 'pencil-labels[onnx]'.")
+
+
+def _some_inputs(run: Run) -> tuple[Tensor, bool]:
+    """Raw inputs: some of the run's own data where that can be read, else random ones; and whether they are real."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rows and labels, which do not matter here
+            examples = read_source(run.recipe.data.source, run.recipe.data).train
+        some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
+        values = _raw(conform(examples.inputs, run.recipe.data), examples.rows[some])
+    except PencilError:
+        values = None
+    data, rng = run.summary["data"], torch.Generator().manual_seed(run.recipe.seed)
+    shape = tuple(data["input_shape"])
+    if values is not None and len(values) and _finish(run, values).shape(values.shape[1:]) == shape:
+        return values, True
+    if isinstance(run.recipe.data.resize, tuple):  # of images in files, before the crop
+        shape = (shape[0], *run.recipe.data.resize)
+    if data["input_type"] == "uint8":
+        return torch.randint(0, 256, (TRIED, *shape), generator=rng, dtype=torch.uint8), False
+    return torch.randn(TRIED, *shape, generator=rng), False
+
+
+def _raw(inputs: Inputs, rows: Tensor) -> Tensor | None:
+    """Inputs as they are before the last steps, which an exported network may do itself."""
+    if isinstance(inputs, TensorInputs):
+        values = inputs.values[rows]
+        return values if values.dtype == torch.uint8 else values.float()
+    if isinstance(inputs, ImageInputs):
+        images, _ = next(iter(replace(inputs, workers=0).raw([rows])))
+        return images
+    return None
+
+
+def _finish(run: Run, raw: Tensor) -> Finish:
+    settings = run.recipe.data
+    normalization = settings.normalize if isinstance(settings.normalize, Normalization) else None
+    return Finish(normalization, settings.crop if raw.ndim == 4 else None)
+
+
+def _describe(run: Run, given: Tensor, finish: Finish, inside: bool) -> dict[str, Any]:
+    """What a program must know to use the network, and what it was made from."""
+    normalization = finish.normalization
+    return {
+        "classes": list(run.classes),
+        "multilabel": run.multilabel,
+        "input": {"name": INPUT, "type": str(given.dtype).removeprefix("torch."), "shape": ["batch", *given.shape[1:]]},
+        "output": {"name": OUTPUT, "activation": "sigmoid" if run.multilabel else "softmax"},
+        "preparation": {
+            "included": inside,
+            "resize": list(run.recipe.data.resize) if isinstance(run.recipe.data.resize, tuple) else None,
+            "crop": finish.crop,
+            "divide_by": 255 if run.summary["data"]["input_type"] == "uint8" else 1,
+            "mean": None if normalization is None else list(normalization.mean),
+            "std": None if normalization is None else list(normalization.std),
+        },
+        "model": run.recipe.model.name,
+        "run": None if run.path is None else run.path.name,
+        "pencil": __version__,
+    }
+
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def _largest_difference(forward: Forward, given: Tensor, expected: Tensor) -> float:
+    """On all inputs at once and on the first alone: a batch may have any size."""
+    with torch.inference_mode():
+        found = (forward(given) - expected).abs().max(), (forward(given[:1]) - expected[:1]).abs().max()
+    return float(max(found))
+
+
+def _graph(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    if len(example) < 2:
+        example = torch.cat([example, example])  # of one, the tracer would take the size for fixed
+    try:
+        return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
+    except MODEL_FAULTS as error:
+        raise ModelError(f"torch.export cannot follow this network: {_first_line(error)}") from error
+
+
+def _write_torch_export(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
+    torch.export.save(_graph(module, example), path, extra_files={"metadata.json": json.dumps(metadata)})
+    loaded: Forward = torch.export.load(path).module()
+    return loaded
+
+
+def _write_onnx(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
+    import onnx
+    import onnxruntime
+
+    program = _graph(module, example)
+    chatter = logging.getLogger("torch.onnx")
+    level = chatter.level
+    chatter.setLevel(logging.ERROR)
+    try:
+        converted = torch.onnx.export(
+            program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
+        )
+    except (torch.onnx.OnnxExporterError, *MODEL_FAULTS) as error:
+        raise ModelError(f"torch.onnx cannot convert this network: {_first_line(error)}") from error
+    finally:
+        chatter.setLevel(level)
+    assert converted is not None
+    proto = converted.model_proto
+    for end in (*proto.graph.input, *proto.graph.output):
+        end.type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.helper.set_model_props(
+        proto, {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+    )
+    onnx.save_model(proto, path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def forward(values: Tensor) -> Tensor:
+        (logits,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(values.numpy())})
+        return torch.from_numpy(logits)
+
+    return forward
+
+
+def _write_safetensors(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
+    weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
+    words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
+    safetensors.torch.save_file(weights, path, {"format": "pt", **words})
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()  # so that it is the file that speaks
+    other.load_state_dict(safetensors.torch.load_file(path))
+    return other
+
+
+_WRITERS: dict[str, Callable[[nn.Module, Tensor, Path, dict[str, Any]], Forward]] = {
+    "torch-export": _write_torch_export,
+    "onnx": _write_onnx,
+    "safetensors": _write_safetensors,
+}
+
+
+def _first_line(error: Exception) -> str:
+    lines: Sequence[str] = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,5 @@
+"""Reports: what a run has to say, or several side by side, as one page that opens from disk."""
+
+from pencil.report.page import write_comparison, write_report
+
+__all__ = ["write_comparison", "write_report"]

@@ -1,0 +1,85 @@
+"""Inputs as a page can show them: images small and inside the page, vectors by their first numbers."""
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from pencil.data.images import DECODE_FAULTS, ImageInputs, open_image, to_rgb
+from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
+
+SIDE = 96
+COARSE = 48
+"""Images with no side longer than this are enlarged with hard edges, so that their pixels can be seen."""
+NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An input on the page: the address of a picture that is its content, or words."""
+
+    picture: str = ""
+    coarse: bool = False
+    words: str = ""
+
+
+def show_rows(inputs: Inputs, rows: Mapping[str, int]) -> dict[str, Shown | None]:
+    """The inputs of these rows by key; one that cannot be read has none."""
+    return {key: show_row(inputs, row) for key, row in rows.items()}
+
+
+def show_row(inputs: Inputs, row: int) -> Shown | None:
+    if isinstance(inputs, ImageInputs):
+        return _show_file(inputs, row)
+    if isinstance(inputs, TensorInputs):
+        if inputs.readable is not None and not inputs.readable[row]:
+            return None
+        return show_values(inputs.values[row])
+    if isinstance(inputs, DatasetInputs):
+        inputs = replace(inputs, workers=0)
+    values = next(iter(inputs.batches([torch.tensor([row])]))).values
+    return show_values(values[0]) if len(values) else None
+
+
+def show_values(values: Tensor) -> Shown:
+    """What looks like an image as one: floats, whose range may be any, from the darkest to the lightest."""
+    if values.ndim == 3 and values.shape[0] in (1, 3, 4) and min(values.shape[1:]) > 1:
+        pixels = values[:3].detach().cpu()
+        if pixels.dtype != torch.uint8:
+            pixels = pixels.double().nan_to_num()
+            low, high = pixels.min(), pixels.max()
+            pixels = ((pixels - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+        array = pixels.permute(1, 2, 0).numpy()
+        return _picture(Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array)))
+    flat = values.detach().cpu().reshape(-1)
+    numbers = ", ".join(f"{number:.3g}" for number in flat[:NUMBERS].tolist())
+    size = " x ".join(map(str, values.shape)) if values.ndim > 1 else str(len(flat))
+    return Shown(words=numbers if len(flat) <= NUMBERS else f"{numbers}, ... ({size} numbers)")
+
+
+def _show_file(inputs: ImageInputs, row: int) -> Shown | None:
+    try:
+        image: Any = open_image(inputs.encoded.read(row), inputs.max_pixels)
+        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a large JPEG is decoded at a fraction of its size
+        return _picture(to_rgb(ImageOps.exif_transpose(image)))
+    except DECODE_FAULTS:
+        return None
+
+
+def _picture(image: Image.Image) -> Shown:
+    coarse = max(image.size) <= COARSE
+    image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
+    image = Image.fromarray(np.asarray(image))  # pixels alone: no profile, no comment, no place where it was taken
+    content = io.BytesIO()
+    kind = "png" if coarse else "jpeg"
+    if coarse:
+        image.save(content, "png", optimize=True)
+    else:
+        image.save(content, "jpeg", quality=80)
+    return Shown(f"data:image/{kind};base64,{base64.b64encode(content.getvalue()).decode()}", coarse)

@@ -1,0 +1,5 @@
+"""Review: a person accepts or rejects corrections on a local page; every decision is on disk before it is shown."""
+
+from pencil.review.decisions import REVIEWS, Decision, merge_reviews, pinned_labels, read_reviews
+
+__all__ = ["REVIEWS", "Decision", "merge_reviews", "pinned_labels", "read_reviews"]

@@ -1,0 +1,121 @@
+"""Who may talk to the review page: this machine's browser, with the token, from the page itself.
+
+A foreign page in the same browser cannot read or write: the Host header must be ours (no name that was made to point
+here), writes need our Origin and a header that only our page knows, and nothing may frame or embed us.
+"""
+
+import hmac
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+def _secret() -> str:
+    return secrets.token_urlsafe(32)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the server listens and the secrets of this start of it."""
+
+    port: int
+    host: str = "127.0.0.1"
+    remote: bool = False
+    token: str = field(default_factory=_secret)
+    session: str = field(default_factory=_secret)
+    csrf: str = field(default_factory=_secret)
+
+    @property
+    def address(self) -> str:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{name}:{self.port}/?token={self.token}"
+
+    @property
+    def cookie(self) -> str:
+        """Browsers keep one jar for all ports of a host, so the port is in the name."""
+        return f"pencil_review_{self.port}"
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header is ours. An address cannot be made to point elsewhere, as a name can."""
+        name, _, port = host.rpartition(":")
+        if port != str(self.port):
+            return False
+        return name in LOOPBACK or (self.remote and (name == self.host or _is_address(name.strip("[]"))))
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class Guard:
+    """Stands before the app: refuses what is not ours, and puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, access: Access):
+        self.app = app
+        self.access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # no websockets, no lifespan
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        answer = self._answer(scope) or self.app
+        await answer(scope, receive, send_with_headers)
+
+    def _answer(self, scope: Scope) -> Response | None:
+        """A refusal, or the way in; None where the request may pass."""
+        headers, access = Headers(scope=scope), self.access
+        host, method = headers.get("host", ""), scope["method"]
+        if len(headers.getlist("host")) != 1 or not access.knows(host):
+            return PlainTextResponse("this is not the host that the page is served on", 421)
+        if method not in ("GET", "POST"):
+            return PlainTextResponse("only GET and POST", 405)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if method == "GET" and scope["path"] == "/" and _same(given, access.token):
+            enter = RedirectResponse("/", 303)
+            enter.set_cookie(access.cookie, access.session, httponly=True, samesite="strict", path="/")
+            return enter
+        if not _same(cookie_parser(headers.get("cookie", "")).get(access.cookie, ""), access.session):
+            return PlainTextResponse("open the address that `pencil review` printed: it has the token in it", 403)
+        return self._refuse_foreign(headers, host) if method == "POST" else None
+
+    def _refuse_foreign(self, headers: Headers, host: str) -> Response | None:
+        """Writes come from our own page: the browser says so, and the page knows its token."""
+        ours = headers.get("origin") == f"http://{host}"
+        if not ours or headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return PlainTextResponse("decisions are taken from the review page only", 403)
+        if not _same(headers.get("x-csrf-token", ""), self.access.csrf):
+            return PlainTextResponse("the request lacks this page's own token; load the page again", 403)
+        return None
+
+
+def _same(seen: str, expected: str) -> bool:
+    return hmac.compare_digest(seen.encode(), expected.encode())

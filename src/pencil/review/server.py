@@ -1,0 +1,161 @@
+"""The review page's server: pages of rows, pictures, and decisions that are on disk before they are answered."""
+
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from importlib import resources
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from pencil.errors import RunError
+from pencil.review.guard import Access, Guard
+from pencil.review.images import NotShown
+from pencil.review.queue import SHOWN, Filter
+from pencil.review.session import RefusedError, Review
+
+MAX_ROWS, MAX_BODY = 200, 65536
+MEDIA = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+
+
+def serve(review: Review, access: Access, listening: socket.socket) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    config = uvicorn.Config(
+        build_app(review, access),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def build_app(review: Review, access: Access) -> ASGIApp:
+    """The page of a review behind its guard."""
+    answers = _Answers(review, access)
+    routes = [
+        Route("/", _static("index.html")),
+        Route("/static/app.js", _static("app.js")),
+        Route("/static/style.css", _static("style.css")),
+        Route("/favicon.ico", _nothing),
+        Route("/api/begin", answers.begin),
+        Route("/api/page", answers.page),
+        Route("/api/pictures", answers.pictures),
+        Route("/api/decide", answers.decide, methods=["POST"]),
+        Route("/picture/{row:int}", answers.picture),
+        Route("/numbers/{row:int}", answers.numbers),
+    ]
+    faults: Any = {RefusedError: _say(400), NotShown: _say(404), RunError: _say(507)}
+    return Guard(Starlette(routes=routes, exception_handlers=faults), access)
+
+
+class _Answers:
+    """What each address answers; rows are named by number, never by path."""
+
+    def __init__(self, review: Review, access: Access):
+        self.review = review
+        self.access = access
+
+    async def begin(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self.review.begin) | {"csrf": self.access.csrf})
+
+    async def page(self, request: Request) -> Response:
+        asked = request.query_params
+        count = min(max(_whole(asked.get("count", "48")), 1), MAX_ROWS)
+        start, row, after = (None if name not in asked else _whole(asked[name]) for name in ("start", "row", "after"))
+        return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start or 0, row, after))
+
+    async def pictures(self, request: Request) -> Response:
+        self.review.pictures.start()  # once the page is there: the data needs torch
+        state = self.review.pictures.state
+        return JSONResponse({"kind": state.kind, "reason": state.reason})
+
+    async def picture(self, request: Request) -> Response:
+        content, media = await run_in_threadpool(self.review.pictures.picture, self._where(request))
+        return Response(content, media_type=media)
+
+    async def numbers(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self.review.pictures.numbers, self._where(request)))
+
+    async def decide(self, request: Request) -> Response:
+        asked, chosen = await _body(request), _filter(request)
+        codes, row, kind = asked.get("label", []), asked.get("row"), asked.get("decision")
+        if not isinstance(codes, list) or not all(type(code) is int for code in codes):
+            raise RefusedError("label is no list of positions")
+        if row is None and kind == "undo":
+            row = await run_in_threadpool(self.review.last_row)
+            if row is None:
+                return JSONResponse({"made": None} | self.review.progress(chosen))
+        made = await run_in_threadpool(self.review.decide, self._row(row), str(kind), codes)
+        return JSONResponse({"made": made} | self.review.progress(chosen))
+
+    def _where(self, request: Request) -> tuple[str, str]:
+        return self.review.queue.where(self._row(request.path_params["row"]))
+
+    def _row(self, value: Any) -> int:
+        if type(value) is not int or not 0 <= value < len(self.review.queue):
+            raise HTTPException(404, "there is no such row")
+        return value
+
+
+def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
+    content = (resources.files("pencil.review") / "static" / name).read_bytes()
+
+    async def serve(request: Request) -> Response:
+        return Response(content, media_type=MEDIA[name])
+
+    return serve
+
+
+async def _nothing(request: Request) -> Response:
+    return Response(status_code=204)
+
+
+def _say(status: int) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: PlainTextResponse(str(error), status)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    content = b""
+    async for part in request.stream():
+        content += part
+        if len(content) > MAX_BODY:
+            raise HTTPException(413, "too long")
+    try:
+        asked = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError("the request is no JSON") from error
+    if not isinstance(asked, dict):
+        raise RefusedError("the request is no JSON object")
+    return asked
+
+
+def _filter(request: Request) -> Filter:
+    asked = request.query_params
+    show, pair = asked.get("show", "all"), None
+    if show not in SHOWN:
+        raise RefusedError(f"show is {show!r}; expected {', '.join(SHOWN)}")
+    if "pair" in asked:
+        given, _, corrected = asked["pair"].partition("-")
+        pair = _whole(given), _whole(corrected)
+    try:
+        low, high = (float(asked.get(name, default)) for name, default in (("low", 0.0), ("high", 1.0)))
+    except ValueError as error:
+        raise RefusedError("low and high are not numbers") from error
+    return Filter(show, pair, low, high)
+
+
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12):
+        raise RefusedError(f"{text[:20]!r} is no row")
+    return int(text)

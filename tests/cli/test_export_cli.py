@@ -1,0 +1,130 @@
+"""What leaves a run by the command line: labels in every format, the network, predictions on files from all over."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_cli import pencil
+
+QUICK = ["--method", "cross_entropy", "--epochs", "12", "--set", "training.batch_size=8", "--set", "data.validation=0"]
+WRONG = (2, 5, 9)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A table of twenty pictures with notes, black cats and white dogs, and a run on it that mends three labels."""
+    folder = tmp_path_factory.mktemp("leaving")
+    lines = ["id,path,label,note"]
+    for number in range(20):
+        path, is_dog = f"pets/{number % 4}/{number // 4}.png", number % 2
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (150 + 5 * number if is_dog else 5 * number,) * 3).save(folder / path)
+        given = ("cat", "a/dog")[not is_dog if number in WRONG else is_dog]
+        lines.append(f'p{number},{path},{given},"{number:03}, x"')
+    (folder / "table.csv").write_text("\n".join(lines))
+    pencil("train", "table.csv", "--out", "run", *QUICK, "--set", "data.columns.key=id", cwd=folder)
+    return folder
+
+
+def lines_of(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_labels_with_the_columns_of_their_table(home):
+    rows = lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout)
+    assert [row["id"] for row in rows] == [row["key"] for row in rows] == [f"p{number}" for number in range(20)]
+    assert [row["note"] for row in rows] == [f"{number:03}, x" for number in range(20)]
+    plain = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
+    found = lines_of(pencil("labels", "run", "--with-columns", "--only-changed", cwd=home).stdout)
+    assert [{name: row[name] for name in plain[0]} for row in found] == plain and {row["id"] for row in found} == {
+        f"p{i}" for i in WRONG
+    }
+    assert [row["note"] for row in found] == [f"{int(row['key'][1:]):03}, x" for row in plain]
+
+
+def test_labels_for_cleanlab_and_datasets(home):
+    rows = lines_of(pencil("labels", "run", "--format", "cleanlab", cwd=home).stdout)
+    changed = {row["key"] for row in rows if row["is_label_issue"] == "True"}
+    assert changed == {row["key"] for row in lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)}
+    sure = ["--min-confidence", "0.6", "--only-changed"]
+    done = pencil("labels", "run", "--format", "cleanlab", *sure, "--out", "sure.npz", cwd=home)
+    with np.load(home / "sure.npz") as saved:
+        assert f"{len(saved['keys'])} labels written to sure.npz" in done.stderr and len(saved["keys"])
+        assert saved["is_label_issue"].all() and (saved["pred_probs"].max(axis=1) >= 0.6).all()
+        assert saved["classes"].tolist() == ["a/dog", "cat"]
+    pencil("labels", "run", "--format", "huggingface", "--out", "hf", cwd=home)
+    assert (home / "hf/dataset_info.json").is_file()
+
+
+def test_images_sorted_into_folders(home):
+    done = pencil("labels", "run", "--format", "imagefolder", "--out", "sorted", cwd=home)
+    assert "class 'a/dog' is in the folder 'a_dog'" in done.stderr and "20 links written to sorted" in done.stderr
+    for row in lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout):
+        folder = home / "sorted" / row["corrected"].replace("/", "_")
+        assert any(link.readlink() == home / row["path"] for link in folder.iterdir())
+    words = ["--only-changed", "--copy", "--out", "copied"]
+    done = pencil("labels", "run", "--format", "imagefolder", *words, cwd=home)
+    changed = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
+    assert f"{len(changed)} copies written" in done.stderr
+    assert len([path for path in (home / "copied").glob("*/*") if not path.is_symlink()]) == len(changed)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "xml"], "--format is 'xml'; expected csv, jsonl, parquet, cleanlab, huggingface, imagefolder"),
+        (["--format", "imagefolder"], "makes a folder; name a new one with --out"),
+        (["--format", "huggingface", "--out", "run"], "it already exists; name a new folder"),
+        (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
+        (["--entries", "--with-columns"], "leave one of them out"),
+        (["--copy"], "--copy is for --format imagefolder"),
+    ],
+)
+def test_what_does_not_go_together(home, words, message):
+    assert message in pencil("labels", "run", *words, cwd=home, code=2).stderr
+
+
+def test_predict_files_and_folders(home):
+    rows = lines_of(
+        pencil("predict", "run", "pets/0/0.png", "pets/1", home / "pets/2", "pets/1/0.png", cwd=home).stdout
+    )
+    expected = [
+        "pets/0/0.png",
+        *(f"pets/1/{n}.png" for n in range(5)),
+        *(str(home / f"pets/2/{n}.png") for n in range(5)),
+    ]
+    assert [row["key"] for row in rows] == expected
+    (alone,) = lines_of(pencil("predict", "run", "pets/1/3.png", cwd=home).stdout)
+    assert alone == {**rows[4], "key": "3.png"}
+    for word, message in (
+        ("table.csv", "table.csv is no image"),
+        ("gone.png", "gone.png does not exist; expected an image"),
+        ("run", "run holds no image"),
+    ):
+        assert message in pencil("predict", "run", "pets/1/3.png", word, cwd=home, code=2).stderr
+
+
+def test_export(home):
+    words = ["export", "run", "--format", "safetensors", "--epoch", "best"]
+    done = pencil(*words, "--out", "net.safetensors", cwd=home)
+    assert "takes float32 of shape (batch, 3, 8, 8), gives logits of 2 classes" in done.stdout
+    assert "on 20 inputs of the run's data" in done.stdout
+    found = json.loads(pencil(*words, "--out", "again.safetensors", "--json", cwd=home).stdout)
+    assert found["largest_difference"] < 1e-5 and found["metadata"]["classes"] == ["a/dog", "cat"]
+    assert "already exists" in pencil(*words, "--out", "net.safetensors", cwd=home, code=2).stderr
+
+
+def test_reviewed_labels_are_merged(home):
+    first = json.loads(pencil("labels", "run", "--format", "jsonl", cwd=home).stdout.splitlines()[0])
+    other = "cat" if first["corrected"] == "a/dog" else "a/dog"
+    decision = {"key": first["key"], "split": first["split"], "decision": "other", "label": other}
+    decision |= {"given": first["given"], "corrected": first["corrected"], "time": "2026-01-01T00:00:00+00:00"}
+    (home / "run" / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
+    merged = pencil("labels", "run", "--reviewed", "--format", "jsonl", cwd=home).stdout.splitlines()
+    (home / "run" / "reviews.jsonl").unlink()
+    line = json.loads(merged[0])
+    assert line["corrected"] == other and line["reviewed"] and line["confidence"] == 1.0
+    assert not json.loads(merged[1])["reviewed"]

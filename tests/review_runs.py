@@ -1,0 +1,74 @@
+"""Finished runs for tests of the review, written without training, and a server process on one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+
+from pencil.data import from_arrays
+from pencil.data.examples import Splits
+from pencil.label_table import label_table
+
+HOSTILE = ("<script>document.title='owned'</script>", '"><img src=x onerror=alert(1)>', "dog\n\u202e& cat")
+
+
+def write_run(path, table, source="python"):
+    path.mkdir(parents=True)
+    pq.write_table(table, path / "labels.parquet", compression="zstd")
+    (path / "recipe.toml").write_text(f'[data]\nsource = "{source}"\n')
+    (path / "summary.json").write_text("{}")
+    return path
+
+
+def one_class_run(path, classes=("cat", "dog", "bird"), rows=12, shape=(8, 8)):
+    """Row i is given class i mod c; every third is thought to be of the next class, ever more surely."""
+    c = len(classes)
+    given = np.arange(rows) % c
+    believed = np.where(np.arange(rows) % 3 == 0, (given + 1) % c, given)
+    probs = np.full((rows, c), 0.2 / (c - 1))
+    sure = np.linspace(0.6, 0.95, rows)
+    probs[:] = ((1 - sure) / (c - 1))[:, None]
+    probs[np.arange(rows), believed] = sure
+    pictures = np.random.default_rng(0).integers(0, 256, (rows, *shape)).astype(np.uint8)
+    x = pictures if len(shape) == 2 else pictures.astype(np.float32)
+    data = path.parent / f"{path.name}.npz"
+    np.savez(data, x=x, y=given, classes=list(classes))
+    examples = from_arrays(x, given, classes=classes)
+    return write_run(path, label_table(Splits(examples), torch.from_numpy(probs), None), data)
+
+
+def many_classes_run(path, classes=("sea", "sky", "sun")):
+    """Several classes at once: row 0 changes in two of them, row 1 in none, row 2 has an unknown one."""
+    given = np.array([[1, 0, 0], [0, 1, 1], [1, np.nan, 0], [0, 0, 0]], dtype=np.float32)
+    probs = torch.tensor([[0.1, 0.9, 0.2], [0.1, 0.8, 0.9], [0.7, 0.6, 0.3], [0.2, 0.3, 0.1]])
+    x = np.eye(4, 5, dtype=np.float32)
+    data = path.parent / f"{path.name}.npz"
+    np.savez(data, x=x, y=given, classes=list(classes))
+    examples = from_arrays(x, given, classes=classes, multilabel=True)
+    return write_run(path, label_table(Splits(examples), probs, None), data)
+
+
+COMMAND = "import sys; sys.argv[0] = 'pencil'; import typer; from pencil.cli.review import review; typer.run(review)"
+
+
+@contextlib.contextmanager
+def serving(run, *words):
+    """The command in a process of its own; what it printed is in ``address``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, str(run), "--no-browser", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        process.address = process.stdout.readline().strip()
+        assert process.address.startswith("http://"), process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
