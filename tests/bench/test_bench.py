@@ -124,6 +124,7 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch
     assert [found["error"] for found in results.values()] == ["the process died with exit code -9"] * 2
 
 
+@pytest.mark.slow
 def test_cells_may_read_images_with_workers_of_their_own(tmp_path):
     for number in range(24):
         paint(tmp_path / "photos" / "ab"[number % 2] / f"{number}.png", number)

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
+from commands import pencil
 from PIL import Image
-from test_cli import pencil
 
 QUICK = ["--method", "cross_entropy", "--epochs", "12", "--set", "training.batch_size=8", "--set", "data.validation=0"]
 WRONG = (2, 5, 9)

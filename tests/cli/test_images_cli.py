@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import pencil
 from conftest import paint, truncate
 from PIL import Image
-from test_cli import pencil
 
 QUICK = ["--method", "cross_entropy", "--epochs", "2", "--set", "training.batch_size=8"]
 

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from test_cli import pencil
+from commands import pencil
 
 NAMES = ["sea", "sky", "sun"]
 

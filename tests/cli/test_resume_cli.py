@@ -8,20 +8,9 @@ import sys
 import time
 
 import pytest
+from commands import pencil
 
 QUICK = ["train", "digits-symmetric-50", "--epochs", "6", "--set", "training.checkpoint_epochs=1"]
-
-
-def pencil(*arguments, cwd, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "pencil", *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        **options,
-    )
 
 
 def weights(path):
@@ -32,7 +21,7 @@ def weights(path):
 def whole(tmp_path_factory):
     """One run from beginning to end, and one that was stopped."""
     folder = tmp_path_factory.mktemp("runs")
-    assert pencil(*QUICK, "--out", "whole", cwd=folder).returncode == 0
+    pencil(*QUICK, "--out", "whole", cwd=folder)
     process = subprocess.Popen(
         [sys.executable, "-m", "pencil", *QUICK, "--out", "stopped"],
         cwd=folder,
@@ -56,24 +45,32 @@ def test_check_says_whether_a_run_is_whole(whole):
 
 
 def test_the_same_command_goes_on_to_the_same_files(whole):
-    refused = pencil("train", "digits-symmetric-50", "--out", "stopped", "--resume", cwd=whole)
-    assert refused.returncode == 2 and "training.epochs is None; it was 6" in refused.stderr
+    refused = pencil("train", "digits-symmetric-50", "--out", "stopped", "--resume", cwd=whole, code=2)
+    assert "training.epochs is None; it was 6" in refused.stderr
     finished = pencil(*QUICK, "--out", "stopped", "--resume", cwd=whole)
-    assert finished.returncode == 0 and "epoch 1/6" not in finished.stderr and "epoch 6/6" in finished.stderr
+    assert "epoch 1/6" not in finished.stderr and "epoch 6/6" in finished.stderr
     assert weights(whole / "stopped") == weights(whole / "whole")
 
 
 def test_a_run_that_is_finished_or_damaged_is_told_apart(whole):
-    assert pencil("resume", "whole", cwd=whole).returncode == 0
+    pencil("resume", "whole", cwd=whole)
     content = bytearray((whole / "whole" / "labels.parquet").read_bytes())
     content[100] ^= 1
     (whole / "whole" / "labels.parquet").write_bytes(content)
-    checked = pencil("check", "whole", cwd=whole)
-    assert checked.returncode == 2 and "BROKEN  labels.parquet" in checked.stdout and "1 of 7" in checked.stderr
+    checked = pencil("check", "whole", cwd=whole, code=2)
+    assert "BROKEN  labels.parquet" in checked.stdout and "1 of 7" in checked.stderr
 
 
 def test_two_processes_write_one_run_and_say_things_once(tmp_path):
-    run = pencil("train", "digits-symmetric-50", "--epochs", "3", "--processes", "2", "--out", "both", cwd=tmp_path)
+    command = ["train", "digits-symmetric-50", "--epochs", "3", "--processes", "2", "--out", "both"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pencil", *command],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("epoch 3/3") == 1 and run.stdout.count("run directory") == 1
     assert json.loads((tmp_path / "both" / "summary.json").read_text())["epochs"] == 3

@@ -35,7 +35,7 @@ def many_labels(rows, seed):
     return from_arrays(points, given.numpy(), multilabel=True, clean_labels=labels.numpy())
 
 
-def train(name, layout="replicated", make=blobs, epochs=5, rows=83, top_k=None):
+def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
     options = dict(OPTIONS.get(name, {}))
     if find_method(name).needs_transition:
         options["transition"] = TRANSITION
@@ -56,12 +56,12 @@ def jobs():
     found = {name: (name,) for name in sorted(METHODS)}
     found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).by_row}
     found |= {f"pencil for many classes, {layout}": ("pencil", layout, many_labels) for layout in LAYOUTS}
-    found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 5, 83, 3)
+    found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 4, 83, 3)
     return found
 
 
-def train_all():
-    return {what: train(*arguments) for what, arguments in jobs().items()}
+def train_all(only=""):
+    return {what: train(*arguments) for what, arguments in jobs().items() if what.startswith(only)}
 
 
 def test_one_two_and_three_ranks_come_to_the_same():
@@ -69,10 +69,10 @@ def test_one_two_and_three_ranks_come_to_the_same():
         warnings.simplefilter("ignore", UserWarning)
         alone = train_all()
     for size in (2, 3):
-        ranks = in_ranks(size, train_all)
+        ranks = in_ranks(size, train_all, "pencil" if size == 3 else "")
         for found in ranks:
-            for what, one in alone.items():
-                agree(one, found[what], what)
+            for what in found:
+                agree(alone[what], found[what], what)
         held = [found["pencil, sharded"]["held"] for found in ranks]
         assert sum(held) == 83 and max(held) - min(held) <= 1  # each has its share and no more
 
