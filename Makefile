@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CHROMIUM := apt-get install --yes --quiet --no-install-recommends chromium
+CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends chromium
 LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
 
 .PHONY: help setup demo browser test test-slow lint format bench lock clean
@@ -30,7 +30,7 @@ demo: $(READY)  ## train on digits with half of the labels corrupted (under a mi
 
 browser:  ## chromium for the tests of the review page, where root and apt can install it
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
-	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { $(CHROMIUM) || { apt-get update && $(CHROMIUM); }; }; } || \
+	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { $(CHROMIUM) || { timeout 60 apt-get update && $(CHROMIUM); }; }; } || \
 	echo '*** NO CHROMIUM: the review page will not be tested in a browser; install one and run this again ***' >&2
 
 test: $(READY) browser  ## all tests but the slow ones
