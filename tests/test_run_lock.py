@@ -26,7 +26,14 @@ with RunLock(Path(sys.argv[1])):
 """
 # The lock's holder has a child, as a trainer has data workers.
 FORK = HOLD.replace(
-    "    print(os", "    child = os.fork()\n    if not child:\n        time.sleep(20)\n    print(child, 'of', os"
+    "    print(os",
+    "    reader, writer = os.pipe()\n"
+    "    child = os.fork()\n"
+    "    if not child:\n"
+    "        os.write(writer, b'.')\n"
+    "        time.sleep(20)\n"
+    "    os.read(reader, 1)\n"  # the child runs
+    "    print(child, 'of', os",
 )
 CONTEND = """
 import os, random, sys, time
