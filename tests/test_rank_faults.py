@@ -152,7 +152,7 @@ def test_torchrun_restarts_and_goes_on(tmp_path):
         "from pathlib import Path\n"
         "if os.environ['RANK'] == '1' and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    def die():\n"
-        f"        while not Path({str(tmp_path / 'run/metrics.jsonl')!r}).exists(): time.sleep(0.01)\n"
+        f"        while not list(Path({str(tmp_path / 'run/checkpoints')!r}).glob('step-*')): time.sleep(0.01)\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    threading.Thread(target=die, daemon=True).start()\n"
         "from pencil.cli import main\n"

@@ -39,13 +39,16 @@ def train(
     from pencil.job import run_recipe
     from pencil.resume import resume
     from pencil.run_directory import free_path, is_run, unfinished_path
+    from pencil.training.settings import pick_device
+    from pencil.training.world import agreed
 
     go_on = go_on or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     default = f"{recipe.name}-{Path(recipe.method['name']).stem}"
-    target = out or _agreed((unfinished_path if go_on else free_path)(Path("runs"), default))
+    target = out or (unfinished_path if go_on else free_path)(Path("runs"), default)
     if processes is not None:
         _launch(processes, target)
-    if go_on and is_run(target):
+    target, resumes = agreed((target, go_on and is_run(target)), pick_device(recipe.training.device))
+    if resumes:
         run = resume(target, expected=recipe, allow_changed=allow_changed, progress=True)
     else:
         run = run_recipe(recipe, target, progress=True)
@@ -76,17 +79,6 @@ def _launch(processes: int, target: Path | None = None) -> None:
     if target is not None and not any(word.split("=")[0] == "--out" for word in arguments):
         arguments += ["--out", str(target)]
     raise typer.Exit(launch(processes, arguments))
-
-
-def _agreed(path: Path) -> Path:
-    """What the first process found: the others may have looked after it had begun to write."""
-    from pencil.training.settings import pick_device
-    from pencil.training.world import expected_size, join
-
-    if expected_size() == 1:
-        return path
-    agreed: Path = join(pick_device("auto")).tell_all(path)
-    return agreed
 
 
 def _show(run: "Run", path: Path, as_json: bool) -> None:

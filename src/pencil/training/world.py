@@ -77,7 +77,7 @@ class Ranks(World):
         self.is_ours = not dist.is_initialized()
         if self.is_ours:
             with _peers():
-                dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=PATIENCE)
+                _connect("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def share(self, rows: Tensor) -> Tensor:
@@ -152,6 +152,14 @@ class Ranks(World):
             dist.destroy_process_group()
 
 
+def _connect(backend: str) -> None:
+    """Under a name for each restart: torchrun's store still has the addresses of the processes that died."""
+    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))  # type: ignore[attr-defined]
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    named = dist.PrefixStore(f"pencil/{restart}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
+
+
 ALONE = World()
 
 
@@ -163,6 +171,11 @@ def expected_size() -> int:
 def join(device: torch.device) -> World:
     """The world that this process was started in."""
     return Ranks(device) if expected_size() > 1 else ALONE
+
+
+def agreed(thing: Any, device: torch.device) -> Any:
+    """What the first process found on disk: the others may have looked after it had begun to write."""
+    return join(device).tell_all(thing)
 
 
 @contextmanager
