@@ -334,3 +334,17 @@ def test_a_finished_run_is_only_opened(tmp_path, undisturbed):
     train(tmp_path / "run", SELDOM)
     again = train(tmp_path / "run", SELDOM)
     assert again.path == tmp_path / "run" and result(again.path) == undisturbed
+
+
+def test_killed_before_it_had_begun_it_begins(tmp_path, undisturbed):
+    """What is left then is no run, and nothing of a user's."""
+    path = tmp_path / "run"
+    (path / "checkpoints").mkdir(parents=True)
+    for name in (".lock", "environment.json", ".rows.parquet.123"):
+        (path / name).write_text("")
+    train(path, SELDOM)
+    assert result(path) == undisturbed
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "environment.json").write_text("mine")
+    with pytest.raises(RunError, match="already holds something"):
+        train(tmp_path / "mine", SELDOM)

@@ -24,8 +24,8 @@ from pencil.data.inputs import Finish, Inputs, Normalization, TensorInputs
 from pencil.data.prepare import conform
 from pencil.data.sources import read_source
 from pencil.errors import ModelError, PencilError, RunError
+from pencil.models.probe import FAULTS
 from pencil.runs import Run
-from pencil.training.evaluation import MODEL_FAULTS
 
 ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 FORMATS = tuple(ENDINGS)
@@ -211,7 +211,7 @@ def _graph(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         example = torch.cat([example, example])  # of one, the tracer would take the size for fixed
     try:
         return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
-    except MODEL_FAULTS as error:
+    except FAULTS as error:
         raise ModelError(f"torch.export cannot follow this network: {_first_line(error)}") from error
 
 
@@ -233,7 +233,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, metadata: dict[s
         converted = torch.onnx.export(
             program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
         )
-    except (torch.onnx.OnnxExporterError, *MODEL_FAULTS) as error:
+    except (torch.onnx.OnnxExporterError, *FAULTS) as error:
         raise ModelError(f"torch.onnx cannot convert this network: {_first_line(error)}") from error
     finally:
         chatter.setLevel(level)

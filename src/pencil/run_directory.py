@@ -46,7 +46,7 @@ class RunDirectory(Observer):
     """Writes a run as it goes, as the only one: nothing is overwritten, nothing is left half-written."""
 
     def __init__(self, path: Path, *, resume: bool = False):
-        if not resume and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if not resume and not is_empty(path):
             hint = f"; go on with `pencil resume {path}`, or choose" if is_unfinished(path) else "; choose"
             raise RunError(f"{path} already holds something; expected a new directory{hint} another with --out.")
         self.path = path
@@ -62,9 +62,9 @@ class RunDirectory(Observer):
     def begin(self, recipe: Recipe, environment: dict[str, Any], rows: pa.Table) -> None:
         """What is known before training."""
         (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-        write_text(self.path / RECIPE, recipe.to_toml())
         write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
         write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
+        write_text(self.path / RECIPE, recipe.to_toml())  # last: a directory that has it can be resumed
 
     def rewind(self, records: list[Record]) -> None:
         """Back to the epochs that a checkpoint knows."""
@@ -132,8 +132,13 @@ def is_unfinished(path: Path) -> bool:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether nothing but a dead process's lock is there."""
-    return not path.exists() or (path.is_dir() and all(entry.name == LOCK for entry in path.iterdir()))
+    """Whether nothing is there but what a process leaves that was killed before its run had begun."""
+    if not path.is_dir():
+        return not path.exists()
+    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS)
+    names = [entry.name for entry in path.iterdir()]
+    ours = all(name in began or name.startswith((f".{ENVIRONMENT}.", f".{ROWS}.", f".{RECIPE}.")) for name in names)
+    return ours and (not names or LOCK in names)
 
 
 def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:

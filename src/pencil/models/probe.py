@@ -9,7 +9,7 @@ from pencil.errors import ModelError
 
 GROWTH = 128
 """So many pixels more make every map larger: no usual network takes longer steps over its input."""
-FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError, NotImplementedError)
+FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
 """What a network raises when an input does not suit it; anything else is a bug to be seen as it is."""
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pencil.data.examples import Batch, Examples
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError, ModelError, PencilError
+from pencil.models.probe import FAULTS, first_line
 
 
 class Compute(NamedTuple):
@@ -83,10 +84,6 @@ def _spread(said: Tensor | None, kept: Tensor, shape: Sequence[int]) -> Tensor:
     return every
 
 
-MODEL_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
-"""What a network raises when inputs do not suit it; anything else is a bug to be seen as it is."""
-
-
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
     """Refuse a network that cannot take these inputs, to predict or to train, or does not give one logit per class."""
     values = examples.some_inputs(min(2, batch_size))
@@ -98,9 +95,9 @@ def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, ba
         model.train(was_training)
     except PencilError:
         raise
-    except MODEL_FAULTS as error:
+    except FAULTS as error:
         shape = tuple(values.shape)
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise ModelError(f"the model cannot train on inputs of shape {shape}: {reason}") from error
     expected = (len(values), examples.num_classes)
     if tuple(logits.shape) != expected:
