@@ -29,6 +29,7 @@ from pencil.report import write_report
 from pencil.run_directory import RunDirectory, checkpoints_of, describe_environment
 from pencil.runs import Run
 from pencil.seeding import derive_seed
+from pencil.sinks import Log, refuse_missing
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.pausing import Pauses, StopRequest
 from pencil.training.settings import pick_device
@@ -92,6 +93,8 @@ def assemble(
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
+    if prepared.pinned_digest is not None:
+        fingerprints["pinned"] = prepared.pinned_digest
     rows = row_table(loaded, prepared.splits)
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
@@ -129,6 +132,7 @@ def execute(
     A run with a directory saves itself as it goes, and stops when it is asked to. ``restore`` puts the trainer where a
     run that was stopped in that directory left off. Of several processes only the first one writes.
     """
+    refuse_missing(job.recipe.training.log, out)
     with ExitStack() as stack:
         request = None if out is None else stack.enter_context(StopRequest())  # first: to be stopped while it joins
         world = join(pick_device(job.recipe.training.device))
@@ -138,7 +142,9 @@ def execute(
         if out is not None and world.rank == 0:
             directory = RunDirectory(Path(out), resume=restore is not None)
         pauses = None if out is None or request is None else _pauses(job, Path(out), request, world)
-        trainer = job.trainer((directory, *display) if directory else display, pause=pauses, world=world)
+        log = None if directory is None else Log(job.recipe, directory.path)
+        observers = tuple(observer for observer in (directory, *display, log) if observer is not None)
+        trainer = job.trainer(observers, pause=pauses, world=world)
         if directory is not None:
             stack.enter_context(directory)
         if restore is not None:
@@ -147,11 +153,15 @@ def execute(
             directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights), job.rows)
         elif directory is not None:
             directory.rewind(trainer.records)
+        if log is not None:
+            stack.enter_context(log).begin(trainer.records)
         outcome = trainer.run()
         run = _gathered(job, outcome, None if out is None else Path(out))
         if directory is not None:
             directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
             _report(run, splits=job.prepared.splits)
+        if log is not None:
+            log.finish(run.summary)
     return run
 
 

@@ -32,17 +32,23 @@ class Exchange(Protocol):
 
 @dataclass(frozen=True)
 class LabelLayout:
-    """How the labels of a run are kept: whole on every process or dealt out over them, all entries or ``top_k``."""
+    """How the labels of a run are kept: whole on every process or dealt out over them, all entries or ``top_k``.
+
+    ``pinned`` is true for the rows whose labels never move.
+    """
 
     sharded_over: Exchange | None = None
     top_k: int | None = None
+    pinned: Tensor | None = None
 
     def place(self, given_labels: Tensor, make: Callable[[Tensor, int | None], LabelStore]) -> LabelStore:
         """The store of these labels, or of this process's share of them; ``make(given_labels, top_k)`` builds it."""
         world = self.sharded_over
-        if world is None:
-            return make(given_labels, self.top_k)
-        return ShardedLabelStore(make(given_labels[world.rank :: world.size], self.top_k), world, len(given_labels))
+        mine = slice(None) if world is None else slice(world.rank, None, world.size)
+        store = make(given_labels[mine], self.top_k)
+        if self.pinned is not None:
+            store.pinned = self.pinned[mine].to(given_labels.device)
+        return store if world is None else ShardedLabelStore(store, world, len(given_labels))
 
 
 WHOLE = LabelLayout()
@@ -134,7 +140,7 @@ class TopKLabelStore(LabelStore):
         for chunk in torch.arange(len(given), device=given.device).split(CHUNK):
             dense = self.initial_logits(chunk)
             self.row_sums[chunk] = dense.sum(dim=1)
-            self.write(chunk, dense)
+            self._set(chunk, dense)
 
     @property
     def label_logits(self) -> Tensor:  # type: ignore[override]
@@ -149,7 +155,7 @@ class TopKLabelStore(LabelStore):
         rest = (self.row_sums[rows] - top.sum(dim=1)) / max(1, self.num_classes - self.k)
         return rest.unsqueeze(1).repeat(1, self.num_classes).scatter_(1, index, top)
 
-    def write(self, rows: Tensor, label_logits: Tensor) -> None:
+    def _set(self, rows: Tensor, label_logits: Tensor) -> None:
         top, index = label_logits.topk(self.k, dim=1, sorted=False)
         self.top[rows] = top.to(self.top.dtype)
         self.index[rows] = index.to(self.index.dtype)

@@ -40,9 +40,12 @@ def row_table(loaded: Splits, splits: Splits) -> pa.Table:
 def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
     """How many labels changed, and how many are right before and after where that is known."""
     clean = train.clean_labels
+    found: dict[str, Any] = {"rows": len(train)}
+    if train.pinned is not None:
+        found["pinned"] = int(train.pinned.sum())
     if train.multilabel:
         entries = read_entries(label_probs, train.given_labels)
-        found: dict[str, Any] = {"rows": len(train), "entries": int(entries.known.sum())}
+        found["entries"] = int(entries.known.sum())
         found["changed"] = int(entries.changed.sum())
         if clean is not None:
             found["correct_before"] = correct_entries(entries.given, clean)
@@ -50,7 +53,7 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
             found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
         return found
     reading = read_labels(label_probs, train.given_labels)
-    found = {"rows": len(train), "changed": int(reading.changed.sum())}
+    found["changed"] = int(reading.changed.sum())
     if clean is not None:
         found["correct_before"] = float((reading.given == clean).double().mean())
         found["correct_after"] = float((reading.corrected == clean).double().mean())
@@ -86,6 +89,7 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
             "distribution": _matrix(label_probs),
+            **_pinned(examples),
         }
     )
 
@@ -103,6 +107,7 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             "changed": entries.changed.sum(dim=1).int().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
+            **_pinned(examples),
         }
     )
 
@@ -112,6 +117,11 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
         "key": pa.array(examples.keys.tolist(), pa.string()),
         "split": pa.array([split] * len(examples)).dictionary_encode(),
     }
+
+
+def _pinned(examples: Examples) -> dict[str, Any]:
+    """A column more where some labels are reviewed ones."""
+    return {} if examples.pinned is None else {"pinned": examples.pinned.numpy()}
 
 
 def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:

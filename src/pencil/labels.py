@@ -78,10 +78,12 @@ class LabelStore:
     tensor([0, 2, 1])
 
     ``labels[rows]`` gives the logits to train on; :meth:`update` moves the same rows once the network has spoken.
-    ``own_rows`` says which rows are held here, where that is not all of them.
+    ``own_rows`` says which rows are held here, where that is not all of them; ``pinned`` is true for rows that stay as
+    they were given, whatever is written to them.
     """
 
     own_rows: Tensor | None = None
+    pinned: Tensor | None = None
 
     def __init__(
         self,
@@ -147,7 +149,13 @@ class LabelStore:
             raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Set these rows, each of which is named once."""
+        """Set these rows, each of which is named once; pinned ones stay as they are."""
+        if self.pinned is not None:
+            free = ~self.pinned.index_select(0, rows)
+            rows, label_logits = rows[free], label_logits[free]
+        self._set(rows, label_logits)
+
+    def _set(self, rows: Tensor, label_logits: Tensor) -> None:
         if rows.is_cpu:  # NumPy writes rows several times faster than torch's index_copy_ and index_add_ do
             self.label_logits.numpy()[rows.numpy()] = label_logits.numpy()
         else:

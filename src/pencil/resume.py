@@ -54,6 +54,7 @@ def resume(
     job = assemble(chosen, same, model=model, method=method, held_out=None if changes is None else changes.validation)
     if expected is not None:
         _refuse_other_recipe(path, job.recipe, expected)
+    _refuse_other_pins(path, job)
     return execute(job, path, progress=progress, restore=lambda trainer: _restore(path, job, trainer, changes))
 
 
@@ -67,7 +68,7 @@ def _refuse_missing_objects(
 
 UPKEEP = {
     "data": ("root", "cache", "workers"),
-    "training": ("checkpoint_minutes", "checkpoint_epochs", "checkpoints_kept"),
+    "training": ("checkpoint_minutes", "checkpoint_epochs", "checkpoints_kept", "log"),
 }
 """What has no part in the result, and may be another when a run goes on."""
 
@@ -107,6 +108,20 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
+def _stored_fingerprints(path: Path) -> dict[str, str]:
+    fingerprints: dict[str, str] = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["data_fingerprint"]
+    return fingerprints
+
+
+def _refuse_other_pins(path: Path, job: Job) -> None:
+    """A label that was pinned after training had begun may have moved already."""
+    if _stored_fingerprints(path).get("pinned") != job.fingerprints.get("pinned"):
+        raise DataError(
+            f"the reviewed labels in {job.recipe.data.pinned} are others than when {path} was started; expected the "
+            "same; bring them back, or train again in another directory."
+        )
+
+
 class Changes:
     """Which rows a stopped run had, by key, and which of them were held out."""
 
@@ -116,7 +131,8 @@ class Changes:
 
 def _as_before(path: Path, chosen: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, Changes | None]:
     """The same rows in the order they had; where rows have come or gone, those that stayed first, then the new."""
-    stored = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["data_fingerprint"]
+    stored = _stored_fingerprints(path)
+    stored.pop("pinned", None)  # which has a word of its own to say
     if stored == {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}:
         return loaded, None
     table = pq.read_table(path / ROWS)

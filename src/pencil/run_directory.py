@@ -152,7 +152,9 @@ def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str
         "processor": platform.processor() or platform.machine(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": torch.get_num_threads(),
-        "data_fingerprint": dict(fingerprints),  # of keys and labels as they came, before noise and split
+        "data_fingerprint": dict(
+            fingerprints
+        ),  # of keys and labels as they came, before noise and split, and of reviews
         "first_weights": weights,
     }
 

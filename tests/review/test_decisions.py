@@ -12,9 +12,10 @@ from pencil import run_directory
 from pencil.errors import RunError
 from pencil.export import choose_entries, choose_labels
 from pencil.review import Decision, merge_reviews, pinned_labels, queue, read_reviews
-from pencil.review.decisions import History, Journal, read_lines
+from pencil.review.decisions import Journal
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
+from pencil.reviews import History, read_lines
 
 
 def decision(key, kind="accept", label="dog", split="train", given="cat", corrected="dog"):
@@ -174,7 +175,7 @@ def test_reviews_of_another_run_are_refused(tmp_path):
         (decision("nobody"), "'nobody'.*does not have"),
         (decision("0", split="validation"), "does not have"),
         (decision("0", label="fish"), "'fish', which is none of the 3 classes"),
-        (decision("0", label=("cat", "dog")), "several classes"),
+        (decision("0", label=("cat", "dog")), "names 2 classes; expected one"),
     ):
         with pytest.raises(RunError, match=words):
             merge_reviews(table, [made])

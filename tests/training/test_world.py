@@ -1,6 +1,7 @@
 """Many processes compute what one does."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,14 @@ def many_labels(rows, seed):
     return from_arrays(points, given.numpy(), multilabel=True, clean_labels=labels.numpy())
 
 
+def pinned_blobs(rows, seed):
+    return replace(blobs(rows, seed), pinned=torch.arange(rows) % 4 == 0)
+
+
+def pinned_many_labels(rows, seed):
+    return replace(many_labels(rows, seed), pinned=torch.arange(rows) % 4 == 0)
+
+
 def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
     options = dict(OPTIONS.get(name, {}))
     if find_method(name).needs_transition:
@@ -44,7 +53,13 @@ def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
     settings = TrainingSettings(batch_size=16, epochs=epochs, device="cpu", label_layout=layout, label_top_k=top_k)
     splits = Splits(make(rows, 0), make(31, 1), make(7, 2))
     trainer = Trainer(network, splits, find_method(name)(**options), settings, seed=5, world=join(torch.device("cpu")))
+    pinned = torch.empty(0, dtype=torch.int64)
+    if splits.train.pinned is not None:
+        pinned = splits.train.pinned.nonzero()[:, 0]
+        at_first = trainer.method.labels[pinned]
     outcome = trainer.run()
+    if len(pinned):  # wherever they live, they keep their bits
+        assert trainer.method.labels[pinned].equal(at_first)
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in outcome.records]
     weights = {name: value.numpy() for name, value in outcome.model.state_dict().items()}
     held = None if trainer.method.labels is None else len(trainer.method.labels.given_labels)
@@ -57,6 +72,9 @@ def jobs():
     found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).by_row}
     found |= {f"pencil for many classes, {layout}": ("pencil", layout, many_labels) for layout in LAYOUTS}
     found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 4, 83, 3)
+    found["pencil with pinned rows, sharded"] = ("pencil", "sharded", pinned_blobs)
+    found["pencil with pinned rows of top-k, sharded"] = ("pencil", "sharded", pinned_blobs, 4, 83, 3)
+    found["pencil with pinned rows of many classes, sharded"] = ("pencil", "sharded", pinned_many_labels)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Seed, Set, build_recipe
+from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Seed, Set, build_recipe
 from pencil.errors import RunError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def check(
     model: ModelName = None,
     seed: Seed = None,
     epochs: Epochs = None,
+    pinned: Pinned = None,
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +41,7 @@ def check(
     if (Path(what) / "recipe.toml").is_file():
         _check_run(Path(what), as_json)
         return
-    recipe = build_recipe(what, method, model, seed, epochs, assignments)
+    recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned)
     from pencil.cli.show import show
     from pencil.errors import DataError
     from pencil.job import rehearse

@@ -19,6 +19,10 @@ ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their shares.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
+Pinned = Annotated[
+    Path | None,
+    typer.Option("--pinned", metavar="FILE", help="Reviewed labels (RUN/reviews.jsonl): they hold and never move."),
+]
 Threshold = Annotated[
     float | None,
     typer.Option("--threshold", help="Several classes at once: present above this probability (0.5)."),
@@ -33,13 +37,14 @@ def build_recipe(
     seed: int | None = None,
     epochs: int | None = None,
     assignments: list[str] | None = None,
+    pinned: Path | None = None,
 ) -> "Recipe":
     """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers."""
     from pencil import recipe
 
     tree = recipe.find(what)
     options: list[tuple[list[str], object]] = [(["model", "name"], model), (["seed"], seed)]
-    options.append((["training", "epochs"], epochs))
+    options += [(["training", "epochs"], epochs), (["data", "pinned"], pinned)]
     if method is not None and recipe.method_name(tree) != method:
         tree = {**tree, "method": {"name": method}}
     for keys, value in options:

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, RunPath, Seed, Set, What, build_recipe
+from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, RunPath, Seed, Set, What, build_recipe
 
 if TYPE_CHECKING:
     from pencil.runs import Run
 
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Train in so many processes on this machine.")
+]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="Log every epoch to tensorboard, wandb or mlflow as well; repeatable.")
 ]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Go on though rows have come or gone; labels follow their keys.")
@@ -28,6 +31,8 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME by default.")] = None,
     seed: Seed = None,
     epochs: Epochs = None,
+    pinned: Pinned = None,
+    log: Log = None,
     assignments: Set = None,
     go_on: Annotated[bool, typer.Option("--resume", help="Go on where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
@@ -35,7 +40,8 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
-    recipe = build_recipe(what, method, model, seed, epochs, assignments)
+    chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
+    recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned)
     from pencil.job import run_recipe
     from pencil.resume import resume
     from pencil.run_directory import free_path, is_run, unfinished_path

@@ -43,11 +43,15 @@ class Examples:
     keys: np.ndarray
     clean_labels: Tensor | None = None
     multilabel: bool = False
+    pinned: Tensor | None = None
+    """True for rows whose label a person has reviewed: nothing moves it."""
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
         if self.clean_labels is not None:
             lengths["clean labels"] = len(self.clean_labels)
+        if self.pinned is not None:
+            lengths["marks of pinned rows"] = len(self.pinned)
         for name, count in lengths.items():
             if count != len(self.rows):
                 raise DataError(f"there are {len(self.rows)} inputs but {count} {name}; expected as many of each.")
@@ -80,6 +84,7 @@ class Examples:
             given_labels=self.given_labels[chosen],
             keys=self.keys[chosen.numpy()],
             clean_labels=None if self.clean_labels is None else self.clean_labels[chosen],
+            pinned=None if self.pinned is None else self.pinned[chosen],
         )
 
     def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""From loaded data to a run's splits: choose, corrupt, hold out, size, normalise."""
+"""From loaded data to a run's splits: choose, corrupt, hold out, pin, size, normalise."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from pencil.data.geometry import apply_geometry, image_size, sized
 from pencil.data.given import about
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
+from pencil.data.pinned import pin
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError
 from pencil.seeding import derive_seed, generator
@@ -27,15 +28,22 @@ from pencil.seeding import derive_seed, generator
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The splits of a run, the settings with everything derived filled in, and the noise that was really injected."""
+    """The splits of a run, the settings with everything derived filled in, and the noise that was really injected.
+
+    ``pinned_digest`` is that of the reviewed labels, where there are any.
+    """
 
     splits: Splits
     settings: DataSettings
     noise_rate: float | None = None
+    pinned_digest: str | None = None
 
 
 def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndarray | None = None) -> PreparedData:
-    """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows."""
+    """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows.
+
+    Reviewed labels come after noise and split: they are right, and rows stay where they were when they were reviewed.
+    """
     _refuse_other_kinds(settings, loaded)
     train = choose_rows(settings, loaded.train, seed)
     _refuse_misfits(settings, train, loaded.test)
@@ -50,6 +58,10 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndar
     validation = None if loaded.validation is None else apply_geometry(settings, loaded.validation, size)
     if validation is None:
         train, validation = hold_out(train, settings.validation, seed, held_out)
+    pinned_digest = None
+    if settings.pinned is not None:
+        pinned, pinned_digest = pin(Splits(train, validation), settings.pinned, drawn=loaded.validation is None)
+        train, validation = pinned.train, pinned.validation
     check_trainable(train)
     warn_of_unknown_rows(train)
     test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
@@ -60,7 +72,7 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndar
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
-    return PreparedData(splits, settings.model_copy(update=resolved), rate)
+    return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest)
 
 
 def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:

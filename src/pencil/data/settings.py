@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pencil.data.augment import Augmentation
 from pencil.data.images import MAX_PIXELS, Unreadable
@@ -60,6 +60,8 @@ NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 
 
 Pixels = Annotated[int, Field(ge=1)]
+WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+"""Where a file is, wherever the run goes on from."""
 
 
 class DataSettings(_Strict):
@@ -75,6 +77,7 @@ class DataSettings(_Strict):
     rows: Annotated[int, Field(ge=2)] | None = None
     test_rows: Annotated[int, Field(ge=1)] | None = None
     noise: NoiseSettings | None = None
+    pinned: WholePath | None = None
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
     resize: Literal["auto", "none"] | Pixels | tuple[Pixels, Pixels] = "auto"
     crop: Pixels | None = None

@@ -74,7 +74,7 @@ class ConfidentLearning(Method):
                 f"there are {len(task.given_labels)} training rows for {self.folds} folds; "
                 "expected at least two rows in each; lower method.folds."
             )
-        self.given_labels = task.given_labels
+        self.given_labels, self.pinned = task.given_labels, task.layout.pinned
         self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
         self.fold_of = stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device)
         self.out_of_fold_probs = self.given_probs.clone()  # where an input cannot be read it stays so
@@ -113,7 +113,10 @@ class ConfidentLearning(Method):
 
     def prune(self, context: Context) -> None:
         self.collect(self.folds - 1, context)
-        self.issues = find_issues(self.given_labels, self.out_of_fold_probs).to(self.issues.device)
+        issues = find_issues(self.given_labels, self.out_of_fold_probs)
+        if self.pinned is not None:  # a person has looked at them
+            issues &= ~self.pinned
+        self.issues = issues.to(self.issues.device)
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """A row with an issue reads as its out-of-fold prediction, every other row as its given label."""

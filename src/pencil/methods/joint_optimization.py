@@ -72,6 +72,7 @@ class JointOptimization(Method):
         uniform = self.soft_labels.new_full((classes,), 1 / classes)
         self.prior_probs = {"none": None, "uniform": uniform, "given": self.soft_labels.mean(dim=0)}[self.prior]
         self.history: deque[Tensor] = deque(maxlen=self.window)
+        self.pinned = None if task.layout.pinned is None else task.layout.pinned.to(task.device).nonzero()[:, 0]
         return (
             Phase(
                 "joint",
@@ -90,9 +91,11 @@ class JointOptimization(Method):
         self.history.append(self.soft_labels.clone())  # a row whose input cannot be read keeps its label
 
     def relabel(self, context: Context) -> None:
-        """Soft labels: the mean prediction of each row over the window."""
+        """Soft labels: the mean prediction of each row over the window; of a pinned row, what it has always been."""
         if self.history:
-            self.soft_labels = torch.stack(tuple(self.history)).mean(dim=0)
+            before, self.soft_labels = self.soft_labels, torch.stack(tuple(self.history)).mean(dim=0)
+            if self.pinned is not None:
+                self.soft_labels[self.pinned] = before[self.pinned]
 
     def collect(self, carry: Tensor, batch: Batch, label_step: float) -> None:
         self.history[-1][batch.rows] = carry

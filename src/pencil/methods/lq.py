@@ -101,13 +101,15 @@ class TruncatedLq(Method):
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.given_labels = task.given_labels
+        self.given_labels, self.pinned = task.given_labels, task.layout.pinned
         self.chosen = torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device)
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.prune),)
 
     def prune(self, epoch: int, epochs: int, context: Context) -> None:
         if is_due(epoch, epochs, self.prune_from, self.prune_every):
             kept = confident(context.predict(best=True), self.given_labels, self.k)
+            if self.pinned is not None:  # what a person has looked at is learned from
+                kept |= self.pinned.to(kept.device)
             self.chosen = kept if kept.any() else torch.ones_like(kept)  # with no row left nothing would be learned
 
     def loss(self, logits: Tensor, batch: Batch) -> Terms:

@@ -1,13 +1,8 @@
-"""A person's decisions: ``reviews.jsonl``, one line each, appended and flushed to disk as they are made.
-
-The last line about a row counts; ``undo`` takes it back, so that the one before it counts again.
-"""
+"""A person's decisions: appended and flushed to disk as they are made, and merged into the labels of a run."""
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,120 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.errors import RunError
-
-REVIEWS = "reviews.jsonl"
-KINDS = ("accept", "reject", "other", "skip", "undo")
-
-Label = str | tuple[str, ...]
-"""A class, or the set of classes where an example may be of several at once."""
-Where = tuple[str, str]
-"""Key and split: together they name a row."""
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a person said about a row. ``label`` is what holds from now on; None for ``skip`` and ``undo``."""
-
-    key: str
-    split: str
-    decision: str
-    label: Label | None
-    given: Label | None
-    corrected: Label | None
-    time: str
-
-    @property
-    def where(self) -> Where:
-        return self.key, self.split
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), ensure_ascii=False)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def read_reviews(path: Path | str) -> list[Decision]:
-    """The decisions that stand, in the order they were made: one for each row, none that was taken back."""
-    history = History()
-    for decision in read_lines(Path(path)):
-        history.add(decision)
-    return history.standing()
-
-
-class History:
-    """All decisions of a file, row by row: the last of each counts."""
-
-    def __init__(self) -> None:
-        self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
-        self._count = 0
-
-    def add(self, decision: Decision) -> None:
-        made = self._of_row.setdefault(decision.where, [])
-        if decision.decision != "undo":
-            self._count += 1
-            made.append((self._count, decision))
-        elif made:
-            made.pop()
-        if not made:
-            del self._of_row[decision.where]
-
-    def get(self, where: Where) -> Decision | None:
-        return self._of_row[where][-1][1] if where in self._of_row else None
-
-    def last(self) -> Decision | None:
-        """The newest decision that was not taken back."""
-        return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
-
-    def standing(self) -> list[Decision]:
-        latest = sorted((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0])
-        return [decision for _, decision in latest]
-
-
-def read_lines(path: Path) -> Iterator[Decision]:
-    """Every line of the file; a last line that was cut off in the middle is no decision yet."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}.") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            yield _parse(line)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number == len(lines):  # its newline is missing: the machine stopped while it was written
-                return
-            raise RunError(
-                f"line {number} of {path} is no decision ({error}); expected a JSON object with key, decision, label, "
-                "given and corrected; mend or remove the line."
-            ) from error
-
-
-def _parse(line: bytes) -> Decision:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise ValueError(f"it is a {type(found).__name__}")
-    kind, label = found["decision"], _label(found.get("label"))
-    if kind not in KINDS:
-        raise ValueError(f"decision is {kind!r}; expected {', '.join(KINDS)}")
-    if (label is None) != (kind in ("skip", "undo")):
-        raise ValueError(f"label is {label!r} for {kind}")
-    given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
-    return Decision(
-        str(found["key"]), str(found.get("split", "")), kind, label, given, corrected, str(found.get("time", ""))
-    )
-
-
-def _label(value: Any) -> Label | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(name, str) for name in value):
-        return tuple(value)
-    raise ValueError(f"{value!r} is no label")
+from pencil.reviews import Decision, Where, parse_line, presence
 
 
 class Journal:
@@ -172,25 +54,13 @@ class Journal:
         if not tail:
             return
         try:
-            _parse(tail)
+            parse_line(tail)
         except (ValueError, KeyError, TypeError, RecursionError):
             os.ftruncate(self._descriptor, len(content) - len(tail))
         else:
             os.lseek(self._descriptor, 0, os.SEEK_END)
             os.write(self._descriptor, b"\n")
         os.fsync(self._descriptor)
-
-
-def pinned_labels(path: Path | str) -> dict[str, Label]:
-    """The label that a person chose for each key; rows that were skipped are not in it.
-
-    Where a training row and a validation row have the same key, the training row's counts.
-    """
-    if not Path(path).is_file():
-        raise RunError(f"{path} does not exist; expected decisions that `pencil review RUN` wrote.")
-    chosen = [decision for decision in read_reviews(path) if decision.label is not None]
-    chosen.sort(key=lambda decision: decision.split == "train")
-    return {decision.key: decision.label for decision in chosen if decision.label is not None}
 
 
 def merge_reviews(label_table: pa.Table, reviews: Iterable[Decision]) -> pa.Table:
@@ -206,10 +76,10 @@ def merge_reviews(label_table: pa.Table, reviews: Iterable[Decision]) -> pa.Tabl
     classes: list[str] = json.loads(label_table.schema.metadata[b"classes"])
     reviewed = np.zeros(label_table.num_rows, dtype=bool)
     reviewed[list(rows.values())] = True
-    by_row = {row: chosen[where] for where, row in rows.items()}
+    by_row = {row: (where[0], chosen[where]) for where, row in rows.items()}
     picked = np.array(sorted(by_row), dtype=np.int64)
-    present = _presence([by_row[int(row)] for row in picked], classes)
     multilabel = "given_probabilities" in label_table.column_names
+    present = presence((by_row[int(row)] for row in picked), classes, several=multilabel)
     merge = _merged_sets if multilabel else _merged_classes
     merged = merge(label_table, picked, present, classes)
     merged["confidence"] = _changed_at(label_table["confidence"], picked, 1.0)
@@ -237,23 +107,7 @@ def _strings(values: list[str]) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
-def _presence(labels: list[Any], classes: list[str]) -> np.ndarray:
-    """(labels, classes): which classes each label names."""
-    code = {name: number for number, name in enumerate(classes)}
-    present = np.zeros((len(labels), len(classes)), dtype=bool)
-    for row, label in enumerate(labels):
-        for name in [label] if isinstance(label, str) else label:
-            if name not in code:
-                raise RunError(
-                    f"a review says {name!r}, which is none of the {len(classes)} classes of the label table."
-                )
-            present[row, code[name]] = True
-    return present
-
-
 def _merged_classes(table: pa.Table, picked: np.ndarray, present: np.ndarray, classes: list[str]) -> dict[str, Any]:
-    if (present.sum(axis=1) != 1).any():
-        raise RunError("a review names several classes; in this label table each row is of one.")
     names = pa.array(classes, pa.string())
     chosen = present.argmax(axis=1)
     codes = pc.index_in(table["corrected"].cast(pa.string()), names).to_numpy().astype(np.int32)

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pencil.errors import RunError
-from pencil.review.decisions import Label, Where, find_rows
+from pencil.review.decisions import find_rows
+from pencil.reviews import Label, Where
 
 RECIPE, LABELS, SUMMARY = "recipe.toml", "labels.parquet", "summary.json"  # as in run_directory, which needs torch
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed")

@@ -12,6 +12,7 @@ from pencil.data.augment import Augmentation
 from pencil.data.examples import Batch, Examples, Splits, cut
 from pencil.data.given import as_distribution
 from pencil.data.inputs import View
+from pencil.data.pinned import hold_pinned
 from pencil.errors import TrainingError
 from pencil.label_layouts import CHUNK, ShardedLabelStore
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -284,7 +285,7 @@ class Trainer:
             model=self.model,
             best_weights=self.learner.best_weights or self.model.state_dict(),
             best_epoch=self.learner.best_epoch,
-            label_probs=label_probs.cpu(),
+            label_probs=hold_pinned(label_probs.cpu(), self.splits.train),
             validation_probs=validation_probs,
             records=self.records,
         )
@@ -324,4 +325,4 @@ class Trainer:
         probs = to_probs(logits, examples.multilabel)
         if unread.any():
             probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
-        return probs
+        return hold_pinned(probs, examples)

@@ -12,6 +12,7 @@ from pencil.binary import binary_cross_entropy
 from pencil.binary_labels import read_entries
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
+from pencil.data.pinned import hold_pinned
 from pencil.labels import read_labels
 from pencil.losses import cross_entropy
 
@@ -98,7 +99,7 @@ class LabelTotals:
         self.right, self.known = 0.0, 0.0
 
     def add(self, label_probs: Tensor, examples: Examples) -> None:
-        clean = examples.clean_labels
+        clean, label_probs = examples.clean_labels, hold_pinned(label_probs, examples)
         if examples.multilabel:
             entries = read_entries(label_probs, examples.given_labels)
             entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)

@@ -81,8 +81,8 @@ def choose_layout(
     if settings.label_layout == "auto":
         sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
     if not sharded or world.size == 1 or not by_row:
-        return LabelLayout(top_k=settings.label_top_k), over_whole_batch
-    return LabelLayout(world, settings.label_top_k), over_own_rows
+        return LabelLayout(None, settings.label_top_k, train.pinned), over_whole_batch
+    return LabelLayout(world, settings.label_top_k, train.pinned), over_own_rows
 
 
 def failure(what: str, where: str, shared: Shared, all_keys: np.ndarray) -> TrainingError:

@@ -9,10 +9,12 @@ from pencil.data.named.clothing1m import clothing1m
 from pencil.data.named.coco import coco
 from pencil.data.named.cub import cub200
 from pencil.data.named.open_images import open_images
-from pencil.data.named.small import digits, fashion_mnist, numbers
+from pencil.data.named.small import breast_cancer, digits, fashion_mnist, numbers, wine
 
 DATASETS: dict[str, Callable[..., Splits]] = {
     "digits": digits,
+    "wine": wine,
+    "breast_cancer": breast_cancer,
     "fashion_mnist": fashion_mnist,
     "numbers": numbers,
     "canvases": canvases,

@@ -1,7 +1,8 @@
-"""Small datasets that are at hand: scikit-learn's digits and Fashion-MNIST."""
+"""Small datasets that are at hand: scikit-learn's digits, wines and tumours, and Fashion-MNIST."""
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,12 +22,38 @@ FASHION_CLASSES = (
 def digits(root: Path | None = None) -> Splits:
     """scikit-learn's 1,797 handwritten digits, 8 x 8 grey values 0..16; a fixed quarter of them is the test set."""
     from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
     images = (images.reshape(-1, 8, 8) * (255 / 16)).round().astype(np.uint8)
+    keys = [f"digit-{i:04d}" for i in range(len(labels))]
+    return _quartered(from_arrays(images, labels.astype(np.int64), keys=keys))
+
+
+def wine(root: Path | None = None) -> Splits:
+    """scikit-learn's 178 wines of three growers, 13 measurements each; a fixed quarter is the test set."""
+    from sklearn.datasets import load_wine
+
+    return _quartered(_from_bunch(load_wine(), "wine"))
+
+
+def breast_cancer(root: Path | None = None) -> Splits:
+    """scikit-learn's 569 breast tumours, 30 measurements each; a fixed quarter is the test set."""
+    from sklearn.datasets import load_breast_cancer
+
+    return _quartered(_from_bunch(load_breast_cancer(), "tumour"))
+
+
+def _from_bunch(bunch: Any, word: str) -> Examples:
+    keys = [f"{word}-{i:03d}" for i in range(len(bunch.data))]
+    classes = [str(name) for name in bunch.target_names]
+    return from_arrays(bunch.data.astype(np.float32), bunch.target.astype(np.int64), classes=classes, keys=keys)
+
+
+def _quartered(whole: Examples) -> Splits:
+    from sklearn.model_selection import train_test_split
+
+    labels = whole.given_labels.numpy()
     train, test = train_test_split(np.arange(len(labels)), test_size=0.25, random_state=0, stratify=labels)
-    whole = from_arrays(images, labels.astype(np.int64), keys=[f"digit-{i:04d}" for i in range(len(labels))])
     parts = [whole.subset(torch.from_numpy(np.sort(rows))) for rows in (train, test)]
     return Splits(parts[0], test=parts[1])
 

@@ -1,0 +1,168 @@
+"""``reviews.jsonl``: what a person decided about the labels of a run, one line for each decision.
+
+The last line about a row counts; ``undo`` takes it back, so that the one before it counts again.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pencil.errors import RunError
+
+REVIEWS = "reviews.jsonl"
+KINDS = ("accept", "reject", "other", "skip", "undo")
+
+Label = str | tuple[str, ...]
+"""A class, or the set of classes where an example may be of several at once."""
+Where = tuple[str, str]
+"""Key and split: together they name a row."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a person said about a row. ``label`` is what holds from now on; None for ``skip`` and ``undo``."""
+
+    key: str
+    split: str
+    decision: str
+    label: Label | None
+    given: Label | None
+    corrected: Label | None
+    time: str
+
+    @property
+    def where(self) -> Where:
+        return self.key, self.split
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def read_reviews(path: Path | str) -> list[Decision]:
+    """The decisions that stand, in the order they were made: one for each row, none that was taken back."""
+    history = History()
+    for decision in read_lines(Path(path)):
+        history.add(decision)
+    return history.standing()
+
+
+class History:
+    """All decisions of a file, row by row: the last of each counts."""
+
+    def __init__(self) -> None:
+        self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
+        self._count = 0
+
+    def add(self, decision: Decision) -> None:
+        made = self._of_row.setdefault(decision.where, [])
+        if decision.decision != "undo":
+            self._count += 1
+            made.append((self._count, decision))
+        elif made:
+            made.pop()
+        if not made:
+            del self._of_row[decision.where]
+
+    def get(self, where: Where) -> Decision | None:
+        return self._of_row[where][-1][1] if where in self._of_row else None
+
+    def last(self) -> Decision | None:
+        """The newest decision that was not taken back."""
+        return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
+
+    def standing(self) -> list[Decision]:
+        latest = sorted((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0])
+        return [decision for _, decision in latest]
+
+
+def read_lines(path: Path) -> Iterator[Decision]:
+    """Every line of the file; a last line that was cut off in the middle is no decision yet."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror}.") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield parse_line(line)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            if number == len(lines):  # its newline is missing: the machine stopped while it was written
+                return
+            raise RunError(
+                f"line {number} of {path} is no decision ({error}); expected a JSON object with key, decision, label, "
+                "given and corrected; mend or remove the line."
+            ) from error
+
+
+def parse_line(line: bytes) -> Decision:
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a {type(found).__name__}")
+    kind, label = found["decision"], _label(found.get("label"))
+    if kind not in KINDS:
+        raise ValueError(f"decision is {kind!r}; expected {', '.join(KINDS)}")
+    if (label is None) != (kind in ("skip", "undo")):
+        raise ValueError(f"label is {label!r} for {kind}")
+    given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
+    return Decision(
+        str(found["key"]), str(found.get("split", "")), kind, label, given, corrected, str(found.get("time", ""))
+    )
+
+
+def _label(value: Any) -> Label | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise ValueError(f"{value!r} is no label")
+
+
+def chosen_labels(path: Path | str) -> list[Decision]:
+    """The decisions that stand and name a label, in the order they were made."""
+    if not Path(path).is_file():
+        raise RunError(f"{path} does not exist; expected decisions that `pencil review RUN` wrote: RUN/{REVIEWS}.")
+    return [decision for decision in read_reviews(path) if decision.label is not None]
+
+
+def pinned_labels(path: Path | str) -> dict[str, Label]:
+    """The label that a person chose for each key; rows that were skipped are not in it.
+
+    Where a training row and a validation row have the same key, the training row's counts.
+    """
+    chosen = sorted(chosen_labels(path), key=lambda decision: decision.split == "train")
+    return {decision.key: decision.label for decision in chosen if decision.label is not None}
+
+
+def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, several: bool) -> np.ndarray:
+    """(rows, classes): which classes the label of each (key, label) names; exactly one of them unless ``several``."""
+    code = {name: number for number, name in enumerate(classes)}
+    labels = list(labels)
+    present = np.zeros((len(labels), len(classes)), dtype=bool)
+    for row, (key, label) in enumerate(labels):
+        names = [label] if isinstance(label, str) else label
+        for name in names:
+            if name not in code:
+                known = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
+                raise RunError(
+                    f"the review of {key!r} says {name!r}, which is none of the {len(classes)} classes ({known}); "
+                    "expected a review of the same classes; mend or remove its line."
+                )
+            present[row, code[name]] = True
+        if not several and present[row].sum() != 1:
+            raise RunError(
+                f"the review of {key!r} names {len(names)} classes; expected one, as each row is of one class; "
+                "mend or remove its line."
+            )
+    return present
