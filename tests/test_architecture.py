@@ -10,7 +10,7 @@ import pencil
 ROOT = Path(pencil.__file__).parent
 ORDER = [
     ("_version", "errors", "losses", "schedules", "seeding", "noise", "user_file", "binary", "launch"),
-    ("checkpoints", "run_lock"),
+    ("checkpoints", "run_lock", "reviews"),
     ("data",),
     ("labels",),
     ("binary_labels", "label_layouts"),
@@ -20,11 +20,11 @@ ORDER = [
     ("recipe", "label_table"),
     ("run_directory",),
     ("runs",),
-    ("export", "model_export", "progress", "report", "review"),
+    ("export", "model_export", "progress", "report", "review", "sinks"),
     ("job",),
     ("resume",),
     ("fitting",),
-    ("estimator", "bench"),
+    ("estimator", "bench", "integrations"),
     ("cli",),
     ("__init__", "__main__"),
 ]

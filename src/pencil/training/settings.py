@@ -15,6 +15,7 @@ from pencil.errors import RecipeError
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+SinkName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class OptimizerSettings(BaseModel):
@@ -45,7 +46,8 @@ class TrainingSettings(BaseModel):
 
     ``label_layout`` says whether each of several processes keeps all labels or its share (auto: above 1 GiB),
     ``label_top_k`` how many entries of each label are kept, of very many classes. A run with a directory saves itself
-    every ``checkpoint_minutes``, and every ``checkpoint_epochs`` where that is set.
+    every ``checkpoint_minutes``, and every ``checkpoint_epochs`` where that is set. ``log`` names where else the
+    numbers of every epoch go.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,6 +65,7 @@ class TrainingSettings(BaseModel):
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
     checkpoint_epochs: Annotated[int, Field(ge=1)] | None = None
     checkpoints_kept: Annotated[int, Field(ge=2)] = 2
+    log: tuple[SinkName, ...] = ()
 
 
 def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:

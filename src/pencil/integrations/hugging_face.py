@@ -1,0 +1,135 @@
+"""PENCIL for the Trainer of Hugging Face: the same call with ``pencil_labels=``, and labels that learn."""
+
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from pencil.data.given import hard_labels
+from pencil.errors import TrainingError
+from pencil.integrations.labels import PencilLabels
+from pencil.integrations.rows import ROW, WithRows
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
+except ImportError as error:
+    raise ImportError(
+        "pencil.integrations.hugging_face needs the transformers and accelerate libraries; "
+        "install them with pip install 'pencil-labels[transformers]'."
+    ) from error
+
+FILE = "pencil_labels.safetensors"
+"""The labels in each checkpoint of the Trainer."""
+
+
+class PencilTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer for sequence, image or any other classification with labels that may be wrong.
+
+    Every argument is the Trainer's, but for ``pencil_labels``, whose rows are those of ``train_dataset``. Evaluation
+    is as ever. Checkpoints hold the labels too, and ``train(resume_from_checkpoint=...)`` goes on with them.
+    """
+
+    train_dataset: Any
+
+    def __init__(self, *arguments: Any, pencil_labels: PencilLabels, **options: Any):
+        super().__init__(*arguments, **options)
+        self.pencil_labels = pencil_labels
+        self._refuse_what_cannot_be()
+        self.model_accepts_loss_kwargs = False  # our loss is a mean: the Trainer divides it where gradients accumulate
+        self.train_dataset = WithRows(self.train_dataset)
+        self.add_callback(_LabelCallback(self))
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
+        if resume_from_checkpoint:
+            found = resume_from_checkpoint
+            self._load_labels(get_last_checkpoint(self.args.output_dir) if found is True else found)
+        return super().train(resume_from_checkpoint, *arguments, **options)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        if not model.training:
+            inputs = {name: value for name, value in inputs.items() if name != ROW}
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if ROW not in inputs:
+            raise TrainingError(f"a training batch has no {ROW!r}; expected the data collator to keep every number.")
+        inputs = dict(inputs)
+        rows, given = inputs.pop(ROW), inputs.pop("labels", None)
+        if given is not None:
+            self._refuse_other_labels(rows, given)
+        outputs = model(**inputs)
+        loss = self.pencil_labels.loss(outputs["logits"] if isinstance(outputs, dict) else outputs[0], rows)
+        return (loss, outputs) if return_outputs else loss
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """The Trainer drops what the network does not take; the row is for us."""
+        super()._set_signature_columns_if_needed()
+        if ROW not in self._signature_columns:
+            self._signature_columns += [ROW]
+
+    def _load_labels(self, checkpoint: str | None) -> None:
+        path = Path(checkpoint or str(self.args.output_dir)) / FILE
+        if not path.is_file():
+            raise TrainingError(f"there is no {path}; expected a checkpoint of PencilTrainer, which has its labels.")
+        self.pencil_labels.load_state_dict(safetensors.torch.load_file(path))
+
+    def _refuse_what_cannot_be(self) -> None:
+        processes = max(self.args.world_size, self.args.n_gpu)
+        if processes > 1:
+            raise TrainingError(
+                f"the Trainer runs on {processes} devices, and each would move labels of its own; expected one: set "
+                "CUDA_VISIBLE_DEVICES=0 (`pencil train --processes N` trains on several, to the result of one)."
+            )
+        if self.compute_loss_func is not None or self.label_smoother is not None:
+            what = "label_smoothing_factor" if self.compute_loss_func is None else "compute_loss_func"
+            raise TrainingError(f"{what} is given; expected none, since the loss is that of PENCIL.")
+        if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
+            raise TrainingError("expected a train_dataset with a length and rows in an order that never changes.")
+        if len(self.train_dataset) != len(self.pencil_labels):
+            raise TrainingError(
+                f"train_dataset has {len(self.train_dataset):,} rows and pencil_labels {len(self.pencil_labels):,}; "
+                "expected a label for each row."
+            )
+
+    def _refuse_other_labels(self, rows: Tensor, given: Tensor) -> None:
+        """Rows in another order than the labels would be corrected towards each other's."""
+        ours = hard_labels(self.pencil_labels.store.given_labels)[rows.to(self.pencil_labels.store.given_labels.device)]
+        if given.ndim == 1 and not torch.equal(ours.to(given), given):
+            bad = int((ours.to(given) != given).nonzero()[0])
+            raise TrainingError(
+                f"row {int(rows[bad])} of train_dataset is of class {int(given[bad])}, and given_labels say "
+                f"{int(ours[bad])}; expected the same labels in the same order."
+            )
+
+
+class _LabelCallback(TrainerCallback):  # type: ignore[misc]
+    """When epochs begin, steps are done and checkpoints are written."""
+
+    def __init__(self, trainer: PencilTrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.pencil_labels.forget()  # a start that ran out of memory may have left something
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.pencil_labels.begin_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        labels = self.trainer.pencil_labels
+        if self.trainer.accelerator.optimizer_step_was_skipped:  # fp16 gradients that were out of range
+            labels.forget()
+        labels.optimizer_stepped()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.trainer.pencil_labels.epoch = None
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        safetensors.torch.save_file(self.trainer.pencil_labels.state_dict(), folder / FILE)

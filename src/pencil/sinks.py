@@ -1,0 +1,265 @@
+"""Where else the numbers of a run go: TensorBoard, Weights & Biases, MLflow, all through one small interface.
+
+A run that goes on where it was stopped goes on in the same place: epochs that were logged before are neither repeated
+nor lost, even where the last checkpoint is older than the last of them.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pencil.errors import RecipeError, RunError
+from pencil.recipe import Recipe
+from pencil.training import Observer, Record
+
+NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""The packages behind each name that ``training.log`` may have."""
+FINAL = "summary"
+NOTE = "run.json"
+PARAMETERS_AT_ONCE = 100
+"""MLflow takes no more in one call."""
+
+
+class Sink(Protocol):
+    """One place to log to. ``epoch`` counts from one and is the step of everything."""
+
+    def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        """The numbers of an epoch; one that was logged already is left as it is."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The result of the whole run."""
+
+    def close(self, finished: bool) -> None:
+        """Nothing more will come, for now or for ever."""
+
+
+def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
+    """What would go wrong after training has begun, said before."""
+    for name in names:
+        missing = [package for package in NEEDED[name] if importlib.util.find_spec(package) is None]
+        if missing:
+            raise RecipeError(
+                f"training.log names {name}, which needs {', '.join(missing)}; "
+                f"install it with pip install 'pencil-labels[{name}]'."
+            )
+    if names and out is None:
+        raise RecipeError(
+            f"training.log is {list(names)}, but this run has no directory to log in; give pencil.fit out=..."
+        )
+
+
+class Log(Observer):
+    """All the sinks of a run. What a sink cannot take is a warning: the run itself is none the worse."""
+
+    def __init__(self, recipe: Recipe, path: Path):
+        self.recipe, self.path = recipe, path
+        self.sinks: dict[str, Sink] = {}
+        self._finished = False
+
+    def begin(self, records: Sequence[Record]) -> None:
+        """Open every sink; ``records`` are the epochs that a run which goes on has behind it."""
+        for name in self.recipe.training.log:
+            try:
+                self.sinks[name] = SINKS[name](self.recipe, self.path)
+            except _trouble() as error:
+                raise RunError(f"cannot log to {name}: {error}; leave it out of training.log, or mend it.") from error
+        for record in records:
+            self.epoch_ended(record)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._each("close", self._finished)
+
+    def epoch_ended(self, record: Record) -> None:
+        self._each("log", record["epoch"], numbers_of(record, leave_out=("epoch", "phase_epoch")))
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._each("finish", summary)
+        self._finished = True
+
+    def _each(self, what: str, *arguments: Any) -> None:
+        for name, sink in self.sinks.items():
+            try:
+                getattr(sink, what)(*arguments)
+            except _trouble() as error:
+                warnings.warn(f"{name} did not take what was logged, and the run goes on: {error}", stacklevel=3)
+
+
+def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str, float]:
+    """Every number in nested tables, by its dotted name."""
+    flat = {name: value for name, value in flatten(tree).items() if name not in leave_out}
+    return {
+        name: float(value)
+        for name, value in flat.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= inner
+    return found
+
+
+def hyperparameters(recipe: Recipe) -> dict[str, Any]:
+    """The recipe by dotted keys; what is not set is left out."""
+    return {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if value is not None}
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard. Each start takes back what stands there and writes all epochs once more."""
+
+    def __init__(self, recipe: Recipe, path: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.recipe = recipe
+        self.writer: Any = SummaryWriter(str(path / "tensorboard"), purge_step=0)
+        self.writer.add_text("recipe", f"```\n{recipe.to_toml()}\n```", 0)
+
+    def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, epoch)
+        self.writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
+        results = {f"{FINAL}/{name}": value for name, value in numbers_of(summary).items()}
+        plain = {
+            key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
+            for key, value in hyperparameters(self.recipe).items()
+        }
+        for part in hparams(plain, results):
+            self.writer.file_writer.add_summary(part)
+        for name, value in results.items():
+            self.writer.add_scalar(name, value, 0)
+
+    def close(self, finished: bool) -> None:
+        self.writer.close()
+
+
+class Note:
+    """The name that a run has elsewhere and the last epoch that is there, in a small file of the run directory."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(exist_ok=True)
+        self.path = folder / NOTE
+        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        self.run: str | None = known.get("run")
+        self.epoch: int = known.get("epoch", 0)
+
+    def write(self, run: str, epoch: int) -> None:
+        self.run, self.epoch = run, epoch
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps({"run": run, "epoch": epoch}) + "\n", encoding="utf-8")
+        beside.replace(self.path)
+
+
+class WeightsAndBiases:
+    """Weights & Biases: offline in RUN/wandb (for ``wandb sync``) unless WANDB_MODE says otherwise.
+
+    Online a run goes on at its server. Offline each start has a folder of its own, under the same id; since one that is
+    uploaded may take the place of another, each holds every epoch from the first.
+    """
+
+    def __init__(self, recipe: Recipe, path: Path):
+        import wandb
+
+        self.note = Note(path / "wandb")
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self.run = wandb.init(
+            dir=str(path.resolve()),  # its service may have started in another folder
+            project=os.environ.get("WANDB_PROJECT", "pencil"),
+            name=os.environ.get("WANDB_NAME", path.name),
+            id=self.note.run,
+            resume="allow"
+            if self.note.run and mode == "online"
+            else None,  # offline it would be ignored, with a warning
+            config=hyperparameters(recipe),
+            mode=mode,
+            settings=wandb.Settings(console="off"),
+        )
+        self.note.write(self.run.id, self.note.epoch if mode == "online" else 0)
+
+    def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        if epoch > self.note.epoch:
+            self.run.log(dict(numbers), step=epoch)
+            self.note.write(self.run.id, epoch)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self.run.summary.update({f"{FINAL}/{name}": value for name, value in flatten(summary).items()})
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+class MLflow:
+    """MLflow, where MLFLOW_TRACKING_URI says; else in RUN/mlflow (``mlflow ui --backend-store-uri sqlite:///...``)."""
+
+    def __init__(self, recipe: Recipe, path: Path):
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        self.note = Note(path / "mlflow")
+        folder = (path / "mlflow").resolve()
+        elsewhere = os.environ.get("MLFLOW_TRACKING_URI")
+        self.client = MlflowClient(tracking_uri=elsewhere or f"sqlite:///{folder / 'mlflow.db'}")
+        if self.note.run is not None:
+            self.run = self.note.run
+            self.client.update_run(self.run, status="RUNNING")
+            there = (metric.step for metric in self.client.get_metric_history(self.run, "loss"))
+            self.note.epoch = max(self.note.epoch, *there, 0)  # a kill may come between an epoch and its note
+            return
+        experiment = self._experiment(None if elsewhere else (folder / "artifacts").as_uri())
+        self.run = self.client.create_run(experiment, run_name=path.name).info.run_id
+        self.note.write(self.run, 0)
+        values = [Param(key, str(value)) for key, value in hyperparameters(recipe).items()]
+        for first in range(0, len(values), PARAMETERS_AT_ONCE):
+            self.client.log_batch(self.run, params=values[first : first + PARAMETERS_AT_ONCE])
+
+    def _experiment(self, artifacts: str | None) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "pencil")
+        known = self.client.get_experiment_by_name(name)
+        identifier: str = (
+            self.client.create_experiment(name, artifact_location=artifacts) if known is None else known.experiment_id
+        )
+        return identifier
+
+    def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
+        if epoch > self.note.epoch:
+            self._log_numbers(numbers, epoch)
+            self.note.write(self.run, epoch)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._log_numbers({f"{FINAL}/{name}": value for name, value in numbers_of(summary).items()}, self.note.epoch)
+
+    def close(self, finished: bool) -> None:
+        self.client.set_terminated(self.run, status="FINISHED" if finished else "KILLED")
+
+    def _log_numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+
+
+SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+
+
+def _trouble() -> tuple[type[Exception], ...]:
+    """What the libraries that are in use raise when a disk, a service or a login fails."""
+    found: list[type[Exception]] = [OSError]
+    for module, name in (("wandb.errors", "Error"), ("mlflow.exceptions", "MlflowException")):
+        if module in sys.modules:
+            found.append(getattr(sys.modules[module], name))
+    return tuple(found)

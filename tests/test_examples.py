@@ -1,0 +1,62 @@
+"""Every example runs, says what it claims, and is short."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_path):
+    """An example by name, as it would be in a folder of the reader's own."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.chdir(tmp_path)
+    yield importlib.import_module
+    for path in EXAMPLES.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path):
+    assert path.read_text().count("\n") <= 80
+
+
+def test_every_example_is_tested_and_explained():
+    page = (EXAMPLES.parent / "docs" / "integrations.md").read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert f'example("{path.stem}")' in Path(__file__).read_text()
+        assert f"examples/{path.name}" in page
+
+
+def test_own_loop(example, capsys):
+    (plain, pencil), (given, corrected) = example("own_loop").main()
+    assert pencil > plain + 0.05
+    assert corrected > given + 0.3
+    assert f"cross-entropy {plain:.1%}, PENCIL {pencil:.1%}" in capsys.readouterr().out
+
+
+def test_lightning(example):
+    accuracy, (given, corrected) = example("lightning_digits").main(epochs=20)
+    assert accuracy > 0.85
+    assert corrected > given + 0.3
+
+
+def test_hugging_face(example):
+    accuracy, (given, corrected) = example("hugging_face_trainer").main(epochs=12)
+    assert accuracy > 0.7
+    assert corrected > given + 0.15
+
+
+def test_sklearn(example):
+    scores, (given, corrected) = example("sklearn_pipeline").main(epochs=30, folds=2)
+    assert scores["pencil"] > scores["cross_entropy"] + 0.05
+    assert corrected > given + 0.1
+
+
+def test_tensorboard(example):
+    run, accuracy = example("tensorboard_logging").main(epochs=6)
+    assert [step for step, _ in accuracy] == [1, 2, 3, 4, 5, 6]
+    assert [value for _, value in accuracy] == pytest.approx([record["test_accuracy"] for record in run.metrics])

@@ -1,0 +1,215 @@
+"""The numbers of a run in TensorBoard, Weights & Biases and MLflow, read back from what they wrote."""
+
+import json
+import struct
+import sys
+from typing import get_args
+
+import numpy as np
+import pytest
+from commands import pencil as command
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import pencil
+from pencil import RecipeError, Stopped, sinks
+from pencil.recipe import parse
+from pencil.training import pausing
+from pencil.training.settings import SinkName
+
+EPOCHS = 4
+
+
+@pytest.fixture(autouse=True)
+def _at_home(monkeypatch):
+    """No service is asked, whatever the environment says."""
+    for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_NAME", "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def train(out, *names, resume=False):
+    rng = np.random.default_rng(0)
+    given = np.arange(60) % 3
+    x = (rng.normal(size=(60, 4)) + 2 * np.eye(4)[given]).astype(np.float32)
+    settings = {"training.log": list(names), "training.batch_size": 16}
+    return pencil.fit(
+        "mlp", (x, given), test=(x, given), out=out, epochs=EPOCHS, settings=settings, resume=resume, progress=False
+    )
+
+
+def stop_and_go_on(out, *names):
+    """Killed in the third epoch, with a checkpoint of the second: the second epoch ends, and is logged, twice."""
+    original, saved = pausing.Pauses.__call__, []
+
+    def look(self, trainer):
+        where = (len(trainer.records), trainer.at.step)
+        if where == (1, 2) and not saved:
+            saved.append(where)
+            self.request.signal = "SIGTERM"
+            with pytest.raises(Stopped):
+                original(self, trainer)
+            self.request.signal = None
+        elif where == (2, 1):
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pausing.Pauses, "__call__", look)
+        with pytest.raises(KeyboardInterrupt):
+            train(out, *names)
+    assert (out / "metrics.jsonl").read_text().count("\n") == 2
+    return train(out, *names, resume=True)
+
+
+def expected(run, name):
+    return [(record["epoch"], pytest.approx(record[name], rel=1e-6)) for record in run.metrics]
+
+
+def tensorboard_curve(out, name):
+    return [(event.step, event.value) for event in EventAccumulator(str(out / "tensorboard")).Reload().Scalars(name)]
+
+
+def wandb_records(path):
+    """The records of a .wandb file: blocks of 32 KiB, each record with checksum, length and kind before it."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, whole = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        if left < 7:
+            at += left
+            continue
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        whole += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last piece of one
+            record = Record()
+            record.ParseFromString(whole)
+            whole = b""
+            yield record
+
+
+def wandb_curve(path, name):
+    found = []
+    for record in wandb_records(path):
+        items = {item.key or item.nested_key[0]: item.value_json for item in record.history.item}
+        if name in items:
+            found.append((record.history.step.num, json.loads(items[name])))
+    return found
+
+
+def mlflow_run(out):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow' / 'mlflow.db'}")
+    return client, client.get_run(json.loads((out / "mlflow" / "run.json").read_text())["run"])
+
+
+def test_tensorboard_has_every_epoch_the_recipe_and_the_summary(tmp_path):
+    run = train(tmp_path / "run", "tensorboard")
+    for name in ("loss", "test_accuracy", "lr", "labels_changed"):
+        assert tensorboard_curve(tmp_path / "run", name) == expected(run, name)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert events.Scalars("summary/seconds")[0].value == pytest.approx(run.summary["seconds"])
+    assert "recipe/text_summary" in events.Tags()["tensors"]
+    (started,) = [
+        data
+        for plugin in ["hparams"]
+        for tag, data in events.PluginTagToContent(plugin).items()
+        if "session_start" in tag
+    ]
+    assert b"training.batch_size" in started
+
+
+def test_wandb_offline_has_every_epoch_the_recipe_and_the_summary(tmp_path):
+    run = train(tmp_path / "run", "wandb")
+    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert wandb_curve(path, "loss") == expected(run, "loss")
+    records = list(wandb_records(path))
+    config = {item.key: item.value_json for record in records for item in record.run.config.update}
+    assert config["training.batch_size"] == "16"
+    final = {item.key or item.nested_key[0] for record in records for item in record.summary.update}
+    assert "summary/seconds" in final
+
+
+def test_mlflow_has_every_epoch_the_recipe_and_the_summary(tmp_path):
+    run = train(tmp_path / "run", "mlflow")
+    client, found = mlflow_run(tmp_path / "run")
+    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == expected(run, "loss")
+    assert found.data.params["training.batch_size"] == "16"
+    assert found.data.metrics["summary/seconds"] == pytest.approx(run.summary["seconds"])
+    assert found.info.status == "FINISHED"
+
+
+def test_a_run_that_goes_on_repeats_nothing_and_loses_nothing(tmp_path):
+    out = tmp_path / "run"
+    run = stop_and_go_on(out, "tensorboard", "wandb", "mlflow")
+    assert [record["epoch"] for record in run.metrics] == [1, 2, 3, 4]
+    assert tensorboard_curve(out, "loss") == expected(run, "loss")
+    client, found = mlflow_run(out)
+    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == expected(run, "loss")
+    first, second = sorted((out / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
+    assert first.name == second.name  # the same id
+    assert wandb_curve(second, "loss") == expected(run, "loss")
+
+
+def test_logging_may_begin_when_a_run_goes_on(tmp_path):
+    out = tmp_path / "run"
+    log = sinks.Log(parse({"training": {"log": ["tensorboard"]}}), out)
+    with log:
+        log.begin([{"epoch": 1, "phase": "backbone", "loss": 2.0}, {"epoch": 2, "phase": "backbone", "loss": 1.0}])
+        log.epoch_ended({"epoch": 3, "phase": "backbone", "loss": 0.5})
+    assert tensorboard_curve(out, "loss") == [(1, 2.0), (2, 1.0), (3, 0.5)]
+
+
+def test_a_sink_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
+    def full(self, epoch, numbers):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(sinks.TensorBoard, "log", full)
+    with pytest.warns(UserWarning, match="tensorboard did not take what was logged, and the run goes on: no space"):
+        run = train(tmp_path / "run", "tensorboard")
+    assert len(run.metrics) == EPOCHS
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+def test_a_missing_package_is_said_before_anything_is_written(tmp_path, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
+    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda package: None if package == name else object())
+    with pytest.raises(
+        RecipeError, match=rf"names {name}, which needs {name}; .* pip install 'pencil-labels\[{name}\]'"
+    ):
+        train(tmp_path / "run", name)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_directory_cannot_be_logged():
+    with pytest.raises(RecipeError, match=r"no directory to log in; give pencil\.fit out="):
+        train(None, "tensorboard")
+
+
+def test_names_are_those_of_the_recipe():
+    assert tuple(sinks.SINKS) == tuple(sinks.NEEDED) == get_args(SinkName)
+    with pytest.raises(RecipeError, match=r"training\.log\.0: .*; saw 'paper'"):
+        parse({"training": {"log": ["paper"]}})
+
+
+def test_numbers_are_taken_from_any_depth():
+    tree = {
+        "phase": "backbone",
+        "loss": 1.5,
+        "labels": {"changed": 3, "sure": True, "by": {"class": 0.5}},
+        "none": None,
+    }
+    assert sinks.numbers_of(tree) == {"loss": 1.5, "labels.changed": 3.0, "labels.by.class": 0.5}
+
+
+def test_the_command_line_names_as_many_as_one_likes(tmp_path):
+    command("train", "digits", "--epochs", "3", "--out", "run", "--log", "tensorboard", "--log", "wandb", cwd=tmp_path)
+    assert pencil.open_run(tmp_path / "run").recipe.training.log == ("tensorboard", "wandb")
+    assert [step for step, _ in tensorboard_curve(tmp_path / "run", "loss")] == [1, 2, 3]
+    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    assert [step for step, _ in wandb_curve(path, "loss")] == [1, 2, 3]
+    said = command("train", "digits", "--log", "paper", cwd=tmp_path, code=2).stderr
+    assert "training.log" in said and "'tensorboard', 'wandb' or 'mlflow'" in said
