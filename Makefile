@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends chromium
 LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
 
-.PHONY: help setup demo browser test test-slow lint format bench lock clean
+.PHONY: help setup demo browser test test-slow lint format bench docs lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -54,8 +54,13 @@ bench: $(READY)  ## what correction, data, attention, checkpoints and many proce
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/scaling.py
 
+docs: $(READY)  ## the documentation as a site in site/; a broken link is an error
+	$(BIN)/python docs/stage.py build/docs
+	$(BIN)/zensical build --strict --clean
+	@echo 'open site/index.html; for its search: $(BIN)/python -m http.server --directory site'
+
 lock: $(READY)  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache src/*.egg-info

@@ -1,5 +1,6 @@
 """Every Python snippet, every `pencil` command and every relative link in README and docs really works."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -15,6 +16,12 @@ from pencil.data.named import digits
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WARNINGS = [
+    "-W",
+    "error",
+    "-W",
+    "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning",
+]  # lightning, on the newest torch
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(#[^)]*)?\)")
 
@@ -33,13 +40,13 @@ def test_python_snippet_runs(code, tmp_path):
     """As a user would: a script of its own in an empty folder."""
     script = tmp_path / "snippet.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *WARNINGS, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture
 def workplace(tmp_path):
-    """A folder with the arrays that the pages talk about, and nothing else."""
+    """A folder with the data and the reviews that the pages talk about, and nothing else."""
     splits = digits()
     train, test = splits.train, splits.test
     values = train.inputs.values
@@ -56,6 +63,8 @@ def workplace(tmp_path):
         Image.fromarray(image).save(tmp_path / "photos" / name / f"{i}.png")
         lines.append(f"photos/{name}/{i}.png,{name}")
     (tmp_path / "crawl.csv").write_text("\n".join(lines))
+    decision = {"key": "7", "split": "train", "decision": "other", "label": "3", "given": "7", "corrected": "7"}
+    (tmp_path / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
     return tmp_path
 
 
