@@ -91,6 +91,8 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
+    if examples.multilabel and chosen.method["name"] == recipe.AUTOMATIC:
+        chosen = chosen.with_method("pencil")  # which has numbers for several classes at once
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:

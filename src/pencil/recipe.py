@@ -23,6 +23,8 @@ from pencil.training.settings import TrainingSettings
 Tree = dict[str, Any]
 CUSTOM = "custom"
 """Stands for a model or method that was passed to pencil.fit as an object."""
+AUTOMATIC = "pencil_auto"
+"""What ``pencil`` stands for where it is given no number."""
 
 
 class Recipe(BaseModel):
@@ -43,6 +45,11 @@ class Recipe(BaseModel):
         """The method with its arguments as they were validated."""
         options = {key: value for key, value in self.method.items() if key != "name"}
         return find_method(self.method["name"])(**_arguments(self.method["name"]).model_validate(options).__dict__)
+
+    def with_method(self, name: str) -> "Recipe":
+        """The same recipe with another method, all of whose arguments are at their defaults."""
+        defaults = _without_none(_arguments(name)().model_dump(mode="json"))
+        return self.model_copy(update={"method": {"name": name, **defaults}})
 
     def to_toml(self) -> str:
         """The recipe with every default spelled out."""
@@ -70,7 +77,12 @@ def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: b
 
 
 def _resolve_method(tree: Tree) -> list[str]:
-    """Spell out every argument of the method in the tree; return what is wrong with them."""
+    """Spell out every argument of the method in the tree; return what is wrong with them.
+
+    PENCIL without a number of its own sets itself; where there are several classes at once, the job says so later.
+    """
+    if tree["method"] == {"name": "pencil"}:
+        tree["method"] = {"name": AUTOMATIC}
     name = tree["method"]["name"]
     if not isinstance(name, str):
         return [f"method.name: expected a name; saw {name!r}"]

@@ -150,6 +150,7 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         "best_epoch": outcome.best_epoch,
         **scores,
         "labels": summarize_labels(train, outcome.label_probs),
+        **({"findings": outcome.findings} if outcome.findings else {}),
         "injected_noise_rate": noise_rate,
         "data": {
             "rows": splits.sizes(),

@@ -83,14 +83,23 @@ class Linear(_Schedule):
 
 @dataclass(frozen=True)
 class Cosine(_Schedule):
-    """From ``start`` to ``end`` along half a cosine over the phase."""
+    """From ``start`` to ``end`` along half a cosine over the phase.
+
+    Where the course is longer than the phase, ``whole`` is its length, ``since`` how much of it lies behind.
+    """
 
     start: Height
     end: Height = 0.0
+    since: Height = 0.0
+    whole: Height | None = None
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        done = (self.since + epoch) / (self.whole or epochs)
+        return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
+
+    def stretched(self, ratio: float) -> Self:
+        return replace(self, since=self.since * ratio, whole=None if self.whole is None else self.whole * ratio)
 
 
 @dataclass(frozen=True)

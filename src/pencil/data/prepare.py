@@ -17,7 +17,7 @@ from pencil.data.examples import (
     warn_of_unknown_rows,
 )
 from pencil.data.geometry import apply_geometry, image_size, sized
-from pencil.data.given import about
+from pencil.data.given import about, hard_labels
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
 from pencil.data.pinned import pin
@@ -46,6 +46,8 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndar
     """
     _refuse_other_kinds(settings, loaded)
     train = choose_rows(settings, loaded.train, seed)
+    if settings.long_tail is not None:
+        train = long_tailed(train, settings.long_tail, seed)
     _refuse_misfits(settings, train, loaded.test)
     size = image_size(settings, train)
     train = apply_geometry(settings, train, size)
@@ -81,6 +83,18 @@ def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
         return train
     chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
     return train.subset(chosen.sort().values)
+
+
+def long_tailed(train: Examples, ratio: float, seed: int) -> Examples:
+    """Of class k of c a share ``ratio ** (-k / (c - 1))`` of the rows, so that the last is ``ratio`` times as rare."""
+    if train.multilabel:
+        raise DataError("data.long_tail is for one class per example; these labels name several at once.")
+    known = hard_labels(train.given_labels if train.clean_labels is None else train.clean_labels)
+    order, kept = torch.randperm(len(train), generator=generator(seed, "long tail")), []
+    for number in range(train.num_classes):
+        of_class = order[known[order] == number]
+        kept.append(of_class[: round(len(of_class) * ratio ** (-number / max(1, train.num_classes - 1)))])
+    return train.subset(torch.cat(kept).sort().values)
 
 
 def choose_test(settings: DataSettings, test: Examples) -> Examples:

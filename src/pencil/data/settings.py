@@ -76,6 +76,7 @@ class DataSettings(_Strict):
     test: str | None = None
     rows: Annotated[int, Field(ge=2)] | None = None
     test_rows: Annotated[int, Field(ge=1)] | None = None
+    long_tail: Annotated[float, Field(ge=1)] | None = None
     noise: NoiseSettings | None = None
     pinned: WholePath | None = None
     validation: Annotated[float, Field(ge=0, lt=1)] = 0.1

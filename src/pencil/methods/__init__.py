@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pencil.errors import RecipeError
+from pencil.methods.automatic import AutoPencil
 from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
 from pencil.methods.cnn_crf import CnnCrf
 from pencil.methods.co_teaching import CoTeaching
@@ -18,11 +19,23 @@ from pencil.methods.lq import Lq, TruncatedLq
 from pencil.methods.pencil import Pencil
 from pencil.user_file import load_module, split_reference
 
-__all__ = ["METHODS", "CrossEntropy", "Method", "Pencil", "Phase", "Task", "Terms", "find_method", "fit_budget"]
+__all__ = [
+    "METHODS",
+    "AutoPencil",
+    "CrossEntropy",
+    "Method",
+    "Pencil",
+    "Phase",
+    "Task",
+    "Terms",
+    "find_method",
+    "fit_budget",
+]
 
 METHODS: dict[str, type[Method]] = {
     "cross_entropy": CrossEntropy,
     "pencil": Pencil,
+    "pencil_auto": AutoPencil,
     "dldl": Dldl,
     "forward": Forward,
     "backward": Backward,

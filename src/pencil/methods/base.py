@@ -28,6 +28,9 @@ class Task:
     multilabel: bool = False
     dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
     layout: LabelLayout = WHOLE
+    epochs: int | None = None
+    """The budget, where one is given: in epochs, or in seconds."""
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,23 @@ class Context(Protocol):
     @property
     def validation_accuracy(self) -> float | None:
         """Agreement with the (noisy) validation labels after the last epoch, where there is such a split."""
+
+    @property
+    def train_accuracy(self) -> float:
+        """Agreement with the given labels of the training rows as the last epoch met them."""
+
+    @property
+    def seconds(self) -> float:
+        """How long training has taken so far."""
+
+    def held_out(self) -> tuple[Tensor, Tensor] | None:
+        """What the network says about the validation rows, and their (noisy) labels, where there is such a split."""
+
+    def snapshot(self) -> list[Tensor]:
+        """The weights of the network that is evaluated and kept, as they are now."""
+
+    def put_back(self, weights: list[Tensor]) -> None:
+        """Go back to the weights of a snapshot; the optimizer forgets its momentum."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +120,14 @@ class Method(ABC):
     labels: LabelStore | None = None
     takes_multilabel: ClassVar[bool] = False
     """Whether it can train where an example may be of several classes at once."""
-    by_row: ClassVar[bool] = False
+    by_row: bool = False
     """Whether its loss is a mean over rows, each by itself: then a process needs to see its own rows only."""
     networks: ClassVar[int] = 1
     """How many networks it trains side by side. With more than one, losses get a tuple of logits; the first is kept."""
+    takes_minutes: ClassVar[bool] = False
+    """Whether it can plan its epochs by the clock."""
+    averages: bool = False
+    """Whether the network that is evaluated and kept is the mean of the trained one's weights over an epoch."""
     needs_transition: ClassVar[bool] = False
     """Whether its definition needs the true noise transition matrix: marked with a star in every table."""
 
@@ -123,6 +147,18 @@ class Method(ABC):
 
     def metrics(self) -> dict[str, float]:
         """Further numbers for the metrics of the epoch that just ended."""
+        return {}
+
+    def watch(self, context: Context) -> bool:
+        """Called after every epoch; true where :meth:`plan` says something else from now on."""
+        return False
+
+    def plan(self) -> tuple[Phase, ...] | None:
+        """All phases, those that are done first, as training has shown them to be best; None: as they began."""
+        return None
+
+    def findings(self) -> dict[str, Any]:
+        """What the method has found out and decided, for people to read; plain values for the run's summary."""
         return {}
 
     def state(self) -> dict[str, Any]:

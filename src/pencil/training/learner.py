@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from pencil.data.examples import Batch
 from pencil.methods.base import Method, Phase
@@ -38,6 +39,21 @@ def copier(model: nn.Module, method: Method, phases: Sequence[Phase], seed: int)
     return make
 
 
+def moving_average(network: nn.Module, memory: int) -> AveragedModel:
+    """The mean of a network's weights and statistics: of all steps at first, then one that forgets over ``memory``."""
+
+    @torch.no_grad()
+    def follow(averaged: Sequence[Tensor], current: Sequence[Tensor], steps: Tensor | int) -> None:
+        weight = max(1 / (int(steps) + 1), 1 / memory)
+        if averaged[0].is_floating_point():
+            torch._foreach_lerp_(list(averaged), list(current), weight)
+        else:
+            torch._foreach_copy_(list(averaged), list(current))
+
+    average = AveragedModel(network, multi_avg_fn=follow, use_buffers=True)
+    return average.requires_grad_(False)
+
+
 class NonFiniteGradientError(ArithmeticError):
     """A gradient overflowed though the loss did not; nothing has moved."""
 
@@ -46,13 +62,21 @@ class Learner:
     """Networks that are trained side by side. The first is the one that is evaluated and kept."""
 
     def __init__(
-        self, networks: Sequence[nn.Module], settings: TrainingSettings, compute: Compute, world: World = ALONE
+        self,
+        networks: Sequence[nn.Module],
+        settings: TrainingSettings,
+        compute: Compute,
+        world: World = ALONE,
+        memory: int | None = None,
     ):
         self.settings, self.compute, self.alone = settings, compute, world.size == 1
-        self.model, self.networks = networks[0], nn.ModuleList(networks)
+        self.networks = nn.ModuleList(networks)
+        self.average = None if memory is None else moving_average(networks[0], memory)
+        self.model: nn.Module = networks[0] if self.average is None else self.average.module
         shared = [world.parallel(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
-        self.forward = self.forwards[0] if world.size == 1 else self._compiled(self.model)
+        trains_itself = world.size == 1 and self.average is None
+        self.forward = self.forwards[0] if trains_itself else self._compiled(self.model)
         self.optimizer = build_optimizer(networks, settings.optimizer)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.autocast == torch.float16)
         self.best_score, self.best_epoch = -math.inf, 0
@@ -86,6 +110,8 @@ class Learner:
                 nn.utils.clip_grad_norm_(network.parameters(), clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self.average is not None:
+            self.average.update_parameters(self.networks[0])
 
     def consider(self, score: float | None, epoch: int) -> None:
         """Keep the weights of the best epoch; without a score the last is best, and its weights are at hand."""
@@ -95,12 +121,25 @@ class Learner:
             self.best_score, self.best_epoch = score, epoch
             self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
 
+    def snapshot(self) -> list[Tensor]:
+        return [value.detach().clone() for value in self.model.state_dict().values()]
+
+    def put_back(self, weights: list[Tensor]) -> None:
+        """Train on from the weights of a snapshot, with an optimizer that has met nothing yet."""
+        named = dict(zip(self.model.state_dict(), weights, strict=True))
+        self.model.load_state_dict(named)
+        self.networks[0].load_state_dict(named)
+        self.optimizer.state.clear()
+        if self.average is not None:
+            self.average.n_averaged.zero_()
+
     def state(self) -> dict[str, Any]:
         """Everything that the next step hangs on, as a tree of tensors and plain values."""
         return {
             "networks": [network.state_dict() for network in self.networks],
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
             "best": {"score": self.best_score, "epoch": self.best_epoch, "weights": self.best_weights},
         }
 
@@ -109,5 +148,7 @@ class Learner:
             network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
         best = state["best"]
         self.best_score, self.best_epoch, self.best_weights = best["score"], best["epoch"], dict(best["weights"])

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation
-from pencil.data.examples import Batch, Examples, Splits, cut
-from pencil.data.given import as_distribution
+from pencil.data.examples import Batch, Splits, cut
 from pencil.data.inputs import View
 from pencil.data.pinned import hold_pinned
 from pencil.errors import TrainingError
 from pencil.label_layouts import CHUNK, ShardedLabelStore
-from pencil.methods.base import Method, Phase, Task, fit_budget
+from pencil.methods.base import Method, Phase
 from pencil.seeding import generator, reseed, seeded
-from pencil.training.evaluation import BATCH as EVALUATION_BATCH
-from pencil.training.evaluation import Compute, check_model, predict_logits
+from pencil.training.evaluation import Compute, check_model
 from pencil.training.learner import Learner, NonFiniteGradientError, copier
-from pencil.training.metrics import SCORES, LabelTotals, to_probs
+from pencil.training.metrics import SCORES, LabelTotals
 from pencil.training.metrics import evaluate as metrics_of
+from pencil.training.planning import first_plan
+from pencil.training.predicting import Predictor
 from pencil.training.record import Observer, Outcome, Position, Record, Sums
 from pencil.training.settings import TrainingSettings, pick_device, pick_precision
 from pencil.training.sharing import Shared, choose_layout, failure, over_own_rows, over_whole_batch, rows_of_all
@@ -62,12 +62,15 @@ class Trainer:
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.phases = self._plan(model)
+        self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
         self._make = make_network or copier(model, method, self.phases, seed)
         self._begin([model, *(self._placed(self._make(number)) for number in range(1, method.networks))])
-        self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
+        self.predictor = Predictor(splits, self.compute, world)
         self.records: list[Record] = []
         self.at, self._sums = Position(), Sums()
         self._visited: Tensor | None = None
+        self._held_out: Tensor | None = None
+        self._put_back = False
 
     @property
     def steps_done(self) -> int:
@@ -88,29 +91,17 @@ class Trainer:
         return self.learner.optimizer
 
     def _plan(self, model: nn.Module) -> tuple[Phase, ...]:
-        """Let the method get ready and lay out its phases within the budget; a phase of zero epochs is skipped."""
-        given, device = self.splits.train.given_labels, self.compute.device
+        """Let the method get ready and lay out its phases within the budget."""
         layout, self._share = choose_layout(self.settings, self.splits.train, self.method.by_row, self.world)
         is_fp64 = any(parameter.dtype == torch.float64 for parameter in model.parameters())
-        task = Task(
-            given.to(device),
-            self.splits.train.num_classes,
-            self.settings.batch_size,
-            device,
-            self.splits.train.multilabel,
-            torch.float64 if is_fp64 else torch.float32,
-            layout,
-        )
-        if task.multilabel and not self.method.takes_multilabel:
-            name = type(self.method).__name__
-            raise TrainingError(f"{name} is for one class per example; these labels name several at once.")
-        phases = self.method.start(task)
-        if self.settings.epochs is not None:
-            phases = fit_budget(phases, self.settings.epochs)
-        phases = tuple(phase for phase in phases if phase.epochs > 0)
-        if not phases:
-            raise TrainingError("every phase has zero epochs; expected at least one epoch to train.")
-        return phases
+        dtype = torch.float64 if is_fp64 else torch.float32
+        return first_plan(self.method, self.splits.train, self.settings, layout, self.compute.device, dtype)
+
+    def _replan(self) -> None:
+        """What a method has decided on the way; the phases that are done stay as they are."""
+        plan = self.method.plan()
+        if plan is not None:
+            self.phases = tuple(phase for phase in plan if phase.epochs > 0)
 
     def _placed(self, network: nn.Module) -> nn.Module:
         network = network.to(self.compute.device)
@@ -118,7 +109,8 @@ class Trainer:
 
     def _begin(self, networks: list[nn.Module]) -> None:
         """Train these networks from now on."""
-        self.learner = Learner(networks, self.settings, self.compute, self.world)
+        memory = self.steps_per_epoch if self.method.averages else None
+        self.learner = Learner(networks, self.settings, self.compute, self.world, memory)
 
     def run(self) -> Outcome:
         for observer in self.observers:
@@ -132,6 +124,7 @@ class Trainer:
             while self.at.epoch < phase.epochs:
                 self.epoch(phase, self.at.epoch, started)
                 started = time.perf_counter()
+                phase = self.phases[self.at.phase]  # which may have been cut short
                 self.at = Position(self.at.phase, self.at.epoch + 1)
                 if self.at.epoch == phase.epochs:
                     self.at = Position(self.at.phase + 1)
@@ -196,6 +189,11 @@ class Trainer:
         record["seconds"] = time.perf_counter() - started
         self.records.append(record)
         self.at.step = 0
+        if self.method.watch(self):
+            self._replan()
+        if self._put_back:  # the network is another than the one that was looked at
+            record |= self._evaluate() | self._label_metrics()
+            self._put_back = False
         self.learner.consider(record.get(f"validation_{self.score}"), record["epoch"])
         for observer in self.observers:
             observer.epoch_ended(record)
@@ -249,15 +247,18 @@ class Trainer:
         self.records, self._visited = list(state["records"]), state["visited"]
         self.learner.restore(state["learner"])
         self.method.restore(state["method"])
+        self._replan()
 
     def _evaluate(self) -> Record:
         """Accuracy on the (noisy) validation rows, which choose the best epoch, and on the test set, which does not."""
         metrics: Record = {}
         if self.splits.validation is not None:
-            found = metrics_of(self._predict("validation", self._pause), self.splits.validation)
+            self._held_out = self.predictor.logits(self.learner, "validation", self._pause)
+            found = metrics_of(self._held_out, self.splits.validation)
             metrics |= {f"validation_{name}": value for name, value in found.items()}
         if self.splits.test is not None:
-            metrics[f"test_{self.score}"] = metrics_of(self._predict("test", self._pause), self.splits.test)[self.score]
+            logits = self.predictor.logits(self.learner, "test", self._pause)
+            metrics[f"test_{self.score}"] = metrics_of(logits, self.splits.test)[self.score]
         return metrics
 
     def _label_metrics(self) -> Record:
@@ -277,9 +278,9 @@ class Trainer:
         if label_probs is not None and isinstance(labels, ShardedLabelStore):
             label_probs = labels.whole(label_probs)
         if label_probs is None:
-            label_probs = self._predict_probs(self.splits.train, "train")
-        validation = self.splits.validation
-        validation_probs = None if validation is None else self._predict_probs(validation, "validation")
+            label_probs = self.predictor.probs(self.learner, "train")
+        held_out = self.splits.validation is not None
+        validation_probs = self.predictor.probs(self.learner, "validation") if held_out else None
         self.model.eval()
         return Outcome(
             model=self.model,
@@ -288,16 +289,17 @@ class Trainer:
             label_probs=hold_pinned(label_probs.cpu(), self.splits.train),
             validation_probs=validation_probs,
             records=self.records,
+            findings=self.method.findings(),
         )
 
     def predict(self, *, best: bool = False) -> Tensor:
         """For a method's hooks: logits of all training rows, by the network as it is or as it was at its best."""
         if not best or not self.learner.best_weights:
-            return self._predict("train").to(self.compute.device)
+            return self.predictor.logits(self.learner, "train").to(self.compute.device)
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self.learner.best_weights)
         try:
-            return self._predict("train").to(self.compute.device)
+            return self.predictor.logits(self.learner, "train").to(self.compute.device)
         finally:
             self.model.load_state_dict(now)
 
@@ -305,24 +307,24 @@ class Trainer:
     def validation_accuracy(self) -> float | None:
         return self.records[-1].get("validation_accuracy") if self.records else None
 
-    def _predict(self, split: str, between: Callable[[], None] | None = None) -> Tensor:
-        """Logits of a split, each rank taking its share; ``between`` is called equally often by all of them."""
-        examples: Examples = getattr(self.splits, split)
-        rows, logits = self.world.share(examples.rows), torch.empty(0, examples.num_classes)
-        if len(rows):
-            logits = predict_logits(
-                self.model, examples.inputs, rows, forward=self.learner.forward, compute=self.compute, between=between
-            )
-        most = math.ceil(len(examples) / self.world.size)
-        if between is not None and math.ceil(len(rows) / EVALUATION_BATCH) < math.ceil(most / EVALUATION_BATCH):
-            between()
-        return self.world.gather_shares(logits, len(examples))
+    @property
+    def train_accuracy(self) -> float:
+        return float(self.records[-1]["train_accuracy"])
 
-    def _predict_probs(self, examples: Examples, split: str) -> Tensor:
-        """What the network says about labelled rows; where an input cannot be read, the given label stands."""
-        logits = self._predict(split)
-        unread = logits[:, 0].isnan()
-        probs = to_probs(logits, examples.multilabel)
-        if unread.any():
-            probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
-        return hold_pinned(probs, examples)
+    @property
+    def seconds(self) -> float:
+        return float(self.world.tell_all(sum(record["seconds"] for record in self.records)))
+
+    def held_out(self) -> tuple[Tensor, Tensor] | None:
+        if self.splits.validation is None:
+            return None
+        if self._held_out is None:
+            self._held_out = self.predictor.logits(self.learner, "validation")
+        return self._held_out, self.splits.validation.given_labels
+
+    def snapshot(self) -> list[Tensor]:
+        return self.learner.snapshot()
+
+    def put_back(self, weights: list[Tensor]) -> None:
+        self.learner.put_back(weights)
+        self._held_out, self._put_back = None, True

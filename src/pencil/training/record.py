@@ -30,6 +30,7 @@ class Outcome:
     label_probs: Tensor
     validation_probs: Tensor | None
     records: list[Record]
+    findings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -43,6 +43,7 @@ class OptimizerSettings(BaseModel):
 
 class TrainingSettings(BaseModel):
     """How training runs, whatever the method. ``epochs`` is a total budget; without it the method's own counts hold.
+    ``minutes`` is a budget too, for methods that can plan by the clock.
 
     ``label_layout`` says whether each of several processes keeps all labels or its share (auto: above 1 GiB),
     ``label_top_k`` how many entries of each label are kept, of very many classes. A run with a directory saves itself
@@ -54,6 +55,7 @@ class TrainingSettings(BaseModel):
 
     batch_size: Annotated[int, Field(ge=1)] = 128
     epochs: Annotated[int, Field(ge=1)] | None = None
+    minutes: Annotated[float, Field(gt=0)] | None = None
     optimizer: OptimizerSettings = OptimizerSettings()
     clip_norm: NonNegative = 0.0
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
