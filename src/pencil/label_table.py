@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pencil.binary_labels import read_entries
 from pencil.data.examples import Examples, Splits
-from pencil.labels import read_labels
+from pencil.labels import read_labels, reliability
 from pencil.training.metrics import correct_entries
 
 
@@ -58,6 +58,7 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> dict[str, Any]:
         found["correct_before"] = float((reading.given == clean).double().mean())
         found["correct_after"] = float((reading.corrected == clean).double().mean())
         found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
+        found["calibration"] = reliability(reading.confidence, reading.corrected == clean)
     return found
 
 

@@ -214,6 +214,24 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     )
 
 
+BINS = 10
+
+
+def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
+    """How far confidences can be trusted: in each tenth that is not empty, how sure labels are and how many are right.
+
+    ``error`` is the expected calibration error, the mean distance between the two, weighted by the rows.
+    """
+    places = (confidence.double() * BINS).long().clamp(0, BINS - 1)
+    bins, error = [], 0.0
+    for place in places.unique().tolist():
+        inside = places == place
+        sure, share = float(confidence[inside].double().mean()), float(right[inside].double().mean())
+        bins.append({"rows": int(inside.sum()), "confidence": sure, "right": share})
+        error += float(inside.double().mean()) * abs(sure - share)
+    return {"error": error, "bins": bins}
+
+
 def _subtract_given(values: Tensor, given_labels: Tensor, weight: float) -> Tensor:
     """``values -= weight * y_hat`` in place, without building the one-hot matrix."""
     if given_labels.ndim == 2:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.errors import RunError
+from pencil.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from pencil.recipe import Recipe
@@ -18,6 +18,9 @@ MethodName = Annotated[str | None, typer.Option("--method", help="Method by name
 ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their shares.")]
+Budget = Annotated[
+    str | None, typer.Option("--budget", help="Train for so long: 90s, 10m, 2h; the automatic method plans by it.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
 Pinned = Annotated[
     Path | None,
@@ -38,6 +41,7 @@ def build_recipe(
     epochs: int | None = None,
     assignments: list[str] | None = None,
     pinned: Path | None = None,
+    budget: str | None = None,
 ) -> "Recipe":
     """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers."""
     from pencil import recipe
@@ -45,12 +49,26 @@ def build_recipe(
     tree = recipe.find(what)
     options: list[tuple[list[str], object]] = [(["model", "name"], model), (["seed"], seed)]
     options += [(["training", "epochs"], epochs), (["data", "pinned"], pinned)]
+    options.append((["training", "minutes"], None if budget is None else minutes(budget)))
     if method is not None and recipe.method_name(tree) != method:
         tree = {**tree, "method": {"name": method}}
     for keys, value in options:
         if value is not None:
             tree = recipe.assign(tree, keys, value)
     return recipe.parse(recipe.override(tree, assignments or []), what)
+
+
+def minutes(budget: str) -> float:
+    """``90s``, ``10m`` or ``1.5h`` in minutes; a number alone is minutes."""
+    unit = {"s": 1 / 60, "m": 1.0, "h": 60.0}.get(budget[-1:])
+    number = budget if unit is None else budget[:-1]
+    try:
+        found = float(number) * (1.0 if unit is None else unit)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise RecipeError(f"--budget is {budget!r}; expected a time such as 90s, 10m or 2h.")
+    return found
 
 
 def pick_threshold(threshold: float | None, multilabel: bool) -> float:

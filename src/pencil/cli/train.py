@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, RunPath, Seed, Set, What, build_recipe
+from pencil.cli.options import (
+    AsJson,
+    Budget,
+    Epochs,
+    MethodName,
+    ModelName,
+    Pinned,
+    RunPath,
+    Seed,
+    Set,
+    What,
+    build_recipe,
+)
 
 if TYPE_CHECKING:
     from pencil.runs import Run
@@ -31,6 +43,7 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME by default.")] = None,
     seed: Seed = None,
     epochs: Epochs = None,
+    budget: Budget = None,
     pinned: Pinned = None,
     log: Log = None,
     assignments: Set = None,
@@ -41,7 +54,7 @@ def train(
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
-    recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned)
+    recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget)
     from pencil.job import run_recipe
     from pencil.resume import resume
     from pencil.run_directory import free_path, is_run, unfinished_path

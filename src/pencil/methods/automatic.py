@@ -13,12 +13,16 @@ from pencil.label_layouts import CHUNK, ShardedLabelStore
 from pencil.labels import LabelStore
 from pencil.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Share, Task, Terms
+from pencil.methods.elr import early_learning_loss, moved_targets
 from pencil.methods.kinds import label_kind
 from pencil.methods.noise_model import (
+    SURE,
+    TEMPERATURES,
     NoiseModel,
     confusion_shape,
     fit_noise,
     fit_temperature,
+    is_chance,
     posterior,
     remaining_trust,
 )
@@ -26,15 +30,16 @@ from pencil.schedules import Cosine
 
 UNWATCHED = 0.2
 """The share of the budget for the backbone phase where no rows are held out to end it."""
-SURE = 2.0
-"""Standard errors that a difference has to exceed before anything is undone."""
+MEMORY = 0.7
+"""ELR's beta: how much of what the network believed an epoch ago is kept."""
 
 
 class AutoPencil(Method):
     """The three phases of the paper, with every number chosen on the way from labels that may be wrong.
 
-    Backbone: cross-entropy on the given labels, until the likelihood of the held-out labels has not risen for
-    ``patience`` epochs: from then on mistakes are learned by heart. The network goes back to where it was best.
+    Backbone: cross-entropy on the given labels, held back by ``early_learning`` times the regulariser of ELR, until the
+    likelihood of the held-out labels has not risen for ``patience`` epochs, or for ``longest`` of the budget: from then
+    on mistakes are learned by heart. The network goes back to where it was best.
     Correction: every label distribution moves by a share ``pace`` per epoch towards the posterior of the true class,
     given what the network says about the row and how labels are mixed up (:mod:`pencil.methods.noise_model`).
     Fine-tuning: the last ``finetune`` of the epochs, on labels that no longer move. What is evaluated and kept is the
@@ -49,6 +54,7 @@ class AutoPencil(Method):
         "total",
         "done",
         "backbone_epochs",
+        "corrected",
         "best_epoch",
         "best_likelihood",
         "best_weights",
@@ -66,7 +72,9 @@ class AutoPencil(Method):
         *,
         epochs: Epochs = 60,
         lr: NonNegative = 0.02,
-        patience: Annotated[int, Field(ge=1)] = 3,
+        early_learning: NonNegative = 3.0,
+        patience: Annotated[int, Field(ge=1)] = 4,
+        longest: Share = 0.6,
         pace: Share = 0.3,
         finetune: Share = 0.25,
         average: bool = True,
@@ -74,7 +82,8 @@ class AutoPencil(Method):
         divergence: Literal["forward", "inverse"] = "forward",
         balance: NonNegative = 0.0,
     ):
-        self.epochs, self.lr, self.patience, self.pace, self.finetune = epochs, lr, patience, pace, finetune
+        self.epochs, self.lr, self.pace, self.finetune = epochs, lr, pace, finetune
+        self.early_learning, self.patience, self.longest = early_learning, patience, longest
         self.averages, self.anchored, self.divergence, self.balance = average, anchored, divergence, balance
         self.by_row = balance == 0
 
@@ -82,7 +91,7 @@ class AutoPencil(Method):
         self.task = task
         self.labels = task.layout.place(task.given_labels, self._store)
         self.total = self.epochs if task.epochs is None else task.epochs
-        self.done, self.backbone_epochs = 0, 0
+        self.done, self.backbone_epochs, self.corrected = 0, 0, False
         self.best_epoch, self.best_likelihood = 0, -float("inf")
         self.best_weights: list[Tensor] = []
         self.best_right: Tensor | None = None
@@ -102,7 +111,7 @@ class AutoPencil(Method):
     def plan(self) -> tuple[Phase, ...]:
         """One cosine over all phases, whichever epoch they change at."""
         if not self.backbone_epochs:
-            return (Phase("backbone", self.total, self.backbone_loss, self._lr(0)),)
+            return (self._backbone(self.total),)
         left = max(0, self.total - self.backbone_epochs)
         finetune = min(left, round(self.finetune * self.total))
         correction = Phase(
@@ -113,17 +122,33 @@ class AutoPencil(Method):
             after_step=self.correct_labels,
         )
         return (
-            Phase("backbone", self.backbone_epochs, self.backbone_loss, self._lr(0)),
+            self._backbone(self.backbone_epochs),
             correction,
             Phase("finetune", finetune, self.correction_loss, self._lr(self.total - finetune)),
         )
+
+    def _backbone(self, epochs: int) -> Phase:
+        return Phase("backbone", epochs, self.backbone_loss, self._lr(0), after_step=self.remember)
 
     def _lr(self, since: int) -> Cosine:
         return Cosine(self.lr, since=since, whole=self.total)
 
     def backbone_loss(self, logits: Tensor, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels."""
-        return Terms(cross_entropy(logits, batch.given_labels))
+        """Eq. 1 on the given labels, and ELR's regulariser; the label store is its memory until labels are corrected.
+
+        ELR's targets start at zero and every epoch meets every row, so that after k epochs they sum to ``1 - B ** k``;
+        the store holds them scaled to sum to one.
+        """
+        assert self.labels is not None
+        targets = self.labels.to_probs(self.labels[batch.rows]) * (1 - MEMORY**self.done)
+        targets = moved_targets(targets, logits, MEMORY)
+        classification, regularizer = cross_entropy(logits, batch.given_labels), early_learning_loss(logits, targets)
+        parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
+        return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
+
+    def remember(self, targets: Tensor, batch: Batch, label_step: float) -> None:
+        assert self.labels is not None
+        self.labels.write(batch.rows, _as_logits(targets))
 
     def correction_loss(self, logits: Tensor, batch: Batch) -> Terms:
         """KL between label distributions and predictions: the forward one keeps the network's doubts calibrated."""
@@ -148,7 +173,14 @@ class AutoPencil(Method):
         given = hard_labels(batch.given_labels)
         towards = posterior(at_least_fp32(logits), given, self._noise_model(), self.temperature, self.trust).exp()
         moved = torch.lerp(label_probs, towards.to(label_probs), self.pace)
-        self.labels.write(batch.rows, moved.clamp_min(torch.finfo(moved.dtype).tiny).log())
+        self.labels.write(batch.rows, _as_logits(moved))
+
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
+        """The label distributions; as they were given while the store serves the backbone phase."""
+        assert self.labels is not None
+        if self.corrected:
+            return self.labels.probs(rows)
+        return self.labels.to_probs(self._own_store().initial_logits(rows))
 
     def watch(self, context: Context) -> bool:
         """Look at the held-out rows after every epoch, and decide."""
@@ -159,8 +191,7 @@ class AutoPencil(Method):
                 self._leave_backbone(context)
                 return True
             if self.done == self.total:
-                self._say(f"never left the backbone phase: no mistakes were learned by heart in {self.done} epochs")
-                self._relabel(context)
+                self._end_in_backbone(context)
         elif self.done < self.total:
             self._look_again(context)
         else:
@@ -176,16 +207,24 @@ class AutoPencil(Method):
         return True
 
     def _is_memorising(self, context: Context) -> bool:
-        """Whether held-out labels have been better explained before; the best network so far is kept."""
+        """Whether held-out labels have been better explained before; the best network so far is kept.
+
+        How sure a network is does not count, only what it knows: its temperature is the best there is. As long as it
+        does no better than chance, it has learned nothing that could be lost.
+        """
         held_out = context.held_out()
         if held_out is None:
             return self.done >= max(1, round(UNWATCHED * self.total)) and self.done < self.total
         logits, given = held_out[0], hard_labels(held_out[1])
-        likelihood = -float(cross_entropy(logits, given))
+        right = logits.argmax(dim=1) == given
+        if is_chance(right, given):
+            return False
+        likelihood = -min(float(cross_entropy(logits / t, given)) for t in TEMPERATURES.tolist())
         if likelihood > self.best_likelihood:
             self.best_likelihood, self.best_epoch = likelihood, self.done
-            self.best_weights, self.best_right = context.snapshot(), logits.argmax(dim=1) == given
-        return self.done - self.best_epoch >= self.patience and self.done < self.total
+            self.best_weights, self.best_right = context.snapshot(), right
+        ended = self.done - self.best_epoch >= self.patience or self.done >= self.longest * self.total
+        return ended and self.done < self.total
 
     def _leave_backbone(self, context: Context) -> None:
         self.backbone_epochs = self.done
@@ -199,18 +238,15 @@ class AutoPencil(Method):
             f"held-out labels were best explained there (log-likelihood {self.best_likelihood:.3f} a row)"
         )
         context.put_back(self.best_weights)
-        if self._knows_nothing(hard_labels(held_out[1])):
-            self.total = self.done
-            self._warn("predicts held-out labels no better than chance: labels are left as they were given")
-            return
         self._relabel(context)
 
-    def _knows_nothing(self, given: Tensor) -> bool:
-        """Whether the best network agrees with held-out labels as the most frequent class does, give or take."""
-        assert self.best_right is not None
-        chance = float(given.bincount().max() / len(given))
-        error = (chance * (1 - chance) / len(given)) ** 0.5
-        return bool(self.best_right.double().mean() <= chance + error)
+    def _end_in_backbone(self, context: Context) -> None:
+        """The budget is spent: read labels off the network, if it has learned anything."""
+        if context.held_out() is not None and self.best_right is None:
+            self._warn("never predicted held-out labels better than chance: labels are left as they were given")
+            return
+        self._say(f"stayed in the backbone phase: held-out labels were best explained at epoch {self.best_epoch}")
+        self._relabel(context)
 
     def _relabel(self, context: Context) -> None:
         """Estimate the noise, and start every label at its posterior."""
@@ -230,13 +266,18 @@ class AutoPencil(Method):
         )
 
     def _write(self, label_logits: Tensor) -> None:
-        labels = self.labels
-        assert labels is not None
-        store = labels.inner if isinstance(labels, ShardedLabelStore) else labels
-        own = torch.arange(len(label_logits)) if labels.own_rows is None else labels.own_rows
+        assert self.labels is not None
+        store, rows = self._own_store(), self.labels.own_rows
+        own = torch.arange(len(label_logits)) if rows is None else rows
+        store.reset()  # pinned rows and all
+        self.corrected = True
         for places in torch.arange(len(own)).split(CHUNK):
             values = label_logits[own[places].to(label_logits.device)].to(self.task.dtype)
             store.write(places.to(self.task.device), values)
+
+    def _own_store(self) -> LabelStore:
+        assert self.labels is not None
+        return self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
 
     def _look_again(self, context: Context) -> None:
         """How sure the network may be by now, and how much of the given labels its answers hold already."""
@@ -283,3 +324,7 @@ class AutoPencil(Method):
     def _warn(self, what: str) -> None:
         self._say(f"training {what}")
         warnings.warn(f"training {what}", stacklevel=2)
+
+
+def _as_logits(probs: Tensor) -> Tensor:
+    return (probs / probs.sum(dim=1, keepdim=True)).clamp_min(torch.finfo(probs.dtype).tiny).log()

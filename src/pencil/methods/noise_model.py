@@ -18,7 +18,9 @@ SLACK = 0.5
 """So many nats below the best likelihood the largest rate is taken: labels that may be noisy are treated as such."""
 INTERVAL = 1.92
 """Half of the 95 % point of a chi-square with one degree of freedom: how far the likelihood falls at its ends."""
-SUREST, FEWEST = 0.25, 20
+SUREST, FEWEST = 0.25, 75
+SURE = 2.0
+"""Standard errors that a difference has to exceed to count."""
 MOST_ROWS = 10_000
 """More held-out rows than this say nothing new."""
 
@@ -108,6 +110,16 @@ def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, temperatur
         if float((with_labels.argmax(dim=1) == given).double().mean()) >= agreement:
             return 1 - float(share)
     return 0.0
+
+
+def is_chance(right: Tensor, given: Tensor) -> bool:
+    """Whether labels are predicted as well as by naming the most frequent class, give or take.
+
+    Very few rows could prove nothing: five points more are enough for them.
+    """
+    chance = float(given.bincount().max() / len(given))
+    error = (chance * (1 - chance) / len(given)) ** 0.5
+    return bool(right.double().mean() <= chance + min(SURE * error, 0.05))
 
 
 def _surest_disagreement(logits: Tensor, given: Tensor) -> float:

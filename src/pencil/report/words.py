@@ -28,7 +28,18 @@ def sentences(material: Material, counts: Counts, most: tuple[str, str, int] | N
     if most is not None:
         given, corrected, times = most
         told.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
-    return [*told, *_truth(material, counts), *_scores(material)]
+    return [*told, *_estimate(material), *_truth(material, counts), *_scores(material)]
+
+
+def _estimate(material: Material) -> list[str]:
+    """What a method that looks for it says about the noise."""
+    rate = material.summary.get("findings", {}).get("noise_rate")
+    if rate is None:
+        return []
+    return [
+        f"Held-out rows put the noise at {percent(rate['estimate'])} of the labels, and with 95 % confidence between "
+        f"{percent(rate['low'])} and {percent(rate['high'])}."
+    ]
 
 
 def percent(share: float) -> str:

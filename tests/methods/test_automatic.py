@@ -1,0 +1,186 @@
+"""PENCIL that sets itself: when it leaves the backbone phase, what it does to labels, and when it holds back."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pencil
+from pencil import recipe
+from pencil.data import Splits, from_arrays
+from pencil.errors import TrainingError
+from pencil.methods import AutoPencil, CrossEntropy
+from pencil.models import mlp
+from pencil.training import Trainer, TrainingSettings
+
+
+def blobs(rows, seed, rate=0.4, classes=4):
+    """Clouds that a network tells apart, with labels that it can learn by heart."""
+    generator = torch.Generator().manual_seed(seed)
+    clean = torch.arange(rows) % classes
+    points = torch.randn(rows, 24, generator=generator) + 3.0 * nn.functional.one_hot(clean, 24)
+    moved = (clean + torch.randint(1, classes, (rows,), generator=generator)) % classes
+    wrong = torch.rand(rows, generator=generator) < rate
+    return from_arrays(points, torch.where(wrong, moved, clean), classes=classes, clean_labels=clean)
+
+
+def trainer_of(method, rate=0.4, *, epochs=24, rows=600, held_out=150, **options):
+    splits = Splits(blobs(rows, 0, rate), blobs(held_out, 1, rate) if held_out else None, blobs(400, 2, 0.0))
+    torch.manual_seed(0)
+    settings = TrainingSettings(batch_size=32, epochs=epochs, device="cpu", **options)
+    return Trainer(mlp(24, 4, width=128), splits, method, settings, seed=1)
+
+
+def right(outcome, trainer):
+    return float((outcome.label_probs.argmax(dim=1) == trainer.splits.train.clean_labels).double().mean())
+
+
+@pytest.fixture(scope="module")
+def noisy():
+    trainer = trainer_of(AutoPencil(lr=0.05), rows=1500, held_out=200)
+    return trainer, trainer.run()
+
+
+def test_it_leaves_the_backbone_before_mistakes_are_learned(noisy):
+    trainer, outcome = noisy
+    phases = [record["phase"] for record in outcome.records]
+    assert len(phases) == 24
+    assert 1 < phases.count("backbone") < 12
+    assert phases.count("finetune") == 6
+    assert phases == sorted(phases, key=["backbone", "correction", "finetune"].index)
+    assert "went back to epoch" in outcome.findings["choices"][0]
+
+
+def test_it_repairs_labels_and_beats_cross_entropy(noisy):
+    trainer, outcome = noisy
+    plain = trainer_of(CrossEntropy(lr=0.05), rows=1500, held_out=200).run()
+    assert right(outcome, trainer) > 0.93
+    assert outcome.records[-1]["test_accuracy"] > plain.records[-1]["test_accuracy"] + 0.1
+
+
+def test_it_finds_the_noise_rate(noisy):
+    found = noisy[1].findings
+    assert found["noise_rate"]["low"] <= 0.4 <= found["noise_rate"]["high"]
+    assert found["noise_rate"]["estimate"] == pytest.approx(0.4, abs=0.1)
+    assert np.asarray(found["transition"]).sum(axis=1) == pytest.approx(1.0)
+
+
+def test_the_learning_rate_is_one_cosine_over_all_phases(noisy):
+    rates = [record["lr"] for record in noisy[1].records]
+    expected = [0.05 * (1 + np.cos(np.pi * epoch / 24)) / 2 for epoch in range(24)]
+    assert rates == pytest.approx(expected)
+
+
+def test_clean_labels_stay(noisy):
+    trainer = trainer_of(AutoPencil(lr=0.05), rate=0.0)
+    outcome = trainer.run()
+    assert right(outcome, trainer) > 0.98
+    assert outcome.findings["noise_rate"]["low"] == 0.0
+
+
+def test_labels_without_meaning_are_left_alone():
+    trainer = trainer_of(AutoPencil(lr=0.05), rate=0.75)
+    with pytest.warns(UserWarning, match="better than chance"):
+        outcome = trainer.run()
+    assert torch.equal(outcome.label_probs.argmax(dim=1), trainer.splits.train.given_labels)
+    assert {record["phase"] for record in outcome.records} == {"backbone"}
+
+
+def test_without_held_out_rows_it_takes_a_fixed_share():
+    outcome = trainer_of(AutoPencil(lr=0.05), held_out=0, epochs=10).run()
+    phases = [record["phase"] for record in outcome.records]
+    assert phases.count("backbone") == 2
+    assert "no rows are held out" in outcome.findings["choices"][0]
+
+
+def test_a_network_that_cannot_memorise_is_left_to_learn():
+    """One epoch more helps to the end: labels are read off only then."""
+    method = AutoPencil(lr=0.001)
+    trainer = trainer_of(method, epochs=3)
+    outcome = trainer.run()
+    assert {record["phase"] for record in outcome.records} == {"backbone"}
+    assert "stayed in the backbone" in outcome.findings["choices"][0]
+    assert right(outcome, trainer) > float(
+        (trainer.splits.train.given_labels == trainer.splits.train.clean_labels).double().mean()
+    )
+
+
+def test_correction_that_does_harm_is_undone():
+    """A fast learning rate after the switch ruins the network; what it had learned before is kept."""
+    method = AutoPencil(lr=0.05)
+    trainer = trainer_of(method, epochs=10)
+    method.backbone_epochs, before = 0, method.correction_loss
+
+    def harmful(logits, batch):
+        return before(-logits, batch)
+
+    method.correction_loss = harmful
+    with pytest.warns(UserWarning, match="harder to explain"):
+        outcome = trainer.run()
+    assert outcome.records[-1]["test_accuracy"] > 0.8
+    assert right(outcome, trainer) > 0.8
+
+
+def test_the_kept_network_is_the_mean_of_the_trained_one():
+    trainer = trainer_of(AutoPencil(lr=0.05), epochs=2)
+    weights, learn = [], trainer.learner.learn
+
+    def learn_and_note(loss, lr):
+        learn(loss, lr)
+        weights.append(copy.deepcopy(trainer.networks[0].state_dict()))
+
+    trainer.learner.learn = learn_and_note
+    trainer.epoch(trainer.phases[0], 0)
+    for name, value in trainer.model.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, torch.stack([w[name] for w in weights]).mean(dim=0), rtol=1e-4, atol=1e-5)
+
+
+def test_without_averaging_the_trained_network_is_kept():
+    trainer = trainer_of(AutoPencil(lr=0.05, average=False), epochs=2)
+    assert trainer.model is trainer.networks[0]
+
+
+@pytest.mark.parametrize("options", [{"divergence": "inverse"}, {"anchored": False}, {"balance": 0.5}])
+def test_every_switch_trains(options):
+    trainer = trainer_of(AutoPencil(lr=0.05, **options))
+    assert right(trainer.run(), trainer) > 0.85
+
+
+def test_pinned_rows_stay_where_they_are():
+    trainer = trainer_of(AutoPencil(lr=0.05), epochs=8)
+    method = trainer.method
+    method.labels.pinned = torch.arange(600) < 50
+    before = method.labels.label_logits[:50].clone()
+    trainer.run()
+    assert torch.equal(method.labels.label_logits[:50], before)
+    assert not torch.equal(method.labels.label_logits[50:100], before)
+
+
+def test_it_plans_by_the_clock():
+    trainer = trainer_of(AutoPencil(lr=0.05), epochs=None, minutes=1.5 / 60)
+    outcome = trainer.run()
+    assert len(outcome.records) >= 3
+    assert sum(record["seconds"] for record in outcome.records) < 6
+
+
+def test_other_methods_refuse_the_clock():
+    with pytest.raises(TrainingError, match=r"give training\.epochs"):
+        trainer_of(CrossEntropy(), epochs=None, minutes=1.0)
+
+
+def test_pencil_without_numbers_sets_itself():
+    assert recipe.parse({}).method["name"] == "pencil_auto"
+    assert recipe.parse({"method": {"name": "pencil"}}).method["name"] == "pencil_auto"
+    assert recipe.parse({"method": {"step": 2.0}}).method["name"] == "pencil"
+
+
+def test_several_classes_at_once_have_numbers_of_their_own():
+    points = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = pencil.fit("mlp", (points, (points[:, :3] > 0).astype(np.float32)), epochs=3, multilabel=True)
+    assert run.recipe.method["name"] == "pencil"

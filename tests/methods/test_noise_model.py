@@ -1,0 +1,131 @@
+"""The estimate of noise from held-out rows, against data that was drawn from the model itself."""
+
+import itertools
+
+import pytest
+import torch
+
+from pencil.methods.noise_model import (
+    NoiseModel,
+    confusion_shape,
+    fit_noise,
+    fit_temperature,
+    negative_log_likelihood,
+    posterior,
+    remaining_trust,
+)
+
+
+def anywhere(classes):
+    return (1 - torch.eye(classes, dtype=torch.float64)) / (classes - 1)
+
+
+def model_of(rate, shape):
+    return NoiseModel(rate, rate, rate, 1.0, (1 - rate) * torch.eye(len(shape), dtype=torch.float64) + rate * shape)
+
+
+def drawn(rate, shape, rows=2000, sharpness=4.0, seed=0):
+    """Logits, true classes drawn from them, and labels drawn from those."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(rows, len(shape), generator=generator)
+    true = logits.softmax(dim=1).multinomial(1, generator=generator)[:, 0]
+    moved = shape[true].multinomial(1, generator=generator)[:, 0]
+    wrong = torch.rand(rows, generator=generator) < rate
+    return logits, true, torch.where(wrong, moved, true)
+
+
+def test_the_likelihood_is_a_sum_over_all_ways_to_get_a_label():
+    logits, _, given = drawn(0.3, anywhere(4), rows=7)
+    shape, rate, temperature = confusion_shape(given, given.roll(1), 4), 0.3, 0.7
+    total = 0.0
+    for row, label in enumerate(given.tolist()):
+        odds = torch.exp(logits[row].double() / temperature)
+        ways = [
+            float(odds[true] / odds.sum()) * (1 - rate if true == label else rate * float(shape[true, label]))
+            for true in range(4)
+        ]
+        total -= float(torch.tensor(sum(ways)).log())
+    found = negative_log_likelihood(logits, given, shape, torch.tensor([rate], dtype=torch.float64), temperature)
+    assert float(found) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("classes", [3, 10])
+def test_the_rate_of_drawn_noise_is_found(rate, classes):
+    if rate == 0.7 and classes == 3:
+        pytest.skip("beyond chance: 0.67")
+    logits, _, given = drawn(rate, anywhere(classes))
+    found = fit_noise(logits, given, anywhere(classes))
+    assert found.rate == pytest.approx(rate, abs=0.06)
+    assert found.low <= rate + 0.01 and rate - 0.01 <= found.high
+    assert found.high - found.low < 0.12
+    torch.testing.assert_close(found.transition.sum(dim=1), torch.ones(classes, dtype=torch.float64))
+
+
+def test_a_network_that_learned_the_noise_is_sharpened():
+    """Logits of ``p T``, which is what a network that was trained on noisy labels says."""
+    shape = anywhere(10)
+    clean, _, given = drawn(0.5, shape, sharpness=6.0)
+    noisy = (clean.double().softmax(dim=1) @ model_of(0.5, shape).transition).log()
+    found = fit_noise(noisy, given, shape)
+    assert found.rate == pytest.approx(0.5, abs=0.08)
+    assert found.temperature < 0.6
+
+
+def test_few_rows_leave_room_for_noise_that_was_not_seen():
+    logits = 20 * torch.eye(3)[torch.arange(12) % 3]
+    found = fit_noise(logits, torch.arange(12) % 3, anywhere(3))
+    assert found.rate >= 0.5 / 12
+    assert found.low == 0.0 and found.high > 0.1
+
+
+def test_the_shape_is_where_labels_go():
+    predicted = torch.arange(5).repeat(400)
+    given = torch.where(
+        torch.rand(2000, generator=torch.Generator().manual_seed(0)) < 0.4, (predicted + 1) % 5, predicted
+    )
+    shape = confusion_shape(predicted, given, 5)
+    torch.testing.assert_close(shape.sum(dim=1), torch.ones(5, dtype=torch.float64))
+    assert shape.diagonal().abs().max() == 0
+    assert all(shape[k, (k + 1) % 5] > 0.95 for k in range(5))
+
+
+def test_a_class_that_is_never_predicted_goes_anywhere():
+    shape = confusion_shape(torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 1, 1]), 3)
+    torch.testing.assert_close(shape[2], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
+
+
+def test_the_posterior_is_bayes_rule():
+    shape = torch.tensor([[0, 0.9, 0.1], [0.5, 0, 0.5], [0.2, 0.8, 0]], dtype=torch.float64)
+    model, logits = model_of(0.4, shape), torch.randn(9, 3, generator=torch.Generator().manual_seed(1))
+    given = torch.arange(9) % 3
+    found = posterior(logits, given, model, temperature=1.5).exp()
+    for row, true in itertools.product(range(9), range(3)):
+        prior = (logits[row].double() / 1.5).softmax(dim=0)
+        joint = prior * model.transition[:, given[row]]
+        assert float(found[row, true]) == pytest.approx(float(joint[true] / joint.sum()), abs=1e-6)
+    without = posterior(logits, given, model, temperature=1.5, trust=0.0)
+    torch.testing.assert_close(without, (logits / 1.5).log_softmax(dim=1))
+
+
+def test_the_temperature_of_logits_that_are_too_sure_is_found():
+    shape = anywhere(6)
+    logits, _, given = drawn(0.3, shape, sharpness=3.0)
+    assert fit_temperature(2.0 * logits, given, model_of(0.3, shape)) == pytest.approx(2.0, rel=0.2)
+
+
+@pytest.mark.parametrize("held", [0.0, 0.5, 1.0])
+def test_what_a_network_has_learned_of_a_label_is_not_counted_again(held):
+    """Answers for training rows that hold a share of their labels' evidence, and held-out answers that hold none."""
+    shape, rate = anywhere(5), 0.4
+    model = model_of(rate, shape)
+    train, _, labels = drawn(rate, shape, sharpness=1.0, rows=4000, seed=1)
+    learned = posterior(train, labels, model, 1.0, trust=held)
+    agreement = float((learned.argmax(dim=1) == labels).double().mean())
+    logits, _, given = drawn(rate, shape, sharpness=1.0, rows=4000, seed=2)
+    assert remaining_trust(logits, given, model, 1.0, agreement) == pytest.approx(1 - held, abs=0.16)
+
+
+def test_more_agreement_than_labels_could_give_leaves_no_trust():
+    logits, _, given = drawn(0.4, anywhere(5), sharpness=8.0)
+    assert remaining_trust(logits, given, model_of(0.4, anywhere(5)), 1.0, agreement=1.01) == 0.0
