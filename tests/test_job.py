@@ -166,7 +166,11 @@ def refit(x, y, settings):
             RecipeError,
             r"'training.batch_size'",
         ),
-        (lambda x, y: pencil.fit(net(), (x, y), epochs=2, out="r"), RecipeError, r"2 epochs cannot hold the 3 phases"),
+        (
+            lambda x, y: pencil.fit(net(), (x, y), epochs=2, settings={"method.step": 2.0}, out="r"),
+            RecipeError,
+            r"2 epochs cannot hold the 3 phases",
+        ),
         (lambda x, y: refit(x, y, {"method.init_probability": 1.5}), RecipeError, r"initial probability is 1.5"),
         (lambda x, y: refit(x, y, {"data.augmentation": {"flip": True}}), DataError, r"data.augmentation needs images"),
         (lambda x, y: refit(x, y, {"data.normalize": {"mean": [0], "std": [1]}}), DataError, r"needs 2 means"),

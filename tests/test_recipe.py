@@ -5,13 +5,13 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from pencil import RecipeError, recipe
-from pencil.methods import CrossEntropy, Pencil
+from pencil.methods import AutoPencil, CrossEntropy, Pencil
 from pencil.schedules import Constant, StepDecay
 
 
 def test_defaults_make_a_recipe_and_a_method():
     made = recipe.parse({"data": {"source": "digits"}})
-    assert isinstance(made.build_method(), Pencil)
+    assert isinstance(made.build_method(), AutoPencil)
     assert made.training.batch_size == 128 and made.data.validation == 0.1
 
 

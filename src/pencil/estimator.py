@@ -34,7 +34,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     epochs, batch_size : int
         The training budget.
     validation : float
-        Share of rows held out to watch training; they count as noisy like all others.
+        Share of rows held out to watch training, noisy like all others; PENCIL sets itself by them.
     settings : dict or None
         Further recipe keys, such as ``{"method.step": 4.0}``.
     multilabel : bool or None
@@ -51,7 +51,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str | Method = "pencil",
         epochs: int = 60,
         batch_size: int = 64,
-        validation: float = 0.0,
+        validation: float = 0.1,
         settings: Mapping[str, Any] | None = None,
         multilabel: bool | None = None,
         random_state: int | np.random.RandomState | None = 0,

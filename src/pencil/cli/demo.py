@@ -8,7 +8,7 @@ import typer
 
 from pencil.cli.options import AsJson, build_recipe
 
-RECIPES = ("digits-symmetric-50-cross-entropy", "digits-symmetric-50")
+RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "pencil": "digits-symmetric-50-auto"}
 
 
 def demo(
@@ -26,10 +26,9 @@ def demo(
     if target.exists():
         raise RunError(f"{target} already exists; choose another directory with --out.")
     runs = []
-    for name in RECIPES:
-        recipe = build_recipe(name, seed=seed)
-        typer.echo(f"training {recipe.method['name']} on digits with 50 % symmetric label noise ...", err=True)
-        runs.append(run_recipe(recipe, target / recipe.method["name"], progress=True))
+    for method, recipe in RECIPES.items():
+        typer.echo(f"training {method} on digits with 50 % symmetric label noise ...", err=True)
+        runs.append(run_recipe(build_recipe(recipe, seed=seed), target / method, progress=True))
     if as_json:
         typer.echo(json.dumps([{"path": str(run.path), **run.summary} for run in runs]))
     else:

@@ -243,7 +243,8 @@ class AutoPencil(Method):
     def _end_in_backbone(self, context: Context) -> None:
         """The budget is spent: read labels off the network, if it has learned anything."""
         if context.held_out() is not None and self.best_right is None:
-            self._warn("never predicted held-out labels better than chance: labels are left as they were given")
+            what = "never predicted held-out labels better than chance: labels are left as they were given"
+            self._warn(what) if self.done > self.patience else self._say(what)  # a short trial had no time to learn
             return
         self._say(f"stayed in the backbone phase: held-out labels were best explained at epoch {self.best_epoch}")
         self._relabel(context)
