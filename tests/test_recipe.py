@@ -5,7 +5,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from pencil import RecipeError, recipe
-from pencil.methods import AutoPencil, CrossEntropy, Pencil
+from pencil.methods import AutoPencil, CrossEntropy
 from pencil.schedules import Constant, StepDecay
 
 

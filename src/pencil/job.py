@@ -91,14 +91,28 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    if examples.multilabel and chosen.method["name"] == recipe.AUTOMATIC:
-        chosen = chosen.with_method("pencil")  # which has numbers for several classes at once
+    if chosen.method["name"] == recipe.AUTOMATIC and method is None:
+        chosen = _set_by_hand(chosen, prepared.splits)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:
         fingerprints["pinned"] = prepared.pinned_digest
     rows = row_table(loaded, prepared.splits)
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
+
+
+TELLING = 30
+"""So many held-out rows can tell one network from another; fewer tell luck."""
+
+
+def _set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
+    """PENCIL sets itself where it can; several classes at once, and very few rows, have numbers set by hand."""
+    if splits.train.multilabel:
+        return chosen.with_method("pencil")
+    if splits.validation is not None and len(splits.validation) >= TELLING:
+        return chosen
+    lr = chosen.method["lr"]
+    return chosen.with_method("pencil", lr=lr, finetune_lr={"kind": "cosine", "start": lr})
 
 
 def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:

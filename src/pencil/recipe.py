@@ -46,10 +46,10 @@ class Recipe(BaseModel):
         options = {key: value for key, value in self.method.items() if key != "name"}
         return find_method(self.method["name"])(**_arguments(self.method["name"]).model_validate(options).__dict__)
 
-    def with_method(self, name: str) -> "Recipe":
-        """The same recipe with another method, all of whose arguments are at their defaults."""
-        defaults = _without_none(_arguments(name)().model_dump(mode="json"))
-        return self.model_copy(update={"method": {"name": name, **defaults}})
+    def with_method(self, name: str, **arguments: Any) -> "Recipe":
+        """The same recipe with another method; what is not said of its arguments is at its default."""
+        spelled_out = _without_none(_arguments(name)(**arguments).model_dump(mode="json"))
+        return self.model_copy(update={"method": {"name": name, **spelled_out}})
 
     def to_toml(self) -> str:
         """The recipe with every default spelled out."""

@@ -82,7 +82,7 @@ def test_noise_that_does_not_fit_is_named(examples, noise, message):
 
 
 def test_unknown_sources_are_named():
-    with pytest.raises(DataError, match=r"'digitz' does not exist and is neither a dataset by name \(digits, fashion"):
+    with pytest.raises(DataError, match=r"'digitz' does not exist and is neither a dataset by name \(digits, wine"):
         load(DataSettings(source="digitz"))
     with pytest.raises(DataError, match="does not exist"):
         load(DataSettings(source="nowhere.npz"))

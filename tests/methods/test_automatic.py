@@ -184,3 +184,12 @@ def test_several_classes_at_once_have_numbers_of_their_own():
         warnings.simplefilter("ignore")
         run = pencil.fit("mlp", (points, (points[:, :3] > 0).astype(np.float32)), epochs=3, multilabel=True)
     assert run.recipe.method["name"] == "pencil"
+
+
+def test_very_few_rows_have_numbers_set_by_hand():
+    rng = np.random.default_rng(0)
+    points, labels = rng.normal(size=(400, 5)).astype(np.float32), np.arange(400) % 3
+    assert pencil.fit("mlp", (points, labels), epochs=3).recipe.method["name"] == "pencil_auto"
+    settings = {"method.lr": 0.07}
+    few = pencil.fit("mlp", (points[:90], labels[:90]), epochs=3, method="pencil_auto", settings=settings).recipe
+    assert few.method["name"] == "pencil" and few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07

@@ -16,6 +16,7 @@ from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Sha
 from pencil.methods.elr import early_learning_loss, moved_targets
 from pencil.methods.kinds import label_kind
 from pencil.methods.noise_model import (
+    FEWEST,
     SURE,
     TEMPERATURES,
     NoiseModel,
@@ -51,21 +52,9 @@ class AutoPencil(Method):
 
     takes_minutes = True
     remembered = (
-        "total",
-        "done",
-        "backbone_epochs",
-        "corrected",
-        "best_epoch",
-        "best_likelihood",
-        "best_weights",
-        "best_right",
-        "temperature",
-        "trust",
-        "noise",
-        "transition",
-        "shares",
-        "choices",
-    )
+        "total", "done", "backbone_epochs", "corrected", "best_epoch", "best_likelihood", "best_weights",
+        "best_right", "temperature", "trust", "noise", "transition", "shares", "choices",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -242,9 +231,11 @@ class AutoPencil(Method):
 
     def _end_in_backbone(self, context: Context) -> None:
         """The budget is spent: read labels off the network, if it has learned anything."""
-        if context.held_out() is not None and self.best_right is None:
+        held_out = context.held_out()
+        if held_out is not None and self.best_right is None:
             what = "never predicted held-out labels better than chance: labels are left as they were given"
-            self._warn(what) if self.done > self.patience else self._say(what)  # a short trial had no time to learn
+            enough = self.done > self.patience and len(held_out[1]) >= FEWEST  # else it had no chance to show it
+            self._warn(what) if enough else self._say(what)
             return
         self._say(f"stayed in the backbone phase: held-out labels were best explained at epoch {self.best_epoch}")
         self._relabel(context)

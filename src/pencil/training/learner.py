@@ -69,7 +69,7 @@ class Learner:
         world: World = ALONE,
         memory: int | None = None,
     ):
-        self.settings, self.compute, self.alone = settings, compute, world.size == 1
+        self.settings, self.compute, self.world, self.alone = settings, compute, world, world.size == 1
         self.networks = nn.ModuleList(networks)
         self.average = None if memory is None else moving_average(networks[0], memory)
         self.model: nn.Module = networks[0] if self.average is None else self.average.module
@@ -111,6 +111,7 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
+            self.world.share_statistics(self.networks[0])
             self.average.update_parameters(self.networks[0])
 
     def consider(self, score: float | None, epoch: int) -> None:

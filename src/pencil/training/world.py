@@ -66,6 +66,9 @@ class World:
         """The network with gradients averaged over all ranks."""
         return network
 
+    def share_statistics(self, network: nn.Module) -> None:
+        """Give every rank the first one's buffers, which are not averaged as gradients are."""
+
     def leave(self) -> None: ...
 
 
@@ -145,6 +148,16 @@ class Ranks(World):
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         with _peers():
             return DistributedDataParallel(network)
+
+    def share_statistics(self, network: nn.Module) -> None:
+        buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.detach().flatten() for buffer in buffers])
+        with _peers():
+            dist.broadcast(flat, src=0)
+        for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+            buffer.copy_(values.view_as(buffer))
 
     def leave(self) -> None:
         """Only what was joined here: a caller's own process group stays."""

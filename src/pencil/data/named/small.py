@@ -118,7 +118,7 @@ def _fashion_folder(root: Path | None) -> Path:
         for folder in (root, root / "FashionMNIST" / "raw"):
             if any((folder / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
                 return folder
-    if any(DEBIAN_FASHION_MNIST.glob("train-images-idx3-ubyte*")):
+    elif any(DEBIAN_FASHION_MNIST.glob("train-images-idx3-ubyte*")):
         return DEBIAN_FASHION_MNIST
     target = download_folder(root)
     download(
