@@ -3,11 +3,11 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 from pencil.data.examples import Batch
 from pencil.methods.base import Method, Phase
@@ -39,19 +39,32 @@ def copier(model: nn.Module, method: Method, phases: Sequence[Phase], seed: int)
     return make
 
 
-def moving_average(network: nn.Module, memory: int) -> AveragedModel:
-    """The mean of a network's weights and statistics: of all steps at first, then one that forgets over ``memory``."""
+class MovingAverage:
+    """The mean of a network's weights and statistics: of all steps at first, then one that forgets over ``memory``.
+
+    torch's AveragedModel does the same, but sorts all tensors anew at every step, which small networks feel.
+    """
+
+    def __init__(self, network: nn.Module, memory: int):
+        self.module, self.memory, self.steps = copy.deepcopy(network).requires_grad_(False), memory, 0
+        ours, theirs = (list(chain(one.parameters(), one.buffers())) for one in (self.module, network))
+        self._pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].is_floating_point()]
+        self._counts = [pair for pair in zip(ours, theirs, strict=True) if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def follow(averaged: Sequence[Tensor], current: Sequence[Tensor], steps: Tensor | int) -> None:
-        weight = max(1 / (int(steps) + 1), 1 / memory)
-        if averaged[0].is_floating_point():
-            torch._foreach_lerp_(list(averaged), list(current), weight)
-        else:
-            torch._foreach_copy_(list(averaged), list(current))
+    def follow(self) -> None:
+        self.steps += 1
+        weight = max(1 / self.steps, 1 / self.memory)
+        torch._foreach_lerp_([ours for ours, _ in self._pairs], [theirs for _, theirs in self._pairs], weight)
+        for ours, theirs in self._counts:
+            ours.copy_(theirs)
 
-    average = AveragedModel(network, multi_avg_fn=follow, use_buffers=True)
-    return average.requires_grad_(False)
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "weights": self.module.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+        self.module.load_state_dict(state["weights"])
 
 
 class NonFiniteGradientError(ArithmeticError):
@@ -71,7 +84,7 @@ class Learner:
     ):
         self.settings, self.compute, self.world, self.alone = settings, compute, world, world.size == 1
         self.networks = nn.ModuleList(networks)
-        self.average = None if memory is None else moving_average(networks[0], memory)
+        self.average = None if memory is None else MovingAverage(networks[0], memory)
         self.model: nn.Module = networks[0] if self.average is None else self.average.module
         shared = [world.parallel(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
@@ -112,7 +125,7 @@ class Learner:
         self.scaler.update()
         if self.average is not None:
             self.world.share_statistics(self.networks[0])
-            self.average.update_parameters(self.networks[0])
+            self.average.follow()
 
     def consider(self, score: float | None, epoch: int) -> None:
         """Keep the weights of the best epoch; without a score the last is best, and its weights are at hand."""
@@ -132,7 +145,7 @@ class Learner:
         self.networks[0].load_state_dict(named)
         self.optimizer.state.clear()
         if self.average is not None:
-            self.average.n_averaged.zero_()
+            self.average.steps = 0
 
     def state(self) -> dict[str, Any]:
         """Everything that the next step hangs on, as a tree of tensors and plain values."""
