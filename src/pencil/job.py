@@ -91,8 +91,7 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    if chosen.method["name"] == recipe.AUTOMATIC and method is None:
-        chosen = _set_by_hand(chosen, prepared.splits)
+    chosen = set_by_hand(chosen, prepared.splits)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:
@@ -105,8 +104,10 @@ TELLING = 30
 """So many held-out rows can tell one network from another; fewer tell luck."""
 
 
-def _set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
+def set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
     """PENCIL sets itself where it can; several classes at once, and very few rows, have numbers set by hand."""
+    if chosen.method["name"] != recipe.AUTOMATIC:
+        return chosen
     if splits.train.multilabel:
         return chosen.with_method("pencil")
     if splits.validation is not None and len(splits.validation) >= TELLING:

@@ -16,7 +16,7 @@ from pencil.checkpoints import Checkpoint
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.sources import load
 from pencil.errors import DataError, RecipeError, RunError
-from pencil.job import Job, assemble, execute
+from pencil.job import Job, assemble, execute, set_by_hand
 from pencil.methods import Method
 from pencil.recipe import CUSTOM, Recipe, parse, read
 from pencil.run_directory import ENVIRONMENT, RECIPE, ROWS, checkpoints_of, is_run, is_unfinished
@@ -53,7 +53,7 @@ def resume(
     same, changes = _as_before(path, chosen, loaded, allow_changed)
     job = assemble(chosen, same, model=model, method=method, held_out=None if changes is None else changes.validation)
     if expected is not None:
-        _refuse_other_recipe(path, job.recipe, expected)
+        _refuse_other_recipe(path, job.recipe, set_by_hand(expected, job.prepared.splits))
     _refuse_other_pins(path, job)
     return execute(job, path, progress=progress, restore=lambda trainer: _restore(path, job, trainer, changes))
 

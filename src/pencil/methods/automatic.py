@@ -235,7 +235,10 @@ class AutoPencil(Method):
         if held_out is not None and self.best_right is None:
             what = "never predicted held-out labels better than chance: labels are left as they were given"
             enough = self.done > self.patience and len(held_out[1]) >= FEWEST  # else it had no chance to show it
-            self._warn(what) if enough else self._say(what)
+            if enough:
+                self._warn(what)
+            else:
+                self._say(what)
             return
         self._say(f"stayed in the backbone phase: held-out labels were best explained at epoch {self.best_epoch}")
         self._relabel(context)
