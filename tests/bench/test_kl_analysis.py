@@ -3,10 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 
 from pencil.bench import kl_analysis
 
 
+@pytest.mark.slow
 def test_inverse_kl_corrects_labels_and_forward_kl_does_not(tmp_path):
     text = kl_analysis.analyse(tmp_path, seed=1, epochs=16)
     numbers = json.loads((tmp_path / "results.json").read_text())
