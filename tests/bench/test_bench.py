@@ -116,6 +116,7 @@ def die_at_once(pipe, number, threads):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", [die_at_work, die_at_once])
 def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch, worker):
     monkeypatch.setattr(runner, "_work", worker)
