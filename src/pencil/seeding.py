@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -22,9 +23,15 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 def reseed(seed: int, *purpose: str | int, gpu: bool = True) -> None:
     """Seed the global generators of torch, NumPy and Python."""
     derived = derive_seed(seed, *purpose)
-    (torch.manual_seed if gpu else torch.default_generator.manual_seed)(derived)
+    (torch.manual_seed if gpu and _has_gpu() else torch.default_generator.manual_seed)(derived)
     np.random.seed(derived % 2**32)
     random.seed(derived)
+
+
+@cache
+def _has_gpu() -> bool:
+    """Asked once: where there is none, torch notes a stack trace at every call that would seed it."""
+    return torch.cuda.is_available()
 
 
 @contextmanager

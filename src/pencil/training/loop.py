@@ -293,7 +293,6 @@ class Trainer:
         )
 
     def predict(self, *, best: bool = False) -> Tensor:
-        """For a method's hooks: logits of all training rows, by the network as it is or as it was at its best."""
         if not best or not self.learner.best_weights:
             return self.predictor.logits(self.learner, "train").to(self.compute.device)
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -320,7 +319,8 @@ class Trainer:
             return None
         if self._held_out is None:
             self._held_out = self.predictor.logits(self.learner, "validation")
-        return self._held_out, self.splits.validation.given_labels
+        read = ~self._held_out[:, 0].isnan()  # what cannot be read has no answer
+        return (self._held_out[read], self.splits.validation.given_labels[read]) if read.any() else None
 
     def snapshot(self) -> list[Tensor]:
         return self.learner.snapshot()
