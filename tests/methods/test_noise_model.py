@@ -8,6 +8,7 @@ import torch
 from pencil.methods.noise_model import (
     NoiseModel,
     confusion_shape,
+    dirichlet_evidence,
     fit_noise,
     fit_temperature,
     negative_log_likelihood,
@@ -129,3 +130,27 @@ def test_what_a_network_has_learned_of_a_label_is_not_counted_again(held):
 def test_more_agreement_than_labels_could_give_leaves_no_trust():
     logits, _, given = drawn(0.4, anywhere(5), sharpness=8.0)
     assert remaining_trust(logits, given, model_of(0.4, anywhere(5)), 1.0, agreement=1.01) == 0.0
+
+
+def test_the_evidence_for_a_shape_is_that_of_an_urn():
+    """Drawn one by one from an urn that gains a ball of the colour drawn, in any order."""
+    mean, strength = anywhere(3), torch.tensor(2.5, dtype=torch.float64)
+    counts = torch.tensor([[0.0, 2.0, 1.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]], dtype=torch.float64)
+    total = 0.0
+    for row, expected in zip(counts, mean, strict=True):
+        urn = strength * expected
+        for colour in torch.repeat_interleave(torch.arange(3), row.long()).tolist():
+            total += float((urn[colour] / urn.sum()).log())
+            urn[colour] += 1
+    assert float(dirichlet_evidence(counts, mean, strength)) == pytest.approx(total)
+
+
+@pytest.mark.parametrize("one_way", [True, False])
+def test_few_labels_a_class_tell_whether_they_go_one_way(one_way):
+    classes, rows = 100, 800
+    generator = torch.Generator().manual_seed(0)
+    predicted = torch.arange(rows) % classes
+    anyone = (predicted + torch.randint(1, classes, (rows,), generator=generator)) % classes
+    shape = confusion_shape(predicted, (predicted + 1) % classes if one_way else anyone, classes)
+    next_one = shape[torch.arange(classes), (torch.arange(classes) + 1) % classes]
+    assert bool((next_one > 0.9).all()) if one_way else float(shape.max()) < 0.02

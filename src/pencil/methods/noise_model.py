@@ -14,6 +14,8 @@ from torch import Tensor
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.linspace(0.0, 0.98, 99, dtype=torch.float64)
+STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
+"""How many rows of evidence "anywhere" may weigh in the shape of the noise."""
 SLACK = 0.5
 """So many nats below the best likelihood the largest rate is taken: labels that may be noisy are treated as such."""
 INTERVAL = 1.92
@@ -37,12 +39,26 @@ class NoiseModel:
 
 
 def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
-    """R: where labels of each predicted class go when they differ from it, with one row of evidence for "anywhere"."""
+    """R: where labels of each predicted class go when they differ from it, drawn towards "anywhere" where few do.
+
+    How far is for the counts themselves to say: labels that go to one other class each leave no doubt even where they
+    are few, labels that go everywhere look like that by chance until they are many.
+    """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     counts.index_put_((predicted.cpu(), given.cpu()), torch.ones(len(given), dtype=torch.float64), accumulate=True)
     counts.fill_diagonal_(0.0)
     anywhere = (1 - torch.eye(num_classes, dtype=torch.float64)) / max(1, num_classes - 1)
-    return (counts + num_classes * anywhere) / (counts.sum(dim=1, keepdim=True) + num_classes)
+    evidence = torch.stack([dirichlet_evidence(counts, anywhere, strength) for strength in STRENGTHS])
+    strength = STRENGTHS[evidence.argmax()]
+    return (counts + strength * anywhere) / (counts.sum(dim=1, keepdim=True) + strength)
+
+
+def dirichlet_evidence(counts: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
+    """Log-probability of drawing these counts, each row from shares of its own: a Dirichlet around ``mean``."""
+    prior = strength * mean
+    possible = prior > 0
+    gained = torch.lgamma((counts + prior)[possible]) - torch.lgamma(prior[possible])
+    return gained.sum() + (torch.lgamma(strength) - torch.lgamma(counts.sum(dim=1) + strength)).sum()
 
 
 def negative_log_likelihood(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor, temperature: float) -> Tensor:
