@@ -12,7 +12,7 @@ from pencil.schedules import Constant, StepDecay
 def test_defaults_make_a_recipe_and_a_method():
     made = recipe.parse({"data": {"source": "digits"}})
     assert isinstance(made.build_method(), AutoPencil)
-    assert made.training.batch_size == 128 and made.data.validation == 0.1
+    assert made.training.batch_size == 128 and made.data.validation is None
 
 
 def test_numbers_become_schedules_and_come_back_from_toml():

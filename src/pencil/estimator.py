@@ -33,8 +33,9 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Any method of pencil by name, or an instance.
     epochs, batch_size : int
         The training budget.
-    validation : float
-        Share of rows held out to watch training, noisy like all others; PENCIL sets itself by them.
+    validation : float or None
+        Share of rows held out to watch training, noisy like all others; PENCIL sets itself by them. None: a tenth, of
+        very few rows more.
     settings : dict or None
         Further recipe keys, such as ``{"method.step": 4.0}``.
     multilabel : bool or None
@@ -51,7 +52,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         method: str | Method = "pencil",
         epochs: int = 60,
         batch_size: int = 64,
-        validation: float = 0.1,
+        validation: float | None = None,
         settings: Mapping[str, Any] | None = None,
         multilabel: bool | None = None,
         random_state: int | np.random.RandomState | None = 0,

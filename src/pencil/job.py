@@ -80,7 +80,7 @@ def assemble(
 
     ``held_out`` names the validation rows by key, where they are not to be drawn.
     """
-    prepared = prepare(chosen.data, loaded, chosen.seed, held_out)
+    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, _telling(chosen, loaded, method))
     examples = prepared.splits.train
     weights, make_network = None, None
     if model is None:
@@ -100,20 +100,26 @@ def assemble(
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
 
-TELLING = 30
-"""So many held-out rows can tell one network from another; fewer tell luck."""
+FEWEST = 5
+"""PENCIL sets itself by no fewer held-out rows."""
 
 
 def set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
-    """PENCIL sets itself where it can; several classes at once, and very few rows, have numbers set by hand."""
+    """PENCIL sets itself where it can; several classes at once, or no rows held out, have numbers set by hand."""
     if chosen.method["name"] != recipe.AUTOMATIC:
         return chosen
     if splits.train.multilabel:
         return chosen.with_method("pencil")
-    if splits.validation is not None and len(splits.validation) >= TELLING:
+    if splits.validation is not None and len(splits.validation) >= FEWEST:
         return chosen
     lr = chosen.method["lr"]
     return chosen.with_method("pencil", lr=lr, finetune_lr={"kind": "cosine", "start": lr})
+
+
+def _telling(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
+    """How many held-out rows the method would like to decide by."""
+    kind = find_method(chosen.method["name"]) if method is None else type(method)
+    return 0 if loaded.train.multilabel and not kind.takes_multilabel else kind.telling
 
 
 def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:

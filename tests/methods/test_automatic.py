@@ -186,10 +186,18 @@ def test_several_classes_at_once_have_numbers_of_their_own():
     assert run.recipe.method["name"] == "pencil"
 
 
-def test_very_few_rows_have_numbers_set_by_hand():
-    rng = np.random.default_rng(0)
-    points, labels = rng.normal(size=(400, 5)).astype(np.float32), np.arange(400) % 3
-    assert pencil.fit("mlp", (points, labels), epochs=3).recipe.method["name"] == "pencil_auto"
-    settings = {"method.lr": 0.07}
-    few = pencil.fit("mlp", (points[:90], labels[:90]), epochs=3, method="pencil_auto", settings=settings).recipe
+@pytest.mark.parametrize(("rows", "held_out"), [(600, 60), (200, 40), (90, 27)])
+def test_of_few_rows_more_are_held_out_to_decide_by(rows, held_out):
+    points, labels = np.random.default_rng(0).normal(size=(rows, 5)).astype(np.float32), np.arange(rows) % 3
+    run = pencil.fit("mlp", (points, labels), epochs=1)
+    assert run.labels["split"].to_pylist().count("validation") == held_out
+    assert run.recipe.data.validation == pytest.approx(held_out / rows)
+    other = pencil.fit("mlp", (points, labels), epochs=1, method="cross_entropy")
+    assert other.recipe.data.validation == 0.1
+
+
+def test_with_no_rows_to_decide_by_numbers_are_set_by_hand():
+    points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
+    settings = {"method.lr": 0.07, "data.validation": 0.0}
+    few = pencil.fit("mlp", (points, labels), epochs=3, method="pencil_auto", settings=settings).recipe
     assert few.method["name"] == "pencil" and few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07

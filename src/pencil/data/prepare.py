@@ -39,10 +39,13 @@ class PreparedData:
     pinned_digest: str | None = None
 
 
-def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndarray | None = None) -> PreparedData:
+def prepare(
+    settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndarray | None = None, telling: int = 0
+) -> PreparedData:
     """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows.
 
     Reviewed labels come after noise and split: they are right, and rows stay where they were when they were reviewed.
+    ``telling`` is how many held-out rows a method would like to decide by; ``held_out`` names them by key.
     """
     _refuse_other_kinds(settings, loaded)
     train = choose_rows(settings, loaded.train, seed)
@@ -58,8 +61,10 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndar
         train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=clean)
         rate = noisy.rate
     validation = None if loaded.validation is None else apply_geometry(settings, loaded.validation, size)
+    share = settings.validation
     if validation is None:
-        train, validation = hold_out(train, settings.validation, seed, held_out)
+        share = share_held_out(settings, len(train), telling)
+        train, validation = hold_out(train, share, seed, held_out)
     pinned_digest = None
     if settings.pinned is not None:
         pinned, pinned_digest = pin(Splits(train, validation), settings.pinned, drawn=loaded.validation is None)
@@ -70,11 +75,18 @@ def prepare(settings: DataSettings, loaded: Splits, seed: int, held_out: np.ndar
     normalization = _normalization(settings, train, seed)
     splits = _with_normalization(Splits(train, validation, test), normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
-    resolved["multilabel"] = train.multilabel
+    resolved |= {"multilabel": train.multilabel, "validation": share}
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest)
+
+
+def share_held_out(settings: DataSettings, rows: int, telling: int = 0) -> float:
+    """What is asked for, or a tenth; of few rows up to 30 % where less would tell a method nothing."""
+    if settings.validation is not None:
+        return settings.validation
+    return max(0.1, min(0.3, telling / max(1, rows)))
 
 
 def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:

@@ -79,7 +79,7 @@ class DataSettings(_Strict):
     long_tail: Annotated[float, Field(ge=1)] | None = None
     noise: NoiseSettings | None = None
     pinned: WholePath | None = None
-    validation: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    validation: Annotated[float, Field(ge=0, lt=1)] | None = None
     resize: Literal["auto", "none"] | Pixels | tuple[Pixels, Pixels] = "auto"
     crop: Pixels | None = None
     augmentation: Augmentation = Augmentation()

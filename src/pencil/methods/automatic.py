@@ -16,7 +16,6 @@ from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Sha
 from pencil.methods.elr import early_learning_loss, moved_targets
 from pencil.methods.kinds import label_kind
 from pencil.methods.noise_model import (
-    FEWEST,
     SURE,
     TEMPERATURES,
     NoiseModel,
@@ -31,6 +30,8 @@ from pencil.schedules import Cosine
 
 UNWATCHED = 0.2
 """The share of the budget for the backbone phase where no rows are held out to end it."""
+PROVING = 75
+"""With fewer held-out rows, no better than chance may be bad luck."""
 MEMORY = 0.7
 """ELR's beta: how much of what the network believed an epoch ago is kept."""
 
@@ -51,6 +52,7 @@ class AutoPencil(Method):
     """
 
     takes_minutes = True
+    telling = 40
     remembered = (
         "total", "done", "backbone_epochs", "corrected", "best_epoch", "best_likelihood", "best_weights",
         "best_right", "temperature", "trust", "noise", "transition", "shares", "choices",
@@ -234,7 +236,7 @@ class AutoPencil(Method):
         held_out = context.held_out()
         if held_out is not None and self.best_right is None:
             what = "never predicted held-out labels better than chance: labels are left as they were given"
-            enough = self.done > self.patience and len(held_out[1]) >= FEWEST  # else it had no chance to show it
+            enough = self.done > self.patience and len(held_out[1]) >= PROVING  # else it had no chance to show it
             if enough:
                 self._warn(what)
             else:
@@ -251,8 +253,10 @@ class AutoPencil(Method):
         held_out = context.held_out() or (logits.cpu(), given.cpu())
         noise = fit_noise(held_out[0], hard_labels(held_out[1]), shape)
         self.noise, self.transition = [noise.rate, noise.low, noise.high], noise.transition
-        self.temperature, self.trust = noise.temperature, 1.0
-        moved = posterior(logits, given, noise, noise.temperature)
+        self.temperature = noise.temperature
+        agreement = float((logits.argmax(dim=1) == given).double().mean())
+        self._weigh_labels(*held_out, agreement)
+        moved = posterior(logits, given, noise, self.temperature, self.trust)
         self.shares = moved.exp().mean(dim=0)
         self._write(moved)
         self._say(
@@ -279,11 +283,14 @@ class AutoPencil(Method):
         held_out = context.held_out()
         if held_out is None:
             return
-        logits, given, noise = held_out[0], hard_labels(held_out[1]), self._noise_model()
-        self.temperature = fit_temperature(logits, given, noise)
+        self.temperature = fit_temperature(held_out[0], hard_labels(held_out[1]), self._noise_model())
+        self._weigh_labels(*held_out, context.train_accuracy)
+
+    def _weigh_labels(self, logits: Tensor, given: Tensor, agreement: float) -> None:
         self.trust = 0.0
         if self.anchored:
-            self.trust = remaining_trust(logits, given, noise, self.temperature, context.train_accuracy)
+            given = hard_labels(given)
+            self.trust = remaining_trust(logits, given, self._noise_model(), self.temperature, agreement)
 
     def _stand_or_fall(self, context: Context) -> None:
         """At the end: if the network explains held-out labels worse than before correction, correction is undone."""

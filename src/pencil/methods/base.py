@@ -128,6 +128,8 @@ class Method(ABC):
     """Whether it can plan its epochs by the clock."""
     averages: bool = False
     """Whether the network that is evaluated and kept is the mean of the trained one's weights over an epoch."""
+    telling: ClassVar[int] = 0
+    """How many held-out rows it would like to decide by: so many are held out where no share is asked for."""
     needs_transition: ClassVar[bool] = False
     """Whether its definition needs the true noise transition matrix: marked with a star in every table."""
 

@@ -20,7 +20,8 @@ SLACK = 0.5
 """So many nats below the best likelihood the largest rate is taken: labels that may be noisy are treated as such."""
 INTERVAL = 1.92
 """Half of the 95 % point of a chi-square with one degree of freedom: how far the likelihood falls at its ends."""
-SUREST, FEWEST = 0.25, 75
+SUREST, FEWEST = 0.5, 150
+"""The share of the rows, or their number if that is more, from which follows how noisy the very surest are."""
 SURE = 2.0
 """Standard errors that a difference has to exceed to count."""
 MOST_ROWS = 10_000
@@ -84,7 +85,7 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     profile = found.min(dim=0)
     best = profile.values.min()
     place = int((profile.values <= best + SLACK).nonzero().max())
-    place = max(place, int((rates <= _surest_disagreement(logits, given)).nonzero().max()))
+    place = max(place, int((rates <= max(0.0, _disagreement_where_surest(logits, given))).nonzero().max()))
     inside = (profile.values <= best + INTERVAL).nonzero()
     low, high = float(rates[inside.min()]), float(rates[inside.max()])
     rate = max(float(rates[place]), 0.5 / max(1, len(given)))
@@ -138,12 +139,20 @@ def is_chance(right: Tensor, given: Tensor) -> bool:
     return bool(right.double().mean() <= chance + min(SURE * error, 0.05))
 
 
-def _surest_disagreement(logits: Tensor, given: Tensor) -> float:
-    """How often the rows that the network is surest of, a quarter of each class it predicts, disagree with it."""
+def _disagreement_where_surest(logits: Tensor, given: Tensor) -> float:
+    """How often a network would disagree with the labels of rows that it could not be surer of.
+
+    Of each class that it predicts the surest half is taken, and a line through disagreement over rank followed to the
+    very surest. A strong network is at the noise rate over all of the half; a weak one is on its way there.
+    """
     top = logits.double().softmax(dim=1).max(dim=1)
-    share = max(SUREST, min(1.0, FEWEST / max(1, len(given))))
-    kept = torch.zeros(len(given), dtype=torch.bool)
+    rank = torch.zeros(len(given), dtype=torch.float64)
     for predicted in top.indices.unique():
-        of_class = top.indices == predicted
-        kept |= of_class & (top.values >= top.values[of_class].quantile(1 - share))
-    return float((top.indices != given)[kept].double().mean())
+        of_class = (top.indices == predicted).nonzero()[:, 0]
+        surest_first = of_class[top.values[of_class].argsort(descending=True, stable=True)]
+        rank[surest_first] = (torch.arange(len(of_class), dtype=torch.float64) + 0.5) / len(of_class)
+    kept = rank <= max(SUREST, min(1.0, FEWEST / max(1, len(given))))
+    wrong, rank = (top.indices != given)[kept].double(), rank[kept]
+    apart = rank - rank.mean()
+    slope = float((apart * wrong).sum() / (apart**2).sum().clamp_min(1e-9))
+    return float(wrong.mean()) - max(0.0, slope) * float(rank.mean())
