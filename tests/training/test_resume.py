@@ -92,6 +92,17 @@ def test_every_method_goes_on_to_the_same_bits(name, tmp_path):
             same(whole, gone_on(lambda pause: build(make(name), pause, epochs=6), call, tmp_path / str(call)))
 
 
+def test_mixtures_views_pairs_and_rounds_go_on_to_the_same_bits(tmp_path):
+    def automatic():
+        return find_method("pencil_auto")(lr=0.05, longest=0.2, teacher=2, mixup=0.3, pair=True, rounds=3)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        whole = build(automatic(), epochs=8).run()
+        for call in (5, 33, 70):
+            same(whole, gone_on(lambda pause: build(automatic(), pause), call, tmp_path / str(call)))
+
+
 def test_every_place_is_good_to_stop_at(tmp_path):
     """Steps, evaluations, ends of epochs and of phases."""
     places = iter(range(10**9))

@@ -122,8 +122,12 @@ class Method(ABC):
     """Whether it can train where an example may be of several classes at once."""
     by_row: bool = False
     """Whether its loss is a mean over rows, each by itself: then a process needs to see its own rows only."""
-    networks: ClassVar[int] = 1
+    networks: int = 1
     """How many networks it trains side by side. With more than one, losses get a tuple of logits; the first is kept."""
+    looks: int = 0
+    """About how many views of a batch the averaged network is asked: its logits come after those that are trained."""
+    mixup: float = 0.0
+    """Where not zero, rows are mixed by shares of Beta(mixup, mixup); a batch then knows its partners and the share."""
     takes_minutes: ClassVar[bool] = False
     """Whether it can plan its epochs by the clock."""
     averages: bool = False

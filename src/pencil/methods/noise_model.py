@@ -129,6 +129,20 @@ def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, temperatur
     return 0.0
 
 
+def explained(logits: Tensor, given: Tensor, transition: Tensor | None = None) -> Tensor:
+    """Log-probability of each label, at the temperature that explains all of them best.
+
+    Without a ``transition`` it is the network itself that has to foresee how labels are mixed up.
+    """
+    found = []
+    for temperature in TEMPERATURES.tolist():
+        probs = (logits.double() / temperature).softmax(dim=1)
+        seen = probs if transition is None else probs @ transition.to(probs)
+        found.append(seen.gather(1, given[:, None])[:, 0].clamp_min(1e-12).log())
+    best: Tensor = max(found, key=lambda by_row: float(by_row.mean()))
+    return best
+
+
 def is_chance(right: Tensor, given: Tensor) -> bool:
     """Whether labels are predicted as well as by naming the most frequent class, give or take.
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -30,10 +31,12 @@ class Compute(NamedTuple):
         return inputs.to(self.device, non_blocking=True)
 
     def place_batch(self, batch: Batch) -> Batch:
-        return Batch(
-            batch.rows.to(self.device, non_blocking=True),
-            self.place(batch.inputs),
-            batch.given_labels.to(self.device, non_blocking=True),
+        return replace(
+            batch,
+            rows=batch.rows.to(self.device, non_blocking=True),
+            inputs=self.place(batch.inputs),
+            given_labels=batch.given_labels.to(self.device, non_blocking=True),
+            views=tuple(self.place(view) for view in batch.views),
         )
 
 

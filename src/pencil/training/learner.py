@@ -46,7 +46,7 @@ class MovingAverage:
     """
 
     def __init__(self, network: nn.Module, memory: int):
-        self.module, self.memory, self.steps = copy.deepcopy(network).requires_grad_(False), memory, 0
+        self.module, self.memory, self.steps = copy.deepcopy(network).requires_grad_(False).eval(), memory, 0
         ours, theirs = (list(chain(one.parameters(), one.buffers())) for one in (self.module, network))
         self._pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].is_floating_point()]
         self._counts = [pair for pair in zip(ours, theirs, strict=True) if not pair[0].is_floating_point()]
@@ -99,11 +99,14 @@ class Learner:
         return torch.compile(network) if self.settings.compile else network
 
     def logits(self, batch: Batch) -> list[Tensor]:
-        """What each network says about a batch, or about this process's piece of one."""
+        """What each network says about a batch, or this process's piece of one; then the averaged one on each view."""
         with self.compute.context():
             if self.alone:
-                return [forward(batch.inputs) for forward in self.forwards]
-            return [forward(at_least_two(batch.inputs))[: len(batch.rows)] for forward in self.forwards]
+                said = [forward(batch.inputs) for forward in self.forwards]
+            else:
+                said = [forward(at_least_two(batch.inputs))[: len(batch.rows)] for forward in self.forwards]
+            with torch.no_grad():
+                return said + [self.forward(view) for view in batch.views]
 
     def learn(self, loss: Tensor, lr: float) -> None:
         """One step of the optimizer; raises :class:`NonFiniteGradientError` before anything moves."""
@@ -136,13 +139,15 @@ class Learner:
             self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
 
     def snapshot(self) -> list[Tensor]:
-        return [value.detach().clone() for value in self.model.state_dict().values()]
+        kept = [self.model, *self.networks[1:]]
+        return [value.detach().clone() for network in kept for value in network.state_dict().values()]
 
     def put_back(self, weights: list[Tensor]) -> None:
         """Train on from the weights of a snapshot, with an optimizer that has met nothing yet."""
-        named = dict(zip(self.model.state_dict(), weights, strict=True))
-        self.model.load_state_dict(named)
-        self.networks[0].load_state_dict(named)
+        left = iter(weights)
+        for network in self.networks:
+            network.load_state_dict({name: next(left) for name in network.state_dict()})
+        self.model.load_state_dict(self.networks[0].state_dict())
         self.optimizer.state.clear()
         if self.average is not None:
             self.average.steps = 0

@@ -18,6 +18,7 @@ from pencil.methods.base import Method, Phase
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.evaluation import Compute, check_model
 from pencil.training.learner import Learner, NonFiniteGradientError, copier
+from pencil.training.looks import mixed, of_all, with_views
 from pencil.training.metrics import SCORES, LabelTotals
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.planning import first_plan
@@ -162,7 +163,8 @@ class Trainer:
         self.networks.train()
         with seeded(self.seed, "epoch", number):
             pieces = [self.world.share(chunk) for chunk in chunks[self.at.step :]]
-            for chunk, piece in zip(chunks[self.at.step :], self._read(pieces, view), strict=True):
+            batches = with_views(lambda each: self._read(pieces, each), view, self.method.looks)
+            for chunk, piece in zip(chunks[self.at.step :], batches, strict=True):
                 reseed(self.seed, "step", number, self.at.step, self.world.rank)
                 progress = epoch + self.at.step / len(chunks)
                 self.step(phase, progress, self.compute.place_batch(piece), self._sums, chunk)
@@ -207,9 +209,12 @@ class Trainer:
         rows, counts = rows_of_all(batch, chunk, self.splits.train.inputs.complete, self.world)
         if len(rows) < min(2, len(chunk)):
             return
+        if self.method.mixup:
+            batch = mixed(batch, self.method.mixup, self.seed, self.steps_done)
         said = self.learner.logits(batch)
         if self.world.size > 1 and self._share == over_whole_batch:
-            batch = Batch(rows, batch.inputs, self.splits.train.given_labels[rows.cpu()].to(self.compute.device))
+            given_labels = self.splits.train.given_labels[rows.cpu()].to(self.compute.device)
+            batch = of_all(batch, rows, given_labels, counts, self.world)
         shared = self._share(phase, said, batch, counts, self.world, self.multilabel)
         value = float(shared.terms.loss.detach())
         if not math.isfinite(value):
@@ -293,14 +298,8 @@ class Trainer:
         )
 
     def predict(self, *, best: bool = False) -> Tensor:
-        if not best or not self.learner.best_weights:
-            return self.predictor.logits(self.learner, "train").to(self.compute.device)
-        now = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(self.learner.best_weights)
-        try:
-            return self.predictor.logits(self.learner, "train").to(self.compute.device)
-        finally:
-            self.model.load_state_dict(now)
+        ask = self.predictor.best_logits if best else self.predictor.logits
+        return ask(self.learner, "train").to(self.compute.device)
 
     @property
     def validation_accuracy(self) -> float | None:

@@ -34,6 +34,17 @@ class Predictor:
             between()
         return self.world.gather_shares(logits, len(examples))
 
+    def best_logits(self, learner: Learner, split: str) -> Tensor:
+        """By the network as it was at its best epoch, where that is known."""
+        if not learner.best_weights:
+            return self.logits(learner, split)
+        now = {name: value.clone() for name, value in learner.model.state_dict().items()}
+        learner.model.load_state_dict(learner.best_weights)
+        try:
+            return self.logits(learner, split)
+        finally:
+            learner.model.load_state_dict(now)
+
     def probs(self, learner: Learner, split: str) -> Tensor:
         """Where an input cannot be read, the given label stands; where a label is pinned, that one."""
         examples: Examples = getattr(self.splits, split)

@@ -48,7 +48,8 @@ def over_whole_batch(
     """Everyone sees the logits of all rows, so that a loss may do with them what it likes, and labels move alike."""
     logits = tuple(world.gather(mine, counts) for mine in said)
     terms = phase.loss(logits if len(logits) > 1 else logits[0], batch)
-    right = training_hits(logits[0].detach(), batch.given_labels, multilabel)
+    answers = logits[0] if batch.partners is None else logits[-1]  # about mixtures there is no right answer
+    right = training_hits(answers.detach(), batch.given_labels, multilabel)
     return Shared(terms.loss, terms, batch, logits[0], right)
 
 
