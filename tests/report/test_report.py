@@ -25,7 +25,7 @@ from pencil.job import run_recipe
 from pencil.label_table import label_table, summarize_labels
 from pencil.recipe import parse
 from pencil.report import gallery, page, write_comparison, write_report
-from pencil.report.figures import Line, draw, phases_of
+from pencil.report.figures import Line, draw, draw_reliability, phases_of
 from pencil.report.page import short, sure
 from pencil.report.pictures import show_row, show_values
 from pencil.report.words import percent
@@ -415,3 +415,10 @@ def test_inputs_that_are_no_images():
     assert show_row(pairs, 0).picture and show_row(pairs, 1).words == "1, 2"
     holey = TensorInputs(torch.zeros(2, 3), readable=torch.tensor([True, False]))
     assert show_row(holey, 0) and show_row(holey, 1) is None
+
+
+def test_reliability_is_drawn_and_told():
+    bins = [{"rows": 30, "confidence": 0.55, "right": 0.5}, {"rows": 900, "confidence": 0.97, "right": 0.98}]
+    svg = draw_reliability(bins)
+    assert "<title>Confidence and truth: 30 labels 55% sure, 50% right; 900 labels 97% sure, 98% right</title>" in svg
+    assert svg.count("<use") + svg.count("<path") > 2  # dots, a line and the diagonal

@@ -7,7 +7,7 @@ read dollar signs as mathematics, and has no letters for most scripts.
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -103,20 +103,12 @@ def series(metrics: Sequence[Record], key: str, scale: float = 1.0) -> tuple[flo
 
 def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] = (), mark: int | None = None) -> Plot:
     """Lines over epochs 1, 2, 3 ... with every other phase shaded; ``mark`` is an epoch to point out."""
-    import matplotlib
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    epochs = max((len(line.values) for line in lines), default=1)
+    told = "; ".join(f"{line.name} ends at {said(line.last, unit)}" for line in lines)
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's own style is for the user's own figures
-        matplotlib.rcParams.update(
-            {"svg.hashsalt": f"pencil {title}", "svg.fonttype": "none", "font.size": 9, "axes.unicode_minus": False}
-        )
-        figure = Figure(figsize=(4.8, 2.7))
-        FigureCanvasSVG(figure)
-        axes = figure.add_axes(FRAME)
-        epochs = max((len(line.values) for line in lines), default=1)
+    def fill(axes: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for line in lines:
             _plot(axes, line, few=epochs <= 30)
         _dress(axes, epochs)
@@ -124,10 +116,47 @@ def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] =
         _shade(axes, phases, epochs)
         if mark is not None:
             axes.axvline(mark, color=FAINT, linewidth=0.9, linestyle=":")
+
+    return Plot(title, unit, tuple(lines), _figure(title, f"{title} over {epochs} epochs: {told}", fill))
+
+
+def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Markup:
+    """How many labels of about the same confidence are right: dots by number of labels, on the line all is as said."""
+    most = max(part["rows"] for part in bins)
+    told = "; ".join(
+        f"{part['rows']:,} labels {part['confidence']:.0%} sure, {part['right']:.0%} right" for part in bins
+    )
+
+    def fill(axes: Any) -> None:
+        axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.9, linestyle=":")
+        sure, right = ([100 * part[name] for part in bins] for name in ("confidence", "right"))
+        axes.plot(sure, right, color=_stand_in(0), linewidth=1.2, zorder=3)
+        sizes = [8 + 90 * part["rows"] / most for part in bins]
+        axes.scatter(sure, right, s=sizes, color=_stand_in(0), clip_on=False, zorder=4)
+        _dress(axes, 100)
+        axes.set(xlim=(0, 100), ylim=(0, 100))
+        axes.set_xlabel("how sure, %", color=INK)
+
+    return _figure("reliability", f"Confidence and truth: {told}", fill)
+
+
+def _figure(name: str, alt: str, fill: Callable[[Any], None]) -> Markup:
+    """Axes as every figure of a page has them, filled and written as SVG."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # a user's own style is for the user's own figures
+        matplotlib.rcParams.update(
+            {"svg.hashsalt": f"pencil {name}", "svg.fonttype": "none", "font.size": 9, "axes.unicode_minus": False}
+        )
+        figure = Figure(figsize=(4.8, 2.7))
+        FigureCanvasSVG(figure)
+        fill(figure.add_axes(FRAME))
         target = io.StringIO()
         figure.savefig(target, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    told = "; ".join(f"{line.name} ends at {said(line.last, unit)}" for line in lines)
-    return Plot(title, unit, tuple(lines), _inline(target.getvalue(), f"{title} over {epochs} epochs: {told}"))
+    return _inline(target.getvalue(), alt)
 
 
 def _plot(axes: Any, line: Line, few: bool) -> None:

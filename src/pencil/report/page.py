@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from pencil._version import __version__
 from pencil.data.examples import Splits
@@ -15,7 +16,7 @@ from pencil.errors import RunError
 from pencil.recipe import CUSTOM
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
 from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
-from pencil.report.figures import Line, Plot, draw, phases_of, series
+from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
 from pencil.report.gallery import hang
 from pencil.report.material import Material, gather
 from pencil.report.words import percent, sentences, verdict
@@ -91,6 +92,7 @@ def _report(material: Material, splits: Splits | None, with_data: bool) -> dict[
         "counts": counts,
         "phases": phases_of(material.metrics),
         "plots": _plots(material),
+        "reliability": _reliability(material),
         "matrix": matrix,
         "lines": shown,
         "lines_left_out": len(lines) - len(shown),
@@ -100,6 +102,11 @@ def _report(material: Material, splits: Splits | None, with_data: bool) -> dict[
         "environment": _flat(material.environment),
         "again": _again(material),
     }
+
+
+def _reliability(material: Material) -> Markup | None:
+    found = material.summary["labels"].get("calibration")
+    return None if found is None else draw_reliability(found["bins"])
 
 
 def _plots(material: Material) -> list[Plot]:
