@@ -234,7 +234,7 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     workers = default_workers() if settings.workers is None else settings.workers
     findings = {name: inspect(part, workers) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
-    by_instance = settings.noise is not None and settings.noise.kind == "instance"  # which looks at pixels in memory
+    by_instance = settings.noise is not None and "instance" in settings.noise.kinds  # which looks at pixels in memory
     cache = settings.cache if by_instance else "none"
     trial = settings.model_copy(update={"rows": None, "cache": cache, "unreadable": "skip"})
     plan = None

@@ -61,7 +61,7 @@ def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabe
     for label in np.unique(clean):
         rows = clean == label
         noisy[rows] = _invert(matrix[label], uniform[rows])
-    return _report(clean, noisy, len(matrix))
+    return compare(clean, noisy, len(matrix))
 
 
 def flip_by_instance(
@@ -90,7 +90,7 @@ def flip_by_instance(
         cumulative = probs.cumsum(axis=1)
         cumulative /= cumulative[:, -1:]
         noisy[rows] = (uniform[rows, None] >= cumulative).sum(axis=1)
-    return _report(clean, noisy, num_classes)
+    return compare(clean, noisy, num_classes)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _truncated_normal(rng: np.random.Generator, mean: float, spread: float, size
     return values
 
 
-def _report(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int) -> NoisyLabels:
+def compare(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int) -> NoisyLabels:
     counts = np.zeros((num_classes, num_classes))
     np.add.at(counts, (clean, noisy), 1)
     transitions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

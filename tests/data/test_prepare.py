@@ -4,9 +4,9 @@ import torch
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays, from_dataset
-from pencil.data.corrupt import corrupt
+from pencil.data.corrupt import corrupt, transition_matrix
 from pencil.data.prepare import prepare
-from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, RateNoise
+from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, MixedNoise, RateNoise
 from pencil.data.sources import load
 
 
@@ -86,3 +86,22 @@ def test_unknown_sources_are_named():
         load(DataSettings(source="digitz"))
     with pytest.raises(DataError, match="does not exist"):
         load(DataSettings(source="nowhere.npz"))
+
+
+def test_mixed_noise_is_one_after_the_other(examples):
+    first, second = RateNoise(kind="circular", rate=0.3), RateNoise(kind="symmetric", rate=0.3)
+    mixed = MixedNoise(kind="mixed", parts=(first, second))
+    names = examples.classes
+    expected = transition_matrix(first, names) @ transition_matrix(second, names)
+    assert transition_matrix(mixed, names) == pytest.approx(expected)
+    many = from_arrays(np.zeros((30_000, 1)), np.arange(30_000) % 3, classes=list(names))
+    found = corrupt(many, mixed, seed=0)
+    assert found.transitions == pytest.approx(expected, abs=0.02)
+    assert found.rate == pytest.approx(1 - expected.diagonal().mean(), abs=0.02)
+
+
+def test_no_matrix_describes_a_mixture_with_noise_by_instance(examples):
+    parts = (RateNoise(kind="circular", rate=0.2), RateNoise(kind="instance", rate=0.2))
+    mixed = MixedNoise(kind="mixed", parts=parts)
+    assert transition_matrix(mixed, examples.classes) is None and "instance" in mixed.kinds
+    assert 0.2 < corrupt(examples, mixed, seed=0).rate < 0.5

@@ -20,42 +20,60 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class RateNoise(_Strict):
+class _Noise(_Strict):
+    kind: str
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def kinds(self) -> set[str]:
+        return {self.kind}
+
+
+class RateNoise(_Noise):
     """Noise that a rate describes: uniform, to the next class, or instance-dependent."""
 
     kind: Literal["symmetric", "circular", "instance"]
     rate: Rate
-    seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class MapNoise(_Strict):
+class MapNoise(_Noise):
     """Each class named on the left becomes the one on the right with this probability."""
 
     kind: Literal["map"]
     rate: Rate
     classes: dict[str, str]
-    seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class MatrixNoise(_Strict):
+class MatrixNoise(_Noise):
     """Any transition matrix: row = clean class, column = given class."""
 
     kind: Literal["matrix"]
     matrix: tuple[tuple[float, ...], ...]
-    seed: Annotated[int, Field(ge=0)] | None = None
 
 
-class EntryNoise(_Strict):
+class EntryNoise(_Noise):
     """Several classes at once: each (example, class) flips by itself; ``confidences`` makes the labels soft."""
 
     kind: Literal["entries"]
     false_positives: Rate
     false_negatives: Rate
     confidences: bool = False
-    seed: Annotated[int, Field(ge=0)] | None = None
 
 
-AnyNoise = RateNoise | MapNoise | MatrixNoise | EntryNoise
+class MixedNoise(_Noise):
+    """One noise after the other, each on what those before it left."""
+
+    kind: Literal["mixed"]
+    parts: Annotated[
+        tuple[Annotated[RateNoise | MapNoise | MatrixNoise, Field(discriminator="kind")], ...], Field(min_length=1)
+    ]
+
+    @property
+    def kinds(self) -> set[str]:
+        return {part.kind for part in self.parts}
+
+
+AnyNoise = RateNoise | MapNoise | MatrixNoise | EntryNoise | MixedNoise
 NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 
 
