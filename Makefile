@@ -50,6 +50,7 @@ format: $(READY)  ## format and mend what can be mended
 
 bench: $(READY)  ## what correction, data, attention, checkpoints and many processes cost beside plain training
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/automatic.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/scaling.py

@@ -1,0 +1,90 @@
+"""What it costs that PENCIL sets itself: ratios to plain cross-entropy with the same epochs, runs taking turns.
+
+    python benchmarks/automatic.py [--repeats N]
+
+For each task, half of its labels wrong: how long a run takes to its end, and to the first epoch that is as good on the
+test set as cross-entropy's best. Medians over the repeats, each with a seed of its own.
+"""
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+
+from pencil import recipe
+from pencil.job import run_recipe
+from pencil.runs import Run
+
+TASKS = {
+    "digits, small CNN": (
+        {"source": "digits", "augmentation": {"crop_padding": 1}},
+        {"name": "small_cnn", "options": {"width": 16}},
+        30,
+    ),
+    "Fashion-MNIST, MLP": (
+        {"source": "fashion_mnist", "rows": 4000, "test_rows": 1000},
+        {"name": "mlp", "options": {"width": 256}},
+        20,
+    ),
+    "Fashion-MNIST, small CNN": (
+        {"source": "fashion_mnist", "rows": 2000, "test_rows": 1000},
+        {"name": "small_cnn", "options": {"width": 16, "stride": 2}},
+        20,
+    ),
+}
+METHODS = {
+    "cross_entropy": {"name": "cross_entropy", "lr": {"kind": "cosine", "start": 0.05}},
+    "pencil_auto": {"name": "pencil_auto", "lr": 0.05},
+}
+
+
+def trained(task: str, method: str, seed: int) -> Run:
+    data, model, epochs = TASKS[task]
+    tree = {
+        "seed": seed,
+        "data": {**data, "noise": {"kind": "symmetric", "rate": 0.5}},
+        "model": model,
+        "method": METHODS[method],
+        "training": {"batch_size": 64, "epochs": epochs, "channels_last": True, "device": "cpu"},
+    }
+    return run_recipe(recipe.parse(tree), progress=False)
+
+
+def seconds_to(run: Run, accuracy: float) -> float:
+    """Seconds of training until the test accuracy is reached; infinite where it never is."""
+    spent = accumulate(record["seconds"] for record in run.metrics)
+    return next(
+        (at for at, record in zip(spent, run.metrics, strict=True) if record["test_accuracy"] >= accuracy), float("inf")
+    )
+
+
+def ratios(task: str, seeds: Sequence[int]) -> tuple[float, float]:
+    finish, reach = [], []
+    for seed in seeds:
+        order = list(METHODS) if seed % 2 else list(reversed(METHODS))
+        runs = {method: trained(task, method, seed) for method in order}
+        plain, automatic = runs["cross_entropy"], runs["pencil_auto"]
+        best = max(record["test_accuracy"] for record in plain.metrics)
+        took = [sum(record["seconds"] for record in run.metrics) for run in (automatic, plain)]
+        finish.append(took[0] / took[1])
+        reach.append(seconds_to(automatic, best) / seconds_to(plain, best))
+    return statistics.median(finish), statistics.median(reach)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    seeds = range(parser.parse_args().repeats)
+    print(f"{'':26} to the end  to cross-entropy's best")
+    for task in TASKS:
+        finish, reach = ratios(task, seeds)
+        print(f"{task:26} {finish:10.2f}  {reach:24.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
