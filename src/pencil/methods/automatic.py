@@ -119,9 +119,8 @@ class AutoPencil(Relabelling):
         mixed = targets
         if batch.partners is not None:
             mixed = torch.lerp(self._memory(batch.partners), targets, batch.share)
-        classification = sum(self._classification(logits, batch) for logits in trained)
-        regularizer = sum(early_learning_loss(logits, mixed) for logits in trained)
-        assert isinstance(classification, Tensor) and isinstance(regularizer, Tensor)
+        classification = torch.stack([self._classification(logits, batch) for logits in trained]).sum()
+        regularizer = torch.stack([early_learning_loss(logits, mixed) for logits in trained]).sum()
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
         return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
 
