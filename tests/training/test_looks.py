@@ -137,6 +137,7 @@ def _in_world(options):
     return share, outcome.label_probs.numpy()
 
 
+@pytest.mark.slow
 def test_two_ranks_mix_their_own_rows_and_agree_on_labels():
     (share, labels), (_, other) = in_ranks(2, _in_world, {"mixup": 0.3})
     assert share > 0.85
