@@ -7,6 +7,7 @@ from conftest import paint
 from pydantic import ValidationError
 
 from pencil.bench import runner, tables
+from pencil.bench.plots import mean_curve
 from pencil.bench.spec import Spec, names, read_spec
 from pencil.cli import bench as command
 from pencil.errors import RecipeError
@@ -190,3 +191,7 @@ def test_mistakes_are_named(tmp_path):
     (tmp_path / "lone.toml").write_text('[[methods]]\nname = "pencil"')
     with pytest.raises(RecipeError, match="compares with 'cross_entropy', which is not among its methods"):
         read_spec(str(tmp_path / "lone.toml"))
+
+
+def test_curves_of_seeds_may_differ_in_length():
+    assert mean_curve([[0.1, 0.2, 0.9], [0.3, 0.4]]) == pytest.approx([20.0, 30.0])

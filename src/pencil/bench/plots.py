@@ -45,6 +45,13 @@ def save(figure: Any, axes: Any, path: Path) -> None:
         figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
 
 
+def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """The mean over seeds in per cent, for as many epochs as all of them have: a method may end where it sees fit."""
+    shortest = min(map(len, curves))
+    found: list[float] = (100 * np.array([curve[:shortest] for curve in curves])).mean(axis=0).tolist()
+    return found
+
+
 def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
     """Test accuracy over epochs, one picture for each dataset and noise, the mean over seeds for each method."""
     made = []
@@ -60,7 +67,7 @@ def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Pat
                 ]
                 tests = [curve.get("test_accuracy", curve.get("test_map")) for curve in found]
                 if tests and None not in tests:
-                    lines[row.name] = (100 * np.array(tests)).mean(axis=0).tolist()
+                    lines[row.name] = mean_curve(tests)
             if lines:
                 words = f"{dataset.name}-{noise.name}".lower()
                 name = "".join(letter if letter.isalnum() else "-" for letter in words)
