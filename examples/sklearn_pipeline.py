@@ -14,7 +14,7 @@ from pencil.noise import flip, symmetric_matrix
 
 
 def classifier(method, epochs):
-    return make_pipeline(StandardScaler(), PencilClassifier("mlp", method=method, epochs=epochs))
+    return make_pipeline(StandardScaler(), PencilClassifier("mlp", method=method, epochs=epochs, random_state=1))
 
 
 def main(epochs=40, folds=3):

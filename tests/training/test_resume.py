@@ -141,3 +141,18 @@ def test_images_with_augmentation_and_several_classes_go_on(tmp_path):
         )
 
     same(trainer(None).run(), gone_on(trainer, 8, tmp_path))
+
+
+def test_the_automatic_method_may_stop_anywhere(tmp_path):
+    """Also where it has just gone back to an earlier network, and looks at that."""
+
+    def automatic():
+        return find_method("pencil_auto")(lr=0.05, longest=0.4)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        places = iter(range(10**9))
+        whole = build(automatic(), lambda trainer: next(places), epochs=5).run()
+        assert {record["phase"] for record in whole.records} == {"backbone", "correction", "finetune"}
+        for call in range(next(places)):
+            same(whole, gone_on(lambda pause: build(automatic(), pause, epochs=5), call, tmp_path / str(call)))

@@ -187,13 +187,13 @@ class Trainer:
         """The record of an epoch whose steps are done."""
         record: Record = {"epoch": len(self.records) + 1, "phase": phase.name, "phase_epoch": epoch + 1}
         record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
-        record |= self._sums.means() | self._evaluate() | self._label_metrics() | self.method.metrics()
+        record |= self._sums.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         record["seconds"] = time.perf_counter() - started
         self.records.append(record)
         self.at.step = 0
         if self.method.watch(self):
             self._replan()
-        if self._put_back:  # the network is another than the one that was looked at
+        if self._put_back:  # another network than the one that was looked at; between two epochs is no place to stop
             record |= self._evaluate() | self._label_metrics()
             self._put_back = False
         self.learner.consider(record.get(f"validation_{self.score}"), record["epoch"])
@@ -254,15 +254,15 @@ class Trainer:
         self.method.restore(state["method"])
         self._replan()
 
-    def _evaluate(self) -> Record:
+    def _evaluate(self, between: Callable[[], None] | None = None) -> Record:
         """Accuracy on the (noisy) validation rows, which choose the best epoch, and on the test set, which does not."""
         metrics: Record = {}
         if self.splits.validation is not None:
-            self._held_out = self.predictor.logits(self.learner, "validation", self._pause)
+            self._held_out = self.predictor.logits(self.learner, "validation", between)
             found = metrics_of(self._held_out, self.splits.validation)
             metrics |= {f"validation_{name}": value for name, value in found.items()}
         if self.splits.test is not None:
-            logits = self.predictor.logits(self.learner, "test", self._pause)
+            logits = self.predictor.logits(self.learner, "test", between)
             metrics[f"test_{self.score}"] = metrics_of(logits, self.splits.test)[self.score]
         return metrics
 
