@@ -85,8 +85,8 @@ def _refuse_other_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
     """Name the keys that differ, leaving out what a run fills in by itself and what only concerns its upkeep."""
     now, before = _flat(expected.model_dump(mode="json")), _flat(stored.model_dump(mode="json"))
     upkeep = ("name", "description", "paper", *(f"{section}.{key}" for section, keys in UPKEEP.items() for key in keys))
-    derived = ("data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "model.name")
-    derived += ("method.transition",)
+    filled_in = ("normalize", "resize", "test", "multilabel", "validation")
+    derived = ("model.name", "method.transition", *(f"data.{key}" for key in filled_in))
     other = [
         key
         for key in sorted({*now, *before})
