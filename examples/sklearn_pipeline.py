@@ -1,6 +1,9 @@
 """PENCIL in scikit-learn: a pipeline on tabular data, cross-validated, and the labels it would correct.
 
 Run it: python examples/sklearn_pipeline.py
+
+With 57 noisy rows held out, how much noise is found hangs on which rows they are: with random_state=0 it takes 4 % of
+the labels for noise, where a quarter is wrong, and corrects hardly any. On so few rows look at several seeds.
 """
 
 from sklearn.datasets import load_breast_cancer
