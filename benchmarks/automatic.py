@@ -16,7 +16,7 @@ import torch
 
 from pencil import recipe
 from pencil.job import run_recipe
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 TASKS = {
     "digits, small CNN": (

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pencil.data import Batch, Splits, from_arrays
-from pencil.labels import LabelStore
+from pencil.labels.store import LabelStore
 from pencil.methods import CrossEntropy, Method, Pencil, Phase
 from pencil.models import ModelSettings, build
 from pencil.training import Trainer, TrainingSettings

@@ -18,8 +18,8 @@ from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, RateNoise
 from pencil.data.sources import load
 from pencil.methods import Pencil
+from pencil.methods.schedules import Cosine
 from pencil.models import ModelSettings, build
-from pencil.schedules import Cosine
 from pencil.training import Trainer, TrainingSettings
 
 VARIANTS = {

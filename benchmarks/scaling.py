@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pencil.checkpoints import Checkpoints
 from pencil.data import Splits, from_arrays
-from pencil.label_layouts import TopKLabelStore
-from pencil.labels import LabelStore
+from pencil.labels.store import LabelStore
+from pencil.labels.top_k import TopKLabelStore
 from pencil.methods import Pencil
 from pencil.models import ModelSettings, build
+from pencil.runs.checkpoints import Checkpoints
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.pausing import Pauses, StopRequest
-from pencil.training.world import ALONE, Ranks, World
+from pencil.training.checkpointing import Pauses, StopRequest
+from pencil.training.distributed import ALONE, Ranks, World
 
 BATCH = 128
 

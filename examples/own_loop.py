@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 import pencil
-from pencil.noise import flip, symmetric_matrix
+from pencil.data.noise import flip, symmetric_matrix
 
 
 def noisy_digits(rate=0.5, seed=0):

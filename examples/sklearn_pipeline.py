@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from pencil import PencilClassifier
-from pencil.noise import flip, symmetric_matrix
+from pencil.data.noise import flip, symmetric_matrix
 
 
 def classifier(method, epochs):

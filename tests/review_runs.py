@@ -11,7 +11,7 @@ import torch
 
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
-from pencil.label_table import label_table
+from pencil.runs.label_table import label_table
 
 HOSTILE = ("<script>document.title='owned'</script>", '"><img src=x onerror=alert(1)>', "dog\n\u202e& cat")
 

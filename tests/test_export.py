@@ -28,7 +28,7 @@ from pencil.export import (
     write_labels,
 )
 from pencil.export.image_tree import folder_names
-from pencil.label_table import label_table
+from pencil.runs.label_table import label_table
 
 CLASSES = ("sea", "sky, blue", 'the "sun"')
 
@@ -70,7 +70,7 @@ def about_equal(lines, expected):
 
 @pytest.mark.parametrize("chunk", [1, 7, 2**18])
 def test_entries_against_a_double_loop(chunk, monkeypatch):
-    monkeypatch.setattr("pencil.export.rows.LINES", chunk)
+    monkeypatch.setattr("pencil.export.label_rows.LINES", chunk)
     table, keys, given, probs = several()
     expected = by_hand(keys, given, probs)
     about_equal(choose_entries(table).read_all().to_pylist(), expected)
@@ -79,7 +79,7 @@ def test_entries_against_a_double_loop(chunk, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [7, 2**18])
 def test_changed_entries_come_with_the_surest_of_all_first(chunk, monkeypatch):
-    monkeypatch.setattr("pencil.export.rows.LINES", chunk)
+    monkeypatch.setattr("pencil.export.label_rows.LINES", chunk)
     table, keys, given, probs = several()
     changed = [line for line in by_hand(keys, given, probs) if line["changed"] and line["confidence"] >= 0.6]
     lines = choose_entries(table, only_changed=True, min_confidence=0.6).read_all().to_pylist()

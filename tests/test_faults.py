@@ -16,8 +16,8 @@ from torch import nn
 
 import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
-from pencil.checkpoints import Checkpoints
-from pencil.run_directory import RunDirectory
+from pencil.runs.checkpoints import Checkpoints
+from pencil.runs.directory import RunDirectory
 from pencil.training import pausing
 
 FORK = multiprocessing.get_context("fork")  # torch is imported already: a run takes a second
@@ -160,9 +160,9 @@ class Slow(Net):
 def test_a_full_disk_is_said_and_training_goes_on(tmp_path, monkeypatch, undisturbed):
     import errno
 
-    import pencil.checkpoints
+    import pencil.runs.checkpoints
 
-    write, left = pencil.checkpoints._write, iter([True] * 6 + [False] * 5 + [True] * 10**6)
+    write, left = pencil.runs.checkpoints._write, iter([True] * 6 + [False] * 5 + [True] * 10**6)
 
     def full(path, chunks):
         if not next(left):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path, monkeypatch, undistu
 def test_a_full_disk_leaves_the_last_checkpoint_and_no_orphan(tmp_path, monkeypatch, undisturbed):
     import errno
 
-    import pencil.checkpoints
+    import pencil.runs.checkpoints
 
     path = tmp_path / "run"
     stopped(path, monkeypatch)

@@ -14,8 +14,8 @@ import pencil
 from pencil import DataError, ModelError, RecipeError, RunError, TrainingError, recipe
 from pencil.job import run_recipe
 from pencil.methods import CrossEntropy
-from pencil.run_directory import free_path
-from pencil.runs import read_label_table
+from pencil.runs.layout import free_path
+from pencil.runs.run import read_label_table
 
 
 def cloud(rows=120, seed=0):

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from pencil import RecipeError
-from pencil.label_layouts import LabelLayout, TopKLabelStore
-from pencil.labels import LabelStore
+from pencil.labels.sharded import LabelLayout
+from pencil.labels.store import LabelStore
+from pencil.labels.top_k import TopKLabelStore
 
 CLASSES = 12
 

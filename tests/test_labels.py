@@ -8,16 +8,11 @@ import torch
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-import pencil.labels
-from pencil import DataError, LabelStore, TrainingError, losses
-from pencil.labels import (
-    PAPER_INIT_SCALE,
-    anchor_free,
-    forward_kl_label_gradient,
-    init_scale,
-    label_gradient,
-    read_labels,
-)
+import pencil.labels.store
+from pencil import DataError, LabelStore, TrainingError
+from pencil.labels import losses
+from pencil.labels.reading import read_labels
+from pencil.labels.store import PAPER_INIT_SCALE, anchor_free, forward_kl_label_gradient, init_scale, label_gradient
 
 double = {"dtype": torch.float64}
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from pencil import losses
+from pencil.labels import losses
 
 B, C = 5, 4
 

@@ -14,10 +14,11 @@ from conftest import paint
 from torch import nn
 
 import pencil
-from pencil import ModelError, RunError, model_export
+from pencil import ModelError, RunError
 from pencil.cli.options import build_recipe
+from pencil.export import network as model_export
+from pencil.export.network import export_model
 from pencil.job import run_recipe
-from pencil.model_export import export_model
 
 SETTINGS = {"method": "cross_entropy", "epochs": 1, "progress": False}
 

@@ -8,11 +8,11 @@ from torch.utils.data import TensorDataset
 
 import pencil
 from pencil import DataError, ModelError
+from pencil.check import rehearse
 from pencil.data import from_arrays
 from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.inputs import TensorInputs
 from pencil.data.inspection import as_tree, inspect
-from pencil.job import rehearse
 from pencil.recipe import parse
 
 

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from pencil import DataError, noise
+from pencil import DataError
+from pencil.data import noise
 
 N = 20_000
 

@@ -14,14 +14,15 @@ from torch import nn
 
 import pencil
 from pencil import DataError, RecipeError, Stopped
-from pencil.binary_labels import BinaryLabelStore
 from pencil.data import Splits, from_arrays
 from pencil.data.given import as_distribution
-from pencil.label_layouts import LabelLayout, TopKLabelStore
-from pencil.labels import LabelStore
+from pencil.decisions import pinned_labels
+from pencil.labels.multilabel_store import BinaryLabelStore
+from pencil.labels.sharded import LabelLayout
+from pencil.labels.store import LabelStore
+from pencil.labels.top_k import TopKLabelStore
 from pencil.methods import METHODS, find_method
 from pencil.review.session import Review
-from pencil.reviews import pinned_labels
 from pencil.training import Trainer, TrainingSettings, pausing
 
 CLASSES, ROWS = 5, 60

@@ -4,9 +4,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from pencil.data import Splits
+from pencil.loggers.progress import Bar, Lines, show_progress
 from pencil.methods import Pencil
 from pencil.models import mlp
-from pencil.progress import Bar, Lines, show_progress
 from pencil.training import Trainer, TrainingSettings
 
 

@@ -14,7 +14,7 @@ from test_faults import SELDOM, Net, blobs
 
 import pencil
 from pencil import PencilError, Stopped
-from pencil.checkpoints import Checkpoints
+from pencil.runs.checkpoints import Checkpoints
 
 FORK = multiprocessing.get_context("fork")
 WITHIN = 30

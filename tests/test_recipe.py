@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pencil import RecipeError, recipe
 from pencil.methods import AutoPencil, CrossEntropy
-from pencil.schedules import Constant, StepDecay
+from pencil.methods.schedules import Constant, StepDecay
 
 
 def test_defaults_make_a_recipe_and_a_method():

@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from pencil import run_lock
 from pencil.errors import RunError
-from pencil.run_lock import RunLock
+from pencil.runs import lock as run_lock
+from pencil.runs.lock import RunLock
 
 HOLD = """
 import os, sys, time

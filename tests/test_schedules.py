@@ -1,7 +1,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pencil.schedules import Constant, Cosine, Linear, MultiplyEvery, Schedule, StepDecay, as_schedule
+from pencil.methods.schedules import Constant, Cosine, Linear, MultiplyEvery, Schedule, StepDecay, as_schedule
 
 adapter = TypeAdapter(Schedule)
 

@@ -11,7 +11,8 @@ from commands import pencil as command
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import pencil
-from pencil import RecipeError, Stopped, sinks
+from pencil import RecipeError, Stopped
+from pencil.loggers import trackers as sinks
 from pencil.recipe import parse
 from pencil.training import pausing
 from pencil.training.settings import SinkName

@@ -11,10 +11,9 @@ from pencil._version import __version__
 
 if TYPE_CHECKING:
     from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, Stopped, TrainingError
-    from pencil.estimator import PencilClassifier
     from pencil.fitting import fit
-    from pencil.labels import LabelStore
-    from pencil.losses import (
+    from pencil.integrations.sklearn import PencilClassifier
+    from pencil.labels.losses import (
         compatibility_loss,
         cross_entropy,
         entropy_loss,
@@ -22,15 +21,16 @@ if TYPE_CHECKING:
         inverse_kl,
         pencil_loss,
     )
-    from pencil.runs import Run, open_run
+    from pencil.labels.store import LabelStore
+    from pencil.runs.run import Run, open_run
 
 _HOMES = {
     "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
-    "estimator": ("PencilClassifier",),
+    "integrations.sklearn": ("PencilClassifier",),
     "fitting": ("fit",),
-    "labels": ("LabelStore",),
-    "losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
-    "runs": ("Run", "open_run"),
+    "labels.store": ("LabelStore",),
+    "labels.losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
+    "runs.run": ("Run", "open_run"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -18,8 +18,8 @@ from pencil.errors import RecipeError
 from pencil.job import assemble, execute
 from pencil.methods import Method
 from pencil.resume import resume as go_on
-from pencil.run_directory import is_run
-from pencil.runs import Run
+from pencil.runs.layout import is_run
+from pencil.runs.run import Run
 
 
 def fit(

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +12,26 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from pencil import models, recipe, runs
-from pencil.data.corrupt import transition_matrix
-from pencil.data.examples import UNKNOWN, Examples, Splits
-from pencil.data.geometry import default_workers
-from pencil.data.images import ImageInputs
-from pencil.data.inspection import Findings, count_classes, inspect, refusals
-from pencil.data.prepare import PreparedData, choose_rows, prepare
+from pencil import models, recipe
+from pencil.data.examples import Examples, Splits
+from pencil.data.noise import transition_matrix
+from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
 from pencil.errors import PencilError
-from pencil.label_table import label_table, row_table
+from pencil.loggers.progress import show_progress
+from pencil.loggers.trackers import Log, refuse_missing
 from pencil.methods import Method, find_method
-from pencil.progress import show_progress
 from pencil.recipe import Recipe
+from pencil.recipe.schema import AUTOMATIC
 from pencil.report import write_report
-from pencil.run_directory import RunDirectory, checkpoints_of, describe_environment
-from pencil.runs import Run
+from pencil.runs.directory import RunDirectory, checkpoints_of, describe_environment
+from pencil.runs.label_table import label_table, row_table
+from pencil.runs.run import Run, summarize
 from pencil.seeding import derive_seed
-from pencil.sinks import Log, refuse_missing
 from pencil.training import Observer, Outcome, Trainer
-from pencil.training.pausing import Pauses, StopRequest
+from pencil.training.checkpointing import Pauses, StopRequest
+from pencil.training.distributed import World, join
 from pencil.training.settings import pick_device
-from pencil.training.world import World, join
 
 
 def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
@@ -106,7 +104,7 @@ FEWEST = 5
 
 def set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
     """PENCIL sets itself where it can; several classes at once, or no rows held out, have numbers set by hand."""
-    if chosen.method["name"] != recipe.AUTOMATIC:
+    if chosen.method["name"] != AUTOMATIC:
         return chosen
     if splits.train.multilabel:
         return chosen.with_method("pencil")
@@ -210,60 +208,7 @@ def _gathered(job: Job, outcome: Outcome, path: Path | None) -> Run:
         outcome.model,
         label_table(splits, outcome.label_probs, outcome.validation_probs),
         outcome.records,
-        runs.summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
+        summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
         job.recipe,
         path,
     )
-
-
-@dataclass(frozen=True)
-class Rehearsal:
-    """What `pencil check` says: all about the data, the plan, and everything for which training would be refused."""
-
-    data: dict[str, Examples]
-    findings: dict[str, Findings]
-    plan: dict[str, Any] | None
-    problems: tuple[PencilError, ...]
-
-
-def rehearse(chosen: Recipe) -> Rehearsal:
-    """Everything short of training: look at every row, then corrupt, split, build, lay out the phases."""
-    loaded, settings = load(chosen.data), chosen.data
-    loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
-    parts = {name: _limited(part, settings.max_pixels) for name, part in vars(loaded).items() if part is not None}
-    workers = default_workers() if settings.workers is None else settings.workers
-    findings = {name: inspect(part, workers) for name, part in parts.items()}
-    problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
-    by_instance = settings.noise is not None and "instance" in settings.noise.kinds  # which looks at pixels in memory
-    cache = settings.cache if by_instance else "none"
-    trial = settings.model_copy(update={"rows": None, "cache": cache, "unreadable": "skip"})
-    plan = None
-    if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=f".*(the row is left out|{UNKNOWN})")  # the findings say it
-                job = assemble(chosen.model_copy(update={"data": trial}), Splits(**parts))
-                plan = _plan(job, job.trainer())
-        except PencilError as error:
-            problems.append(error)
-    return Rehearsal(parts, findings, plan, tuple(problems))
-
-
-def _limited(examples: Examples, max_pixels: int) -> Examples:
-    inputs = examples.inputs
-    if not isinstance(inputs, ImageInputs):
-        return examples
-    return replace(examples, inputs=replace(inputs, max_pixels=max_pixels))
-
-
-def _plan(job: Job, trainer: Trainer) -> dict[str, Any]:
-    train = job.prepared.splits.train
-    return {
-        "rows": job.prepared.splits.sizes(),
-        "class_counts": count_classes(train),
-        "input_shape": list(train.input_shape),
-        "injected_noise_rate": job.prepared.noise_rate,
-        "model": job.recipe.model.name,
-        "parameters": sum(parameter.numel() for parameter in job.network.parameters()),
-        "phases": [{"name": phase.name, "epochs": phase.epochs} for phase in trainer.phases],
-    }

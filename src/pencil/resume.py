@@ -12,15 +12,16 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
-from pencil.checkpoints import Checkpoint
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.sources import load
 from pencil.errors import DataError, RecipeError, RunError
 from pencil.job import Job, assemble, execute, set_by_hand
 from pencil.methods import Method
 from pencil.recipe import CUSTOM, Recipe, parse, read
-from pencil.run_directory import ENVIRONMENT, RECIPE, ROWS, checkpoints_of, is_run, is_unfinished
-from pencil.runs import Run, open_run
+from pencil.runs.checkpoints import Checkpoint
+from pencil.runs.directory import checkpoints_of
+from pencil.runs.layout import ENVIRONMENT, RECIPE, ROWS, is_run, is_unfinished
+from pencil.runs.run import Run, open_run
 from pencil.training import Trainer
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pencil import DataError
-from pencil.data.corrupt import corrupt
 from pencil.data.named import DATASETS
 from pencil.data.named.small import digits
+from pencil.data.noise import corrupt
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, EntryNoise, RateNoise
 

@@ -4,7 +4,7 @@ import torch
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays, from_dataset
-from pencil.data.corrupt import corrupt, transition_matrix
+from pencil.data.noise import corrupt, transition_matrix
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, MixedNoise, RateNoise
 from pencil.data.sources import load

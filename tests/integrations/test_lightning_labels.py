@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pencil
 from pencil.integrations import PencilLabels, WithRows
 from pencil.integrations.lightning import PencilCallback
-from pencil.labels import init_scale
+from pencil.labels.store import init_scale
 
 EPOCHS, BATCH = 5, 8
 

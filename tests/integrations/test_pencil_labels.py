@@ -3,7 +3,7 @@ import torch
 
 import pencil
 from pencil.integrations import PencilLabels, WithRows
-from pencil.labels import init_scale
+from pencil.labels.store import init_scale
 
 GIVEN = torch.arange(12) % 3
 

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 import pencil
 from pencil.integrations import PencilLabels
 from pencil.integrations.hugging_face import PencilTrainer
-from pencil.labels import init_scale
+from pencil.labels.store import init_scale
 
 EPOCHS, BATCH = 5, 8
 

@@ -7,8 +7,8 @@ from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
 from pencil.data import from_arrays
+from pencil.data.noise import circular_matrix, flip, symmetric_matrix
 from pencil.methods.cnn_crf import CnnCrf, annealed, auxiliary_distribution, e_step, estimate_prior
-from pencil.noise import circular_matrix, flip, symmetric_matrix
 
 T = torch.tensor([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.3, 0.1, 0.6]], dtype=torch.float64)
 TRANSITION = tuple(map(tuple, T.tolist()))

@@ -11,8 +11,8 @@ from pencil import RecipeError, recipe
 from pencil.data import Batch, Splits
 from pencil.methods import METHODS, Task
 from pencil.methods.dldl import Dldl
+from pencil.methods.schedules import Cosine
 from pencil.models import mlp
-from pencil.schedules import Cosine
 from pencil.seeding import seeded
 from pencil.training import Trainer, TrainingSettings
 

@@ -12,6 +12,7 @@ from torch.nn import functional
 import pencil
 from pencil import RecipeError, recipe
 from pencil.data import Splits, from_arrays
+from pencil.data.noise import flip, map_matrix, symmetric_matrix
 from pencil.methods import METHODS, CrossEntropy, Task
 from pencil.methods.forward import (
     Backward,
@@ -23,8 +24,7 @@ from pencil.methods.forward import (
     forward_loss,
     inverse_transition,
 )
-from pencil.noise import flip, map_matrix, symmetric_matrix
-from pencil.schedules import Constant, Cosine
+from pencil.methods.schedules import Constant, Cosine
 from pencil.seeding import seeded
 from pencil.training import Trainer, TrainingSettings
 

@@ -13,8 +13,8 @@ from pencil import RecipeError, recipe
 from pencil.data import Batch, Splits, from_arrays
 from pencil.methods import METHODS, Task, fit_budget
 from pencil.methods.lq import Lq, TruncatedLq, confident, is_due, lq_loss, lq_losses, truncated_lq_losses
+from pencil.methods.schedules import StepDecay
 from pencil.models import mlp
-from pencil.schedules import StepDecay
 from pencil.seeding import seeded
 from pencil.training import Trainer, TrainingSettings
 

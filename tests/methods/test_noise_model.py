@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from pencil.methods.noise_model import (
+from pencil.methods.auto.noise_model import (
     NoiseModel,
     confusion_shape,
     dirichlet_evidence,

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pencil.data import Batch
-from pencil.labels import LabelStore, forward_kl_label_gradient, init_scale
+from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale
 from pencil.methods import METHODS, Pencil, Task, find_method
-from pencil.schedules import Constant, Linear
+from pencil.methods.schedules import Constant, Linear
 
 
 def started(method, given=(0, 1, 2, 0), classes=3, batch_size=128):

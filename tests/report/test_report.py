@@ -22,14 +22,14 @@ from pencil.data.examples import Splits
 from pencil.data.inputs import DatasetInputs, TensorInputs
 from pencil.errors import DataError, RunError
 from pencil.job import run_recipe
-from pencil.label_table import label_table, summarize_labels
 from pencil.recipe import parse
 from pencil.report import gallery, page, write_comparison, write_report
 from pencil.report.figures import Line, draw, draw_reliability, phases_of
 from pencil.report.page import short, sure
 from pencil.report.pictures import show_row, show_values
 from pencil.report.words import percent
-from pencil.runs import Run
+from pencil.runs.label_table import label_table, summarize_labels
+from pencil.runs.run import Run
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = [

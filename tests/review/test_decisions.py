@@ -8,14 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from review_runs import HOSTILE, many_classes_run, one_class_run
 
-from pencil import run_directory
+from pencil.decisions import History, Journal, read_lines
 from pencil.errors import RunError
 from pencil.export import choose_entries, choose_labels
 from pencil.review import Decision, merge_reviews, pinned_labels, queue, read_reviews
-from pencil.review.decisions import Journal
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
-from pencil.reviews import History, read_lines
+from pencil.runs import directory as run_directory
 
 
 def decision(key, kind="accept", label="dog", split="train", given="cat", corrected="dog"):

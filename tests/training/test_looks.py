@@ -11,10 +11,10 @@ from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.methods import AutoPencil
 from pencil.methods.base import Method, Phase, Terms
-from pencil.schedules import Constant
+from pencil.methods.schedules import Constant
 from pencil.training import Trainer, TrainingSettings
+from pencil.training.distributed import join
 from pencil.training.looks import mixed
-from pencil.training.world import join
 
 
 def pictures(rows, seed=0):

@@ -7,7 +7,7 @@ from torch import nn
 
 from pencil.data import Splits, from_arrays
 from pencil.methods import Pencil
-from pencil.schedules import Linear, StepDecay
+from pencil.methods.schedules import Linear, StepDecay
 from pencil.seeding import generator
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.settings import OptimizerSettings

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from pencil.checkpoints import Checkpoints
 from pencil.data import Splits, from_arrays
 from pencil.data.augment import Augmentation
 from pencil.methods import METHODS, find_method
 from pencil.models import mlp, small_cnn
+from pencil.runs.checkpoints import Checkpoints
 from pencil.training import Trainer, TrainingSettings
 
 STATEFUL = {"pencil": {"step": 2.0, "rounds": 2}, "joint_optimization": {"update_from": 0.3, "window": 3}}

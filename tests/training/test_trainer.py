@@ -10,11 +10,11 @@ from torch import nn
 from pencil import ModelError, RecipeError, TrainingError
 from pencil.data import Splits, from_arrays, from_dataset
 from pencil.data.augment import Augmentation
-from pencil.labels import LabelStore
-from pencil.losses import cross_entropy
+from pencil.labels.losses import cross_entropy
+from pencil.labels.store import LabelStore
 from pencil.methods import CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
+from pencil.methods.schedules import Constant, Linear, StepDecay
 from pencil.models import mlp
-from pencil.schedules import Constant, Linear, StepDecay
 from pencil.seeding import seeded
 from pencil.training import Observer, Trainer, TrainingSettings
 from pencil.training.settings import OptimizerSettings, build_optimizer, cpu_runs_bf16, pick_device, pick_precision

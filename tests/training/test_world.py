@@ -12,7 +12,7 @@ from torch import nn
 from pencil.data import Splits, from_arrays
 from pencil.methods import METHODS, find_method
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.world import join
+from pencil.training.distributed import join
 
 TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 LAYOUTS = ("replicated", "sharded")

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from pencil import recipe
 from pencil.bench.plots import curves
-from pencil.binary import Divergence
 from pencil.data.sources import load
 from pencil.job import Job, assemble
-from pencil.labels import forward_kl_label_gradient
+from pencil.labels.multilabel_losses import Divergence
+from pencil.labels.store import forward_kl_label_gradient
 from pencil.methods import Pencil
 from pencil.training import Observer, Record
 

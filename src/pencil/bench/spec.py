@@ -159,4 +159,4 @@ def names() -> list[str]:
 
 
 def _folder() -> Any:
-    return resources.files("pencil") / "specs"
+    return resources.files("pencil.bench") / "specs"

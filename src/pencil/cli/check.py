@@ -14,9 +14,9 @@ from pencil.errors import RunError
 if TYPE_CHECKING:
     import numpy as np
 
+    from pencil.check import Rehearsal
     from pencil.data.examples import Examples
     from pencil.data.inspection import Findings
-    from pencil.job import Rehearsal
     from pencil.recipe import Recipe
 
 FEW = 5
@@ -42,9 +42,9 @@ def check(
         _check_run(Path(what), as_json)
         return
     recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned)
+    from pencil.check import rehearse
     from pencil.cli.show import show
     from pencil.errors import DataError
-    from pencil.job import rehearse
 
     rehearsal = rehearse(recipe)
     if as_json:
@@ -62,7 +62,8 @@ def check(
 
 def _check_run(path: Path, as_json: bool) -> None:
     from pencil.cli.show import show
-    from pencil.run_directory import is_unfinished, verify
+    from pencil.runs.directory import verify
+    from pencil.runs.layout import is_unfinished
 
     findings, finished = verify(path), not is_unfinished(path)
     if as_json:

@@ -20,7 +20,7 @@ def demo(
     from pencil.cli.show import show_summary
     from pencil.errors import RunError
     from pencil.job import run_recipe
-    from pencil.run_directory import free_path
+    from pencil.runs.layout import free_path
 
     target = out or free_path(Path("runs"), "demo")
     if target.exists():

@@ -22,7 +22,7 @@ def evaluate(
     from pencil.data.prepare import choose_test
     from pencil.data.sources import load, read_like
     from pencil.errors import DataError
-    from pencil.runs import open_run
+    from pencil.runs.run import open_run
     from pencil.training.metrics import per_class_scores
 
     opened = open_run(run, epoch=epoch)

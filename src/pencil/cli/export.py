@@ -32,8 +32,8 @@ def export(
     resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the file's
     metadata (for torch-export in a .json file beside it too).
     """
-    from pencil.model_export import export_model
-    from pencil.runs import open_run
+    from pencil.export.network import export_model
+    from pencil.runs.run import open_run
 
     done = export_model(open_run(run, epoch=epoch), format, out, preparation=preparation, tolerance=tolerance)
     if as_json:

@@ -43,7 +43,7 @@ def labels(
     imagefolder a folder for each class with links to its images.
     """
     from pencil.export import choose_entries, choose_labels
-    from pencil.runs import read_label_table
+    from pencil.runs.run import read_label_table
 
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     table = read_label_table(run)
@@ -84,7 +84,7 @@ def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool,
 
 def _data_settings(run: Path) -> "DataSettings":
     from pencil.recipe import parse, read
-    from pencil.run_directory import RECIPE
+    from pencil.runs.layout import RECIPE
 
     return parse(read(run / RECIPE), str(run / RECIPE), with_method=False).data
 

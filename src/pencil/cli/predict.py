@@ -36,7 +36,7 @@ def predict(
     """
     from pencil.data.unlabelled import read_several
     from pencil.export import save_maps
-    from pencil.runs import open_run
+    from pencil.runs.run import open_run
 
     opened = open_run(run)
     cut = pick_threshold(threshold, opened.multilabel)

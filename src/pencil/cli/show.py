@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 
 def table(*columns: str, title: str | None = None) -> Table:

@@ -23,7 +23,7 @@ from pencil.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from pencil.runs import Run
+    from pencil.runs.run import Run
 
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Train in so many processes on this machine.")
@@ -57,9 +57,9 @@ def train(
     recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget)
     from pencil.job import run_recipe
     from pencil.resume import resume
-    from pencil.run_directory import free_path, is_run, unfinished_path
+    from pencil.runs.layout import free_path, is_run, unfinished_path
+    from pencil.training.distributed import agreed
     from pencil.training.settings import pick_device
-    from pencil.training.world import agreed
 
     go_on = go_on or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     default = f"{recipe.name}-{Path(recipe.method['name']).stem}"
@@ -90,7 +90,7 @@ def go_on(
 
 def _launch(processes: int, target: Path | None = None) -> None:
     """This command again in so many processes; each is told where to write, so that all mean the same directory."""
-    from pencil.launch import launch
+    from pencil.training.distributed import launch
 
     arguments = list(sys.argv[1:])
     position = next(i for i, word in enumerate(arguments) if word.split("=")[0] == "--processes")

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.given import as_distribution
+from pencil.decisions import Decision, Label, chosen_labels, presence
 from pencil.errors import DataError
-from pencil.reviews import Decision, Label, chosen_labels, presence
 
 
 def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:

@@ -7,19 +7,12 @@ import numpy as np
 import torch
 
 from pencil.data.augment import Augmentation
-from pencil.data.corrupt import corrupt
-from pencil.data.examples import (
-    Examples,
-    Splits,
-    check_trainable,
-    hold_out,
-    refuse_other_kind,
-    warn_of_unknown_rows,
-)
+from pencil.data.examples import Examples, Splits, check_trainable, hold_out, refuse_other_kind, warn_of_unknown_rows
 from pencil.data.geometry import apply_geometry, image_size, sized
 from pencil.data.given import about, hard_labels
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import IMAGENET, DatasetInputs, Inputs, Normalization, TensorInputs, measure
+from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError

@@ -16,7 +16,7 @@ from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.given import GivenLabels
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
-from pencil.data.table_labels import clean_columns, column_labels
+from pencil.data.label_columns import clean_columns, column_labels
 from pencil.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".parquet")

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.errors import RunError
-from pencil.export.files import new_file, save_labels
-from pencil.export.rows import matrix
+from pencil.export.label_files import new_file, save_labels
+from pencil.export.label_rows import matrix
 
 FORGETTING = 0.8
 """How much each worse class counts against the better ones before it, as cleanlab has it."""

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.errors import RunError
-from pencil.export.files import new_folder
+from pencil.export.label_files import new_folder
 
 CLASSES = ("given", "corrected")
 

@@ -14,7 +14,7 @@ from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.sources import read_source
 from pencil.errors import RunError
-from pencil.export.files import new_folder
+from pencil.export.label_files import new_folder
 
 ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 LONGEST = 200

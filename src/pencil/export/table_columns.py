@@ -13,7 +13,7 @@ from pencil.data.images import ImageBytes, ImageInputs
 from pencil.data.settings import DataSettings
 from pencil.data.table import SUFFIXES, Columns, _inputs, read_keys
 from pencil.errors import DataError, RunError
-from pencil.export.files import NO_CELLS, ROUNDED, has_bytes
+from pencil.export.label_files import NO_CELLS, ROUNDED, has_bytes
 
 PREFIX = "table_"
 """Before a name that a column of labels has too."""

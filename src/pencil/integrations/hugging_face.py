@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from pencil.data.given import hard_labels
 from pencil.errors import TrainingError
-from pencil.integrations.labels import PencilLabels
-from pencil.integrations.rows import ROW, WithRows
+from pencil.integrations.pencil_labels import ROW, PencilLabels, WithRows
 
 try:
     from transformers import Trainer, TrainerCallback

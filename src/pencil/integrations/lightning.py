@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from pencil.errors import TrainingError
-from pencil.integrations.labels import PencilLabels
+from pencil.integrations.pencil_labels import PencilLabels
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pencil.errors import RecipeError
-from pencil.methods.automatic import AutoPencil
+from pencil.methods.auto.method import AutoPencil
 from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
 from pencil.methods.cnn_crf import CnnCrf
 from pencil.methods.co_teaching import CoTeaching

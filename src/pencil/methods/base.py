@@ -12,9 +12,9 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.label_layouts import WHOLE, LabelLayout
-from pencil.labels import LabelStore
-from pencil.schedules import AnySchedule, Constant
+from pencil.labels.sharded import WHOLE, LabelLayout
+from pencil.labels.store import LabelStore
+from pencil.methods.schedules import AnySchedule, Constant
 
 
 @dataclass(frozen=True)

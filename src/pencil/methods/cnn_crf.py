@@ -13,10 +13,10 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution, hard_labels
 from pencil.errors import RecipeError
-from pencil.losses import cross_entropy, log_probs
+from pencil.labels.losses import cross_entropy, log_probs
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.methods.forward import Matrix, check_transition
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 def safe_log(probs: Tensor) -> Tensor:

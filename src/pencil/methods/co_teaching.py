@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
-from pencil.losses import at_least_fp32
+from pencil.labels.losses import at_least_fp32
 from pencil.methods.base import Context, Epochs, Method, Phase, Share, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 HIGHEST_ESTIMATE = 0.8
 """A network that has learned little must not make its peer forget nearly everything."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution, hard_labels
 from pencil.errors import RecipeError
-from pencil.losses import cross_entropy, log_probs
+from pencil.labels.losses import cross_entropy, log_probs
 from pencil.methods.base import Context, Method, Phase, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 from pencil.seeding import generator
 
 AtLeastOne = Annotated[int, Field(ge=1)]

@@ -5,7 +5,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
 from pencil.methods.kinds import label_kind
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class CrossEntropy(Method):

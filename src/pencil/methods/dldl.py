@@ -6,10 +6,10 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.labels import LabelStore, init_scale
-from pencil.losses import cross_entropy, forward_kl
+from pencil.labels.losses import cross_entropy, forward_kl
+from pencil.labels.store import LabelStore, init_scale
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Dldl(Method):

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution
-from pencil.losses import cross_entropy, log_probs, row_dot
+from pencil.labels.losses import cross_entropy, log_probs, row_dot
 from pencil.methods.base import Epochs, Method, NonNegative, Phase, Share, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 MARGIN = 1e-4
 """Predictions stay this far from 0 and 1, as in the authors' code: so ``log(1 - <f, t>)`` is never below log(1e-4)."""

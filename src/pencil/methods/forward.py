@@ -1,7 +1,7 @@
 """Loss correction by a noise transition matrix, known or estimated (Patrini et al. 2017).
 
 "Making deep neural networks robust to label noise: a loss correction approach". ``transition[i, j]`` is the probability
-that an example of class ``i`` was given the label ``j``, as in :mod:`pencil.noise`.
+that an example of class ``i`` was given the label ``j``, as in :mod:`pencil.data.noise`.
 """
 
 import math
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.losses import cross_entropy, log_probs, row_dot
+from pencil.labels.losses import cross_entropy, log_probs, row_dot
 from pencil.methods.base import Context, Epochs, Method, Phase, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 Matrix = tuple[tuple[float, ...], ...]
 SINGULAR = 1e-6

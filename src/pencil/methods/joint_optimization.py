@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution
-from pencil.losses import cross_entropy, entropy_loss, log_probs
+from pencil.labels.losses import cross_entropy, entropy_loss, log_probs
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Share, Task, Terms
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 def prior_loss(logits: Tensor, prior_probs: Tensor) -> Tensor:

@@ -5,18 +5,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from pencil.binary import (
-    Divergence,
-    binary_compatibility_loss,
-    binary_cross_entropy,
-    binary_label_gradient,
-    binary_network_losses,
-)
-from pencil.binary_labels import BinaryLabelStore
 from pencil.errors import RecipeError
-from pencil.label_layouts import TopKLabelStore
-from pencil.labels import LabelStore, forward_kl_label_gradient, init_scale, label_gradient
-from pencil.losses import (
+from pencil.labels.losses import (
     Compatibility,
     NetworkLosses,
     compatibility_loss,
@@ -25,6 +15,16 @@ from pencil.losses import (
     forward_kl,
     network_losses,
 )
+from pencil.labels.multilabel_losses import (
+    Divergence,
+    binary_compatibility_loss,
+    binary_cross_entropy,
+    binary_label_gradient,
+    binary_network_losses,
+)
+from pencil.labels.multilabel_store import BinaryLabelStore
+from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale, label_gradient
+from pencil.labels.top_k import TopKLabelStore
 
 
 class LabelKind(Protocol):

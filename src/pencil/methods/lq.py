@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
-from pencil.losses import log_probs, row_dot
+from pencil.labels.losses import log_probs, row_dot
 from pencil.methods.base import Context, Epochs, Method, Phase, Share, Task, Terms
-from pencil.schedules import AnySchedule, Schedule, StepDecay, as_schedule
+from pencil.methods.schedules import AnySchedule, Schedule, StepDecay, as_schedule
 
 Power = Annotated[float, Field(gt=0, le=1)]
 

@@ -8,15 +8,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pencil.binary import Divergence
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.label_layouts import CHUNK, ShardedLabelStore
-from pencil.labels import LabelStore
-from pencil.losses import Compatibility, NetworkLosses
+from pencil.labels.losses import Compatibility, NetworkLosses
+from pencil.labels.multilabel_losses import Divergence
+from pencil.labels.sharded import ShardedLabelStore
+from pencil.labels.store import CHUNK, LabelStore
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
 from pencil.methods.kinds import label_kind
-from pencil.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Unsaid(NamedTuple):

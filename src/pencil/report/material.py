@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from pencil.errors import RunError
 from pencil.recipe import Recipe, parse, read
-from pencil.run_directory import ENVIRONMENT, METRICS, RECIPE, SUMMARY
-from pencil.runs import Run, read_label_table
+from pencil.runs.layout import ENVIRONMENT, METRICS, RECIPE, SUMMARY
+from pencil.runs.run import Run, read_label_table
 from pencil.training import Record
 
 

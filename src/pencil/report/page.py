@@ -13,6 +13,7 @@ from pencil._version import __version__
 from pencil.data.examples import Splits
 from pencil.data.settings import FROM_PYTHON
 from pencil.errors import RunError
+from pencil.files import write_text
 from pencil.recipe import CUSTOM
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
 from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
@@ -20,8 +21,8 @@ from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of,
 from pencil.report.gallery import hang
 from pencil.report.material import Material, gather
 from pencil.report.words import percent, sentences, verdict
-from pencil.run_directory import RECIPE, write_text
-from pencil.runs import Run
+from pencil.runs.layout import RECIPE
+from pencil.runs.run import Run
 
 REPORT = "report.html"
 GENERATOR = "pencil report"

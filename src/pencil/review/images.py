@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pencil.decisions import Where
 from pencil.errors import PencilError
 from pencil.review.queue import RECIPE
-from pencil.reviews import Where
 
 if TYPE_CHECKING:
     from pencil.data.examples import Examples, Splits

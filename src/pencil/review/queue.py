@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pencil.decisions import Label, Where
 from pencil.errors import RunError
-from pencil.review.decisions import find_rows
-from pencil.reviews import Label, Where
+from pencil.review.merge import find_rows
 
 RECIPE, LABELS, SUMMARY = "recipe.toml", "labels.parquet", "summary.json"  # as in run_directory, which needs torch
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed")

@@ -6,11 +6,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from pencil.review.decisions import Journal
+from pencil.decisions import KINDS, REVIEWS, Decision, History, Journal, Label, now, read_lines
 from pencil.review.images import Pictures, pictures_of
 from pencil.review.queue import Filter, Queue
-from pencil.reviews import KINDS, REVIEWS, Decision, History, Label, now, read_lines
-from pencil.run_lock import RunLock
+from pencil.runs.lock import RunLock
 
 
 class RefusedError(ValueError):

@@ -10,7 +10,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.inputs import View
 from pencil.seeding import derive_seed
-from pencil.training.world import World
+from pencil.training.distributed import World
 
 
 def with_views(read: Callable[[View], Iterator[Batch]], view: View, looks: int) -> Iterator[Batch]:

@@ -8,13 +8,12 @@ import torch
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from pencil.binary import binary_cross_entropy
-from pencil.binary_labels import read_entries
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
 from pencil.data.pinned import hold_pinned
-from pencil.labels import read_labels
-from pencil.losses import cross_entropy
+from pencil.labels.losses import cross_entropy
+from pencil.labels.multilabel_losses import binary_cross_entropy
+from pencil.labels.reading import read_entries, read_labels
 
 Metrics = dict[str, Any]
 SCORES = {False: "accuracy", True: "map"}

@@ -4,7 +4,7 @@ import torch
 
 from pencil.data.examples import Examples
 from pencil.errors import TrainingError
-from pencil.label_layouts import LabelLayout
+from pencil.labels.sharded import LabelLayout
 from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.training.settings import TrainingSettings
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_distribution
 from pencil.data.pinned import hold_pinned
+from pencil.training.distributed import World
 from pencil.training.evaluation import BATCH, Compute, predict_logits
-from pencil.training.learner import Learner
 from pencil.training.metrics import to_probs
-from pencil.training.world import World
+from pencil.training.networks import Learner
 
 
 class Predictor:

@@ -4,14 +4,14 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
-from pencil.checkpoints import Checkpoints, write_part
 from pencil.errors import PencilError, RunError, Stopped
-from pencil.training.loop import Trainer
-from pencil.training.world import ALONE, World
+from pencil.training.distributed import ALONE, World
+from pencil.training.trainer import Trainer
 
 NOTHING, SAVE, STOP = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -42,12 +42,24 @@ class StopRequest:
         self.signal = signal.Signals(number).name
 
 
+class CheckpointStore(Protocol):
+    """Where checkpoints are written: rank 0 begins, every rank writes parts, rank 0 commits them or recovers."""
+
+    def begin(self, step: int) -> Path: ...
+
+    def write_part(self, partial: Path, name: str, tree: Any) -> dict[str, Any]: ...
+
+    def commit(self, partial: Path, digests: Mapping[str, Any]) -> object: ...
+
+    def recover(self) -> None: ...
+
+
 class Pauses:
     """Saves training every so often, and when it is asked to stop; then it stops."""
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointStore,
         request: StopRequest,
         *,
         minutes: float,
@@ -103,10 +115,10 @@ class Pauses:
     def _write(self, partial: Any, trainer: Trainer) -> dict[str, Any]:
         digests: dict[str, Any] = {}
         if self.world.rank == 0:
-            digests |= write_part(partial, "training", trainer.state())
+            digests |= self.checkpoints.write_part(partial, "training", trainer.state())
         own = trainer.own_state()
         if own:
-            digests |= write_part(partial, f"rank-{self.world.rank}", own)
+            digests |= self.checkpoints.write_part(partial, f"rank-{self.world.rank}", own)
         return digests
 
 

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import hard_labels
-from pencil.label_layouts import CHUNK, ShardedLabelStore
-from pencil.labels import LabelStore
-from pencil.losses import at_least_fp32
-from pencil.methods.base import Context, Method, Task
-from pencil.methods.kinds import label_kind
-from pencil.methods.noise_model import (
+from pencil.labels.losses import at_least_fp32
+from pencil.labels.sharded import ShardedLabelStore
+from pencil.labels.store import CHUNK, LabelStore
+from pencil.methods.auto.noise_model import (
     NoiseModel,
     confusion_shape,
     fit_noise,
@@ -20,6 +18,8 @@ from pencil.methods.noise_model import (
     posterior,
     remaining_trust,
 )
+from pencil.methods.base import Context, Method, Task
+from pencil.methods.kinds import label_kind
 
 
 class Relabelling(Method):

@@ -1,17 +1,16 @@
 """The learnable labels of multi-label data: one logit per (example, class), and what they say in the end."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pencil.binary import Divergence, binary_label_gradient
 from pencil.data.given import as_indicators
 from pencil.errors import RecipeError
-from pencil.labels import LabelStore
-from pencil.losses import Compatibility
+from pencil.labels.losses import Compatibility
+from pencil.labels.multilabel_losses import Divergence, binary_label_gradient
+from pencil.labels.store import LabelStore
 
 
 class BinaryLabelStore(LabelStore):
@@ -51,7 +50,7 @@ class BinaryLabelStore(LabelStore):
         compatibility: Compatibility = "printed",
         divergence: Divergence = "inverse",
     ) -> None:
-        """``y_tilde -= step * gradient`` (see :func:`pencil.binary.binary_label_gradient`) for these rows."""
+        """``y_tilde -= step * gradient`` for these rows; see :func:`binary_label_gradient`."""
         label_logits, given = self[rows], self.given_labels.index_select(0, rows)
         gradient = binary_label_gradient(
             label_logits, logits.detach(), given, pull=pull, compatibility=compatibility, divergence=divergence
@@ -68,23 +67,3 @@ class BinaryLabelStore(LabelStore):
         if not pull:
             return probs
         return probs.mul_(1 + pull).sub_(self.to_probs(self.initial_logits(rows)), alpha=pull).clamp_(0, 1)
-
-
-@dataclass(frozen=True)
-class EntryReading:
-    """What the labels say entry by entry, beside what was given; unknown entries are never counted as changed."""
-
-    given: Tensor
-    corrected: Tensor
-    known: Tensor
-    confidence: Tensor
-    changed: Tensor
-
-
-def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
-    """Present above one half; confidence is the probability of what is said, present or absent."""
-    known = ~given_labels.isnan()
-    given, corrected = given_labels > 0.5, label_probs > 0.5
-    return EntryReading(
-        given, corrected, known, torch.maximum(label_probs, 1 - label_probs), (given != corrected) & known
-    )

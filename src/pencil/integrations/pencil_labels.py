@@ -1,13 +1,15 @@
 """PENCIL's three phases for a loop that is not ours: which loss to train on in this epoch, and when labels move."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from pencil.errors import RecipeError, TrainingError
-from pencil.labels import LabelStore, init_scale
-from pencil.losses import Compatibility, cross_entropy, pencil_loss
+from pencil.labels.losses import Compatibility, cross_entropy, pencil_loss
+from pencil.labels.store import LabelStore, init_scale
 
 PhaseName = Literal["backbone", "correction", "finetune"]
 INIT_PROBABILITY = 0.999
@@ -138,3 +140,25 @@ class PencilLabels:
         if len(rows.unique()) < len(rows):
             raise TrainingError("a batch names a row twice; expected each once: draw examples without replacement.")
         return rows
+
+
+ROW = "row"
+"""The name of the row number in examples that are mappings."""
+
+
+class WithRows(Dataset[Any]):
+    """Any map-style dataset, each of whose examples also says its row: ``(x, y, row)``, or a mapping with a ``row``.
+
+    >>> WithRows([("a", 0), ("b", 1)])[1]
+    ('b', 1, 1)
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> Any:
+        example = self.dataset[row]
+        return {**example, ROW: row} if isinstance(example, Mapping) else (*example, row)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from pencil.errors import PencilError, RunError
-from pencil.export.rows import LINES
+from pencil.export.label_rows import LINES
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
 

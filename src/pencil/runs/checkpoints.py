@@ -126,6 +126,10 @@ class Checkpoints:
             partial.mkdir()
         return partial
 
+    def write_part(self, partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
+        """One part of a checkpoint that has begun; any process may write its own."""
+        return write_part(partial, name, tree)
+
     def commit(self, partial: Path, digests: Mapping[str, Digest]) -> Checkpoint:
         """Make the parts a checkpoint, in place of one of the same step if there is one, and remove the oldest."""
         target = self.folder / partial.name.removeprefix(".").removesuffix(".partial")

@@ -13,20 +13,21 @@ from pencil.data.examples import Batch, Splits, cut
 from pencil.data.inputs import View
 from pencil.data.pinned import hold_pinned
 from pencil.errors import TrainingError
-from pencil.label_layouts import CHUNK, ShardedLabelStore
+from pencil.labels.sharded import ShardedLabelStore
+from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase
 from pencil.seeding import generator, reseed, seeded
+from pencil.training.distributed import ALONE, World
 from pencil.training.evaluation import Compute, check_model
-from pencil.training.learner import Learner, NonFiniteGradientError, copier
 from pencil.training.looks import mixed, of_all, with_views
 from pencil.training.metrics import SCORES, LabelTotals
 from pencil.training.metrics import evaluate as metrics_of
+from pencil.training.networks import Learner, NonFiniteGradientError, copier
 from pencil.training.planning import first_plan
 from pencil.training.predicting import Predictor
 from pencil.training.record import Observer, Outcome, Position, Record, Sums
 from pencil.training.settings import TrainingSettings, pick_device, pick_precision
-from pencil.training.sharing import Shared, choose_layout, failure, over_own_rows, over_whole_batch, rows_of_all
-from pencil.training.world import ALONE, World
+from pencil.training.step import Shared, choose_layout, failure, over_own_rows, over_whole_batch, rows_of_all
 
 
 class Trainer:

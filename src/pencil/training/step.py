@@ -9,11 +9,11 @@ from torch import Tensor
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.label_layouts import LabelLayout
+from pencil.labels.sharded import LabelLayout
 from pencil.methods.base import Phase, Terms
+from pencil.training.distributed import World
 from pencil.training.metrics import training_hits
 from pencil.training.settings import TrainingSettings
-from pencil.training.world import World
 
 Sharing = Callable[[Phase, list[Tensor], Batch, list[int], World, bool], "Shared"]
 

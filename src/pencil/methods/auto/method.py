@@ -9,12 +9,12 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
 from pencil.errors import RecipeError
-from pencil.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl, log_probs
+from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl, log_probs
+from pencil.methods.auto.noise_model import SURE, explained, is_chance
+from pencil.methods.auto.relabelling import Relabelling, as_logits
 from pencil.methods.base import Context, Epochs, NonNegative, Phase, Share, Task, Terms
 from pencil.methods.elr import early_learning_loss, moved_targets
-from pencil.methods.noise_model import SURE, explained, is_chance
-from pencil.methods.relabelling import Relabelling, as_logits
-from pencil.schedules import Cosine
+from pencil.methods.schedules import Cosine
 
 UNWATCHED = 0.2
 """The share of the budget for the backbone phase where no rows are held out to end it."""
@@ -31,7 +31,7 @@ class AutoPencil(Relabelling):
     likelihood of the held-out labels has not risen for ``patience`` epochs, or for ``longest`` of the budget: from then
     on mistakes are learned by heart. The network goes back to where it was best.
     Correction: every label distribution moves by a share ``pace`` per epoch towards the posterior of the true class,
-    given what the network says about the row and how labels are mixed up (:mod:`pencil.methods.noise_model`).
+    given what the network says about the row and how labels are mixed up (:mod:`pencil.methods.auto.noise_model`).
     Fine-tuning: the last ``finetune`` of the epochs, on labels that no longer move. What is evaluated and kept is the
     mean of the network's weights over an epoch, unless ``average`` is off. Correction and fine-tuning come again, up to
     ``rounds`` times, as long as each round explains held-out labels better than the one before.

@@ -11,12 +11,10 @@ summary.json        the result in numbers; written last, so a directory that has
 checkpoints/step-N  what `pencil resume` goes on from, until the run is finished
 """
 
-import hashlib
 import json
-import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +26,28 @@ import torch
 from torch import Tensor
 
 from pencil._version import __version__
-from pencil.checkpoints import Checkpoints, Finding
 from pencil.errors import RunError
+from pencil.files import digest, write, write_text
 from pencil.recipe import Recipe
-from pencil.run_lock import NAME as LOCK
-from pencil.run_lock import RunLock
+from pencil.runs.checkpoints import Checkpoints, Finding
+from pencil.runs.layout import (
+    BEST,
+    CHECKPOINTS,
+    ENVIRONMENT,
+    LABELS,
+    LISTED,
+    MANIFEST,
+    METRICS,
+    MODEL,
+    RECIPE,
+    ROWS,
+    SUMMARY,
+    is_empty,
+    is_run,
+    is_unfinished,
+)
+from pencil.runs.lock import RunLock
 from pencil.training import Observer, Record
-
-RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
-LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
-CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
-WEIGHTS = {"last": MODEL, "best": BEST}
-LISTED = (RECIPE, ENVIRONMENT, ROWS, METRICS, LABELS, MODEL, BEST)
 
 
 class RunDirectory(Observer):
@@ -91,11 +99,6 @@ class RunDirectory(Observer):
             shutil.rmtree(left)
 
 
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def verify(path: Path) -> list[Finding]:
     """A verdict on every file of a finished run and on every checkpoint of one that is not."""
     if not is_run(path):
@@ -123,24 +126,6 @@ def checkpoints_of(path: Path, keep: int = 2) -> Checkpoints:
     return Checkpoints(path / CHECKPOINTS, keep)
 
 
-def is_run(path: Path) -> bool:
-    return (path / RECIPE).is_file()
-
-
-def is_unfinished(path: Path) -> bool:
-    return is_run(path) and not (path / SUMMARY).is_file()
-
-
-def is_empty(path: Path) -> bool:
-    """Whether nothing is there but what a process leaves that was killed before its run had begun."""
-    if not path.is_dir():
-        return not path.exists()
-    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS)
-    names = [entry.name for entry in path.iterdir()]
-    ours = all(name in began or name.startswith((f".{ENVIRONMENT}.", f".{ROWS}.", f".{RECIPE}.")) for name in names)
-    return ours and (not names or LOCK in names)
-
-
 def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
     """What a result may hang on besides the recipe."""
     return {
@@ -159,41 +144,6 @@ def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str
     }
 
 
-def free_path(parent: Path, name: str) -> Path:
-    """The first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
-    number = 1
-    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return candidate
-
-
-def unfinished_path(parent: Path, name: str) -> Path:
-    """The last of ``name``, ``name-2``, ``name-3`` ... whose run was stopped; a new one where there is none."""
-    number, found = 1, None
-    while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-        found = candidate if is_unfinished(candidate) else found
-    return candidate if found is None else found
-
-
 def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
     """Plain tensors, so that torch or timm load them without pencil; tied weights are stored once per name."""
     safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)
-
-
-def write_text(path: Path, text: str) -> None:
-    write(path, lambda target: target.write_text(text, encoding="utf-8"))
-
-
-def write(path: Path, save: Callable[[Path], Any]) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one, never a half."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save(temporary)
-        with temporary.open("rb+") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}; what was there before is unharmed.") from error
-    finally:
-        temporary.unlink(missing_ok=True)

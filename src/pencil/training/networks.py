@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from pencil.data.examples import Batch
 from pencil.methods.base import Method, Phase
 from pencil.models import reinitialized
+from pencil.training.distributed import ALONE, World
 from pencil.training.evaluation import Compute
 from pencil.training.settings import TrainingSettings, build_optimizer
-from pencil.training.world import ALONE, World
 
 
 def at_least_two(inputs: Tensor) -> Tensor:

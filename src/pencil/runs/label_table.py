@@ -9,9 +9,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pencil.binary_labels import read_entries
 from pencil.data.examples import Examples, Splits
-from pencil.labels import read_labels, reliability
+from pencil.labels.reading import read_entries, read_labels, reliability
 from pencil.training.metrics import correct_entries
 
 

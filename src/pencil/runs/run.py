@@ -20,10 +20,10 @@ from pencil.data.images import ImageInputs
 from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
 from pencil.data.prepare import conform
 from pencil.errors import DataError, ModelError, RunError
-from pencil.label_table import summarize_labels
 from pencil.models import build
 from pencil.recipe import CUSTOM, Recipe, parse, read
-from pencil.run_directory import LABELS, METRICS, RECIPE, SUMMARY, WEIGHTS, is_run
+from pencil.runs.label_table import summarize_labels
+from pencil.runs.layout import LABELS, METRICS, RECIPE, SUMMARY, WEIGHTS, is_run
 from pencil.training import Outcome, Record
 from pencil.training.evaluation import Compute, predict_logits
 from pencil.training.metrics import SCORES, to_probs

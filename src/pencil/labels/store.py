@@ -1,16 +1,17 @@
 """The learnable label distributions: one row of logits per training example, and their closed-form update."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pencil.data.given import as_given_labels, hard_labels
+from pencil.data.given import as_given_labels
 from pencil.errors import RecipeError, TrainingError
-from pencil.losses import COMPATIBILITIES, Compatibility, at_least_fp32, row_dot
+from pencil.labels.losses import COMPATIBILITIES, Compatibility, at_least_fp32, row_dot
 
+CHUNK = 65536
+"""Rows that are processed at a time where all at once would not fit."""
 PAPER_INIT_SCALE = 10.0
 """K of Eq. 8."""
 
@@ -183,53 +184,6 @@ class LabelStore:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.label_logits.copy_(state["label_logits"])
-
-
-@dataclass(frozen=True)
-class LabelReading:
-    """What a set of label distributions says, row by row, beside the labels that were given."""
-
-    given: Tensor
-    corrected: Tensor
-    confidence: Tensor
-    given_probability: Tensor
-    margin: Tensor
-    entropy: Tensor
-    changed: Tensor
-
-
-def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
-    """Corrected label, its probability, the given label's, the lead over the runner-up and the entropy in nats."""
-    given = hard_labels(given_labels)
-    best = label_probs.topk(2, dim=1)
-    corrected = best.indices[:, 0]
-    return LabelReading(
-        given=given,
-        corrected=corrected,
-        confidence=best.values[:, 0],
-        given_probability=label_probs.gather(1, given[:, None])[:, 0],
-        margin=best.values[:, 0] - best.values[:, 1],
-        entropy=torch.special.entr(label_probs).sum(dim=1),
-        changed=corrected != given,
-    )
-
-
-BINS = 10
-
-
-def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
-    """How far confidences can be trusted: in each tenth that is not empty, how sure labels are and how many are right.
-
-    ``error`` is the expected calibration error, the mean distance between the two, weighted by the rows.
-    """
-    places = (confidence.double() * BINS).long().clamp(0, BINS - 1)
-    bins, error = [], 0.0
-    for place in places.unique().tolist():
-        inside = places == place
-        sure, share = float(confidence[inside].double().mean()), float(right[inside].double().mean())
-        bins.append({"rows": int(inside.sum()), "confidence": sure, "right": share})
-        error += float(inside.double().mean()) * abs(sure - share)
-    return {"error": error, "bins": bins}
 
 
 def _subtract_given(values: Tensor, given_labels: Tensor, weight: float) -> Tensor:

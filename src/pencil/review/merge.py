@@ -1,66 +1,15 @@
 """A person's decisions: appended and flushed to disk as they are made, and merged into the labels of a run."""
 
 import json
-import os
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pencil.decisions import Decision, Where, presence
 from pencil.errors import RunError
-from pencil.reviews import Decision, Where, parse_line, presence
-
-
-class Journal:
-    """``with Journal(path) as journal:`` appends lines, each on disk before ``append`` returns."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            self._mend()
-        except OSError as error:
-            self.__exit__()
-            raise RunError(f"cannot write {self.path}: {error.strerror}; mend the access to it.") from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def append(self, decision: Decision) -> None:
-        line = f"{decision.to_json()}\n".encode()
-        end = os.lseek(self._descriptor, 0, os.SEEK_END)
-        try:
-            written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
-            os.fsync(self._descriptor)
-        except OSError as error:
-            os.ftruncate(self._descriptor, end)  # half a line must not spoil the next one
-            raise RunError(f"the decision is not saved: {self.path}: {error.strerror}.") from error
-
-    def _mend(self) -> None:
-        """A last line without its newline gets one if it is whole, and goes if the machine stopped in the middle."""
-        content = self.path.read_bytes()
-        tail = content.rpartition(b"\n")[2]
-        if not tail:
-            return
-        try:
-            parse_line(tail)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            os.ftruncate(self._descriptor, len(content) - len(tail))
-        else:
-            os.lseek(self._descriptor, 0, os.SEEK_END)
-            os.write(self._descriptor, b"\n")
-        os.fsync(self._descriptor)
 
 
 def merge_reviews(label_table: pa.Table, reviews: Iterable[Decision]) -> pa.Table:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pencil.losses import Compatibility, NetworkLosses, at_least_fp32
+from pencil.labels.losses import Compatibility, NetworkLosses, at_least_fp32
 
 Divergence = Literal["inverse", "forward", "both"]
 

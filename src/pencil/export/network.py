@@ -25,7 +25,7 @@ from pencil.data.prepare import conform
 from pencil.data.sources import read_source
 from pencil.errors import ModelError, PencilError, RunError
 from pencil.models.probe import FAULTS
-from pencil.runs import Run
+from pencil.runs.run import Run
 
 ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
 FORMATS = tuple(ENDINGS)

@@ -1,0 +1,1 @@
+"""Loggers: progress for people, trackers (TensorBoard, W&B, MLflow) for programs."""

@@ -1,0 +1,5 @@
+"""``auto``: the method that sets itself."""
+
+from pencil.methods.auto.method import AutoPencil
+
+__all__ = ["AutoPencil"]

@@ -1,0 +1,7 @@
+"""Recipes: a whole job as typed data, read from TOML, overridden key by key, every mistake reported at once."""
+
+from pencil.recipe.files import assign, find, merge, override, read, shipped
+from pencil.recipe.resolve import method_name, parse
+from pencil.recipe.schema import CUSTOM, Recipe, Tree
+
+__all__ = ["CUSTOM", "Recipe", "Tree", "assign", "find", "merge", "method_name", "override", "parse", "read", "shipped"]

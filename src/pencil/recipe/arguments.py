@@ -1,0 +1,28 @@
+"""The arguments of a method's constructor as the keys of ``[method]``."""
+
+import inspect
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from pencil.methods import find_method
+
+
+def method_arguments(method: str) -> type[BaseModel]:
+    """The arguments of a method's constructor as a model that validates them."""
+    constructor = find_method(method).__init__
+    hints = get_type_hints(constructor, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name != "self" and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (hints.get(name, Any), default)
+    config = ConfigDict(extra="forbid", validate_default=True, arbitrary_types_allowed=True)
+    return create_model(f"{method} arguments", __config__=config, **fields)
+
+
+def without_none(value: Any) -> Any:
+    """TOML has no null: what is not set is not written."""
+    if isinstance(value, dict):
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None}
+    return [without_none(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,95 @@
+"""Recipes as trees: found by name or file, merged, overridden key by key."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pencil.data.named import DATASETS
+from pencil.data.sources import FORMS, is_source
+from pencil.errors import RecipeError
+from pencil.recipe.schema import Tree
+
+
+def find(what: str) -> Tree:
+    """The recipe tree that ``what`` stands for: a recipe by name or file, a dataset by name, or a data file."""
+    path = Path(what).expanduser()
+    if path.suffix == ".toml":
+        return read(path)
+    if what in shipped():
+        return shipped()[what]
+    if is_source(what):
+        source = str(path.resolve()) if path.exists() and what not in DATASETS else what
+        return {"name": path.resolve().stem if path.exists() else Path(what).name, "data": {"source": source}}
+    known = [*shipped(), *DATASETS]
+    close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
+    if path.suffix or "/" in what:
+        hint = f"{path} does not exist." if not path.exists() else "its kind of file is not known."
+    raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset by name, or data ({FORMS}); {hint}")
+
+
+def read(path: Path) -> Tree:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"cannot read {path}: {error.strerror}; expected a recipe in TOML.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not TOML: {error}") from error
+
+
+@cache
+def shipped() -> dict[str, Tree]:
+    """The recipes that ship with pencil. A file with ``[variants.X]`` tables is a family: FILE-X, for every X."""
+    found: dict[str, Tree] = {}
+    for entry in sorted(_folder().iterdir(), key=lambda entry: str(entry.name)):
+        if entry.name.endswith(".toml"):
+            family, stem = tomllib.loads(entry.read_text(encoding="utf-8")), entry.name.removesuffix(".toml")
+            variants = family.pop("variants", {"": {}})
+            for variant, changes in variants.items():
+                name = f"{stem}-{variant}" if variant else stem
+                found[name] = {"name": name, **merge(family, changes)}
+    return found
+
+
+def merge(tree: Tree, changes: Tree) -> Tree:
+    """The tree with the changes laid over it, table by table."""
+    merged = dict(tree)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(tree.get(key), dict) and "kind" not in value
+        merged[key] = merge(tree[key], value) if both else value
+    return merged
+
+
+def override(tree: Tree, assignments: Iterable[str]) -> Tree:
+    """The tree with each ``a.b=value`` set; values are TOML, and plain words are strings."""
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise RecipeError(f"override {assignment!r} is not of the form key=value, such as training.batch_size=64.")
+        tree = assign(tree, keys, _toml_value(text.strip()))
+    return tree
+
+
+def assign(tree: Tree, keys: list[str], value: Any) -> Tree:
+    """A copy of the tree with the value at this path."""
+    head, *rest = keys
+    if not rest:
+        return {**tree, head: value}
+    inner = tree.get(head, {})
+    return {**tree, head: assign(inner if isinstance(inner, dict) else {}, rest, value)}
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _folder() -> Any:
+    return resources.files("pencil.recipe") / "shipped"
