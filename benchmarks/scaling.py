@@ -32,12 +32,14 @@ from pencil.models import ModelSettings, build
 from pencil.runs.checkpoints import Checkpoints
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.checkpointing import Pauses, StopRequest
-from pencil.training.distributed import ALONE, Ranks, World
+from pencil.training.distributed import SINGLE_PROCESS, ProcessGroup, World
 
 BATCH = 128
 
 
-def make_trainer(model: str, classes: int, rows: int, world: World = ALONE, layout: str = "replicated") -> Trainer:
+def make_trainer(
+    model: str, classes: int, rows: int, world: World = SINGLE_PROCESS, layout: str = "replicated"
+) -> Trainer:
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.standard_normal((min(rows, 4096), 3, 32, 32), dtype=np.float32))
     images = images[torch.arange(rows) % len(images)] if rows > len(images) else images
@@ -51,7 +53,7 @@ def correct(trainer: Trainer, steps: int) -> float:
     """Seconds of so many correction steps on this process's pieces of batches."""
     phase = next(phase for phase in trainer.phases if phase.name == "correction")
     order = torch.arange(BATCH * steps) % len(trainer.splits.train)
-    pieces = [trainer.world.share(chunk) for chunk in order.split(BATCH)]
+    pieces = [trainer.world.local(chunk) for chunk in order.split(BATCH)]
     trainer.networks.train()
     start = time.perf_counter()
     for chunk, batch in zip(order.split(BATCH), trainer.splits.train.pieces(pieces), strict=True):
@@ -75,7 +77,7 @@ def checkpoint_cost(rounds: int) -> dict[str, Any]:
     return {"seconds": median, "megabytes": size / 1e6, "share_of_training": median / (60 * minutes)}
 
 
-class TimedRanks(Ranks):
+class TimedRanks(ProcessGroup):
     """Times what ranks exchange; a barrier before each exchange keeps waiting for a slower rank out of it."""
 
     spent = 0.0
@@ -90,17 +92,19 @@ class TimedRanks(Ranks):
     def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
         return self._timed(super().gather, mine, counts)  # type: ignore[no-any-return]
 
-    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
-        return self._timed(super().hear_numbers, *mine)  # type: ignore[no-any-return]
+    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]:
+        return self._timed(super().all_gather_ints, *mine)  # type: ignore[no-any-return]
 
-    def _all_to_all(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
-        return self._timed(super()._all_to_all, rows, outgoing, incoming)  # type: ignore[no-any-return]
+    def _exchange_rows(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
+        return self._timed(super()._exchange_rows, rows, outgoing, incoming)  # type: ignore[no-any-return]
 
 
 def throughput(steps: int) -> float:
     """Rows per second on this world."""
     size = int(os.environ["WORLD_SIZE"])
-    trainer = make_trainer("preact_resnet32", 10, 2048, Ranks(torch.device("cpu")) if size > 1 else ALONE)
+    trainer = make_trainer(
+        "preact_resnet32", 10, 2048, ProcessGroup(torch.device("cpu")) if size > 1 else SINGLE_PROCESS
+    )
     correct(trainer, 2)
     return steps * BATCH / correct(trainer, steps)
 

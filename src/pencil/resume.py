@@ -162,7 +162,7 @@ def _restore(path: Path, job: Job, trainer: Trainer, changes: Changes | None) ->
     checkpoints, world = checkpoints_of(path), trainer.world
     if world.rank == 0:
         checkpoints.recover()
-    world.tell_all(None)  # the others look when that is done
+    world.broadcast_object(None)  # the others look when that is done
     checkpoint = checkpoints.newest()
     if checkpoint is None:  # stopped before the first one: from the beginning
         return

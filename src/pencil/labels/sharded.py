@@ -16,15 +16,15 @@ class Exchange(Protocol):
     rank: int
     size: int
 
-    def exchange(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]: ...
+    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]: ...
 
-    def give_back(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor: ...
+    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor: ...
 
-    def total(self, values: Tensor) -> Tensor: ...
+    def all_reduce_sum(self, values: Tensor) -> Tensor: ...
 
-    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]: ...
+    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]: ...
 
-    def gather(self, mine: Tensor, counts: list[int]) -> Tensor: ...
+    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,13 @@ class ShardedLabelStore(LabelStore):
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         owners = rows % self.world.size
-        asked, counts = self.world.exchange(rows, owners)
-        return self.world.give_back(self.inner[asked // self.world.size], counts, owners)
+        asked, counts = self.world.all_to_all(rows, owners)
+        return self.world.return_to_senders(self.inner[asked // self.world.size], counts, owners)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         owners = rows % self.world.size
-        theirs, _ = self.world.exchange(rows, owners)
-        values, _ = self.world.exchange(label_logits, owners)
+        theirs, _ = self.world.all_to_all(rows, owners)
+        values, _ = self.world.all_to_all(label_logits, owners)
         self.inner.write(theirs // self.world.size, values)
 
     def reset(self) -> None:
@@ -94,12 +94,12 @@ class ShardedLabelStore(LabelStore):
 
     def mean(self, value: Tensor) -> Tensor:
         """A mean over my rows, as one over all rows."""
-        return self.world.total(value * len(self.own_rows)) / self.count
+        return self.world.all_reduce_sum(value * len(self.own_rows)) / self.count
 
     def whole(self, mine: Tensor) -> Tensor:
         """What every rank has of its rows, in the order of all rows."""
-        counts = [count for (count,) in self.world.hear_numbers(len(mine))]
-        gathered = self.world.gather(mine, counts)
+        counts = [count for (count,) in self.world.all_gather_ints(len(mine))]
+        gathered = self.world.all_gather(mine, counts)
         everything = torch.empty_like(gathered)
         for rank, part in enumerate(gathered.split(counts)):
             everything[rank :: self.world.size] = part

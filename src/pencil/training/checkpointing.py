@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from pencil.errors import PencilError, RunError, Stopped
-from pencil.training.distributed import ALONE, World
+from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.trainer import Trainer
 
 NOTHING, SAVE, STOP = 0, 1, 2
@@ -64,7 +64,7 @@ class Pauses:
         *,
         minutes: float,
         epochs: int | None = None,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.checkpoints, self.request, self.world = checkpoints, request, world
@@ -77,7 +77,7 @@ class Pauses:
             wish = STOP
         elif self.world.rank == 0 and self._is_due(trainer):
             wish = SAVE
-        agreed = max(wish for (wish,) in self.world.hear_numbers(wish))
+        agreed = max(wish for (wish,) in self.world.all_gather_ints(wish))
         if agreed == NOTHING:
             return
         try:
@@ -100,9 +100,11 @@ class Pauses:
         """One checkpoint of all ranks: the first writes what they share, each one what only it has."""
         self._saved_at, self._saved_epochs = self.clock(), len(trainer.records)
         first = self.world.rank == 0
-        partial = self.world.tell_all(_attempt(lambda: self.checkpoints.begin(trainer.steps_done)) if first else None)
+        partial = self.world.broadcast_object(
+            _attempt(lambda: self.checkpoints.begin(trainer.steps_done)) if first else None
+        )
         _raise_first([partial])
-        written = self.world.hear_all(_attempt(lambda: self._write(partial, trainer)))
+        written = self.world.all_gather_object(_attempt(lambda: self._write(partial, trainer)))
         done = None
         if first:
             failed = any(isinstance(one, PencilError) for one in written)
@@ -110,7 +112,7 @@ class Pauses:
             done = None if failed else _attempt(lambda: self.checkpoints.commit(partial, digests))
             if failed or isinstance(done, PencilError):
                 self.checkpoints.recover()
-        _raise_first([*written, self.world.tell_all(done if isinstance(done, PencilError) else None)])
+        _raise_first([*written, self.world.broadcast_object(done if isinstance(done, PencilError) else None)])
 
     def _write(self, partial: Any, trainer: Trainer) -> dict[str, Any]:
         digests: dict[str, Any] = {}

@@ -24,7 +24,7 @@ PATIENCE = timedelta(minutes=10)
 
 
 class World:
-    """The processes of one training. This one stands alone; :class:`Ranks` are many.
+    """The processes of one training. This one stands alone; :class:`ProcessGroup` are many.
 
     Every global batch is cut into one piece per rank, in order, so that the pieces of all ranks together are the batch
     that one process would have taken.
@@ -32,53 +32,53 @@ class World:
 
     rank, size = 0, 1
 
-    def share(self, rows: Tensor) -> Tensor:
+    def local(self, rows: Tensor) -> Tensor:
         """My piece of these rows."""
         return rows
 
-    def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
+    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor:
         """The rows of all ranks in order, ``counts`` of each; my own keep their gradient."""
         return mine
 
-    def gather_shares(self, mine: Tensor, total: int) -> Tensor:
-        """The same for rows that :meth:`share` dealt out."""
-        return self.gather(mine, [len(part) for part in torch.arange(total).tensor_split(self.size)])
+    def all_gather_local(self, mine: Tensor, total: int) -> Tensor:
+        """The same for rows that :meth:`local` dealt out."""
+        return self.all_gather(mine, [len(part) for part in torch.arange(total).tensor_split(self.size)])
 
-    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
+    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]:
         """The whole numbers that every rank says."""
         return [mine]
 
-    def exchange(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
+    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
         """Send each row to the rank named for it; get what was sent here, rank by rank, and how many from each."""
         return mine, [len(mine)]
 
-    def give_back(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
-        """Answer what :meth:`exchange` brought: each rank gets one row for each that it sent, in its order."""
+    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
+        """Answer what :meth:`all_to_all` brought: each rank gets one row for each that it sent, in its order."""
         return answers
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks."""
         return values
 
-    def tell_all(self, thing: Any) -> Any:
+    def broadcast_object(self, thing: Any) -> Any:
         """What the first rank has, on every rank."""
         return thing
 
-    def hear_all(self, thing: Any) -> list[Any]:
+    def all_gather_object(self, thing: Any) -> list[Any]:
         """What every rank has, on every rank."""
         return [thing]
 
-    def parallel(self, network: nn.Module) -> nn.Module:
+    def wrap_ddp(self, network: nn.Module) -> nn.Module:
         """The network with gradients averaged over all ranks."""
         return network
 
-    def share_statistics(self, network: nn.Module) -> None:
+    def broadcast_buffers(self, network: nn.Module) -> None:
         """Give every rank the first one's buffers, which are not averaged as gradients are."""
 
     def leave(self) -> None: ...
 
 
-class Ranks(World):
+class ProcessGroup(World):
     """Many processes, connected by torch.distributed: NCCL between GPUs, gloo elsewhere."""
 
     def __init__(self, device: torch.device):
@@ -89,10 +89,10 @@ class Ranks(World):
                 _connect("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def share(self, rows: Tensor) -> Tensor:
+    def local(self, rows: Tensor) -> Tensor:
         return rows.tensor_split(self.size)[self.rank]
 
-    def gather(self, mine: Tensor, counts: list[int]) -> Tensor:
+    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor:
         """Pieces are padded to the longest, as the collective wants them alike."""
         longest = max(counts)
         sent = mine.detach().to(self.device)
@@ -105,57 +105,57 @@ class Ranks(World):
         pieces[self.rank] = mine
         return torch.cat(pieces)
 
-    def hear_numbers(self, *mine: int) -> list[tuple[int, ...]]:
+    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]:
         sent = torch.tensor(mine, device=self.device)
         heard = sent.new_empty(self.size * len(mine))
         with _peers():
             dist.all_gather_into_tensor(heard, sent)
         return [tuple(part) for part in heard.view(self.size, -1).tolist()]
 
-    def exchange(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
+    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
         counts = torch.bincount(towards, minlength=self.size).tolist()
-        incoming = [asked[self.rank] for asked in self.hear_numbers(*counts)]
-        return self._all_to_all(mine[towards.argsort(stable=True)], counts, incoming), incoming
+        incoming = [asked[self.rank] for asked in self.all_gather_ints(*counts)]
+        return self._exchange_rows(mine[towards.argsort(stable=True)], counts, incoming), incoming
 
-    def give_back(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
+    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
         sent = torch.bincount(towards, minlength=self.size).tolist()
-        sorted_answers = self._all_to_all(answers, counts, sent)
+        sorted_answers = self._exchange_rows(answers, counts, sent)
         in_order = torch.empty_like(sorted_answers)
         in_order[towards.argsort(stable=True)] = sorted_answers
         return in_order
 
-    def _all_to_all(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
+    def _exchange_rows(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
         received = rows.new_empty(sum(incoming), *rows.shape[1:], device=self.device)
         with _peers():
             dist.all_to_all_single(received, rows.to(self.device).contiguous(), incoming, outgoing)
         return received.to(rows.device)
 
-    def total(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         summed = values.detach().to(self.device, copy=True)
         with _peers():
             dist.all_reduce(summed)
         return summed.to(values.device)
 
-    def tell_all(self, thing: Any) -> Any:
+    def broadcast_object(self, thing: Any) -> Any:
         box = [thing]
         with _peers():
             dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def hear_all(self, thing: Any) -> list[Any]:
+    def all_gather_object(self, thing: Any) -> list[Any]:
         heard: list[Any] = [None] * self.size
         with _peers():
             dist.all_gather_object(heard, thing)
         return heard
 
-    def parallel(self, network: nn.Module) -> nn.Module:
+    def wrap_ddp(self, network: nn.Module) -> nn.Module:
         """Batch statistics are those of all ranks on GPUs; elsewhere of each rank, and those of the first are kept."""
         if self.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         with _peers():
             return DistributedDataParallel(network)
 
-    def share_statistics(self, network: nn.Module) -> None:
+    def broadcast_buffers(self, network: nn.Module) -> None:
         buffers = [buffer for buffer in network.buffers() if buffer.is_floating_point()]
         if not buffers:
             return
@@ -179,7 +179,7 @@ def _connect(backend: str) -> None:
     dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 def expected_size() -> int:
@@ -189,12 +189,12 @@ def expected_size() -> int:
 
 def join(device: torch.device) -> World:
     """The world that this process was started in."""
-    return Ranks(device) if expected_size() > 1 else ALONE
+    return ProcessGroup(device) if expected_size() > 1 else SINGLE_PROCESS
 
 
 def agreed(thing: Any, device: torch.device) -> Any:
     """What the first process found on disk: the others may have looked after it had begun to write."""
-    return join(device).tell_all(thing)
+    return join(device).broadcast_object(thing)
 
 
 @contextmanager

@@ -34,5 +34,5 @@ def mixed(batch: Batch, alpha: float, seed: int, step: int) -> Batch:
 
 def of_all(batch: Batch, rows: Tensor, given_labels: Tensor, counts: list[int], world: World) -> Batch:
     """The batch as all processes together see it; inputs and views are this one's own."""
-    partners = None if batch.partners is None else world.gather(batch.partners, counts)
+    partners = None if batch.partners is None else world.all_gather(batch.partners, counts)
     return replace(batch, rows=rows, given_labels=given_labels, partners=partners)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pencil.data.examples import Batch
 from pencil.methods.base import Method, Phase
 from pencil.models import reinitialized
-from pencil.training.distributed import ALONE, World
+from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.evaluation import Compute
 from pencil.training.settings import TrainingSettings, build_optimizer
 
@@ -79,14 +79,14 @@ class Learner:
         networks: Sequence[nn.Module],
         settings: TrainingSettings,
         compute: Compute,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
         memory: int | None = None,
     ):
         self.settings, self.compute, self.world, self.alone = settings, compute, world, world.size == 1
         self.networks = nn.ModuleList(networks)
         self.average = None if memory is None else MovingAverage(networks[0], memory)
         self.model: nn.Module = networks[0] if self.average is None else self.average.module
-        shared = [world.parallel(network) for network in networks]
+        shared = [world.wrap_ddp(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
         trains_itself = world.size == 1 and self.average is None
         self.forward = self.forwards[0] if trains_itself else self._compiled(self.model)
@@ -127,7 +127,7 @@ class Learner:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         if self.average is not None:
-            self.world.share_statistics(self.networks[0])
+            self.world.broadcast_buffers(self.networks[0])
             self.average.follow()
 
     def consider(self, score: float | None, epoch: int) -> None:

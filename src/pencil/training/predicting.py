@@ -24,7 +24,7 @@ class Predictor:
     def logits(self, learner: Learner, split: str, between: Callable[[], None] | None = None) -> Tensor:
         """``between`` is called equally often by all processes, after every batch."""
         examples: Examples = getattr(self.splits, split)
-        rows, logits = self.world.share(examples.rows), torch.empty(0, examples.num_classes)
+        rows, logits = self.world.local(examples.rows), torch.empty(0, examples.num_classes)
         if len(rows):
             logits = predict_logits(
                 learner.model, examples.inputs, rows, forward=learner.forward, compute=self.compute, between=between
@@ -32,7 +32,7 @@ class Predictor:
         most = math.ceil(len(examples) / self.world.size)
         if between is not None and math.ceil(len(rows) / BATCH) < math.ceil(most / BATCH):
             between()
-        return self.world.gather_shares(logits, len(examples))
+        return self.world.all_gather_local(logits, len(examples))
 
     def best_logits(self, learner: Learner, split: str) -> Tensor:
         """By the network as it was at its best epoch, where that is known."""

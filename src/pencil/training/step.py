@@ -38,15 +38,15 @@ def rows_of_all(batch: Batch, chunk: Tensor, complete: bool, world: World) -> tu
         return batch.rows, [len(batch.rows)]
     if complete:
         return chunk.to(batch.rows.device), [len(part) for part in chunk.tensor_split(world.size)]
-    counts = [count for (count,) in world.hear_numbers(len(batch.rows))]
-    return world.gather(batch.rows, counts), counts
+    counts = [count for (count,) in world.all_gather_ints(len(batch.rows))]
+    return world.all_gather(batch.rows, counts), counts
 
 
 def over_whole_batch(
     phase: Phase, said: list[Tensor], batch: Batch, counts: list[int], world: World, multilabel: bool
 ) -> Shared:
     """Everyone sees the logits of all rows, so that a loss may do with them what it likes, and labels move alike."""
-    logits = tuple(world.gather(mine, counts) for mine in said)
+    logits = tuple(world.all_gather(mine, counts) for mine in said)
     terms = phase.loss(logits if len(logits) > 1 else logits[0], batch)
     answers = logits[0] if batch.partners is None else logits[-1]  # about mixtures there is no right answer
     right = training_hits(answers.detach(), batch.given_labels, multilabel)
@@ -65,7 +65,7 @@ def over_own_rows(
     if own:
         lost = [own * float(term.detach()) for term in (terms.loss, *terms.parts.values())]
         sums += torch.tensor([*lost, right], dtype=torch.float64)
-    *totals, right = world.total(sums).tolist()
+    *totals, right = world.all_reduce_sum(sums).tolist()
     whole, *parts = [torch.tensor(total / everyone, dtype=torch.float64) for total in totals]
     return Shared(loss, Terms(whole, dict(zip(terms.parts, parts, strict=True)), terms.carry), batch, logits, right)
 

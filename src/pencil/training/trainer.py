@@ -17,7 +17,7 @@ from pencil.labels.sharded import ShardedLabelStore
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase
 from pencil.seeding import generator, reseed, seeded
-from pencil.training.distributed import ALONE, World
+from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.evaluation import Compute, check_model
 from pencil.training.looks import mixed, of_all, with_views
 from pencil.training.metrics import SCORES, LabelTotals
@@ -50,7 +50,7 @@ class Trainer:
         observers: tuple[Observer, ...] = (),
         make_network: Callable[[int], nn.Module] | None = None,
         pause: Callable[["Trainer"], None] | None = None,
-        world: World = ALONE,
+        world: World = SINGLE_PROCESS,
     ):
         self.settings = settings = settings or TrainingSettings()
         self.splits, self.method, self.seed, self.world = splits, method, seed, world
@@ -163,7 +163,7 @@ class Trainer:
         view = View(self.seed, number, self.augmentation)
         self.networks.train()
         with seeded(self.seed, "epoch", number):
-            pieces = [self.world.share(chunk) for chunk in chunks[self.at.step :]]
+            pieces = [self.world.local(chunk) for chunk in chunks[self.at.step :]]
             batches = with_views(lambda each: self._read(pieces, each), view, self.method.looks)
             for chunk, piece in zip(chunks[self.at.step :], batches, strict=True):
                 reseed(self.seed, "step", number, self.at.step, self.world.rank)
@@ -277,7 +277,7 @@ class Trainer:
             if label_probs is None:
                 return {}
             totals.add(label_probs.cpu(), train.subset(own[places]))
-        return totals.means(self.world.total if self._share == over_own_rows else None)
+        return totals.means(self.world.all_reduce_sum if self._share == over_own_rows else None)
 
     def _outcome(self) -> Outcome:
         label_probs, labels = self.method.label_probs(), self.method.labels
@@ -312,7 +312,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        return float(self.world.tell_all(sum(record["seconds"] for record in self.records)))
+        return float(self.world.broadcast_object(sum(record["seconds"] for record in self.records)))
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         if self.splits.validation is None:
