@@ -1,12 +1,12 @@
-"""Methods: one file each, one line each in this table."""
+"""Methods: one file (or folder) each, one line each in ``METHODS``. ``auto`` is the default, ``pencil`` the paper's."""
 
 import inspect
 from pathlib import Path
 from typing import Any
 
 from pencil.errors import RecipeError
-from pencil.methods.auto.method import AutoPencil
-from pencil.methods.base import Method, Phase, Task, Terms, fit_budget
+from pencil.methods.auto import Auto
+from pencil.methods.base import Context, Method, Outputs, Phase, Requirements, Task, Terms, fit_budget
 from pencil.methods.cnn_crf import CnnCrf
 from pencil.methods.co_teaching import CoTeaching
 from pencil.methods.confident_learning import ConfidentLearning
@@ -17,25 +17,46 @@ from pencil.methods.forward import Backward, Forward, ForwardEstimated
 from pencil.methods.joint_optimization import JointOptimization
 from pencil.methods.lq import Lq, TruncatedLq
 from pencil.methods.pencil import Pencil
+from pencil.methods.schedules import (
+    Constant,
+    Cosine,
+    Linear,
+    MultiplyEvery,
+    Schedule,
+    StepDecay,
+    Steps,
+    as_schedule,
+)
 from pencil.user_file import load_module, split_reference
 
 __all__ = [
     "METHODS",
-    "AutoPencil",
+    "Auto",
+    "Constant",
+    "Context",
+    "Cosine",
     "CrossEntropy",
+    "Linear",
     "Method",
+    "MultiplyEvery",
+    "Outputs",
     "Pencil",
     "Phase",
+    "Requirements",
+    "Schedule",
+    "StepDecay",
+    "Steps",
     "Task",
     "Terms",
+    "as_schedule",
     "find_method",
     "fit_budget",
 ]
 
 METHODS: dict[str, type[Method]] = {
-    "cross_entropy": CrossEntropy,
+    "auto": Auto,
     "pencil": Pencil,
-    "pencil_auto": AutoPencil,
+    "cross_entropy": CrossEntropy,
     "dldl": Dldl,
     "forward": Forward,
     "backward": Backward,
@@ -51,7 +72,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def find_method(name: str) -> type[Method]:
-    """A method by name, or a user's own as ``my_file.py:MyMethod``."""
+    """Return the class of a method: by name, or a user's own as ``my_file.py:MyMethod``."""
     if name in METHODS:
         return METHODS[name]
     own = split_reference(name)

@@ -1,10 +1,9 @@
-"""What a method is: phases as data, and the few things it may know."""
+"""What a method is: phases as data, what it needs of the trainer, and the few things it may know."""
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field
@@ -15,29 +14,113 @@ from pencil.errors import RecipeError
 from pencil.labels.sharded import WHOLE, LabelLayout
 from pencil.labels.store import LabelStore
 from pencil.methods.schedules import AnySchedule, Constant
+from pencil.methods.state import load_state, state_tree
+
+Epochs = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What a method needs of the trainer, declared once.
+
+    Parameters
+    ----------
+    networks
+        How many networks are trained side by side. The first one is evaluated and kept.
+    ema
+        Evaluate and keep an exponential moving average of the first network's weights, with a memory of one epoch.
+    ema_logits
+        The averaged network also predicts every training batch: ``Outputs.ema_logits``.
+    held_out_rows
+        How many held-out rows the method wants to decide by. That many are held out of small datasets (at most 30 %)
+        unless ``data.validation`` is set.
+    row_losses
+        The loss is a mean over rows, each by itself. With sharded labels a process then needs only its own rows.
+    multilabel
+        The method can train on multi-label data.
+    wall_clock
+        The method can plan its epochs for a time budget (``training.minutes``).
+    transition_matrix
+        The definition of the method needs the true transition matrix of the noise. Tables mark it with a star.
+    """
+
+    networks: int = 1
+    ema: bool = False
+    ema_logits: bool = False
+    held_out_rows: int = 0
+    row_losses: bool = False
+    multilabel: bool = False
+    wall_clock: bool = False
+    transition_matrix: bool = False
+
+    def __post_init__(self) -> None:
+        if self.networks < 1 or self.held_out_rows < 0:
+            raise ValueError(
+                f"networks is {self.networks} and held_out_rows {self.held_out_rows}; expected at least 1 and 0"
+            )
+        if self.ema_logits and not self.ema:
+            raise ValueError("ema_logits needs ema=True: there is no averaged network to predict with")
+        if self.row_losses and (self.networks > 1 or self.ema_logits):
+            raise ValueError("row_losses is for one network's logits; leave it out with several, or with ema_logits")
 
 
 @dataclass(frozen=True)
 class Task:
-    """All that a method learns about its job: neither clean labels nor a noise rate are in it."""
+    """All that a method learns about its job. Neither clean labels nor a noise rate are in it.
+
+    Parameters
+    ----------
+    given_labels
+        Class indices ``(n,)``, or probabilities ``(n, classes)``.
+    num_classes, batch_size, device
+        As in training.
+    multilabel
+        An example may have several classes.
+    dtype
+        Of the label store: fp32 under mixed precision too, fp64 with an fp64 network.
+    layout
+        Where label rows live: on every process or sharded, dense or top-k.
+    epochs, seconds
+        The budget, where one is given.
+    """
 
     given_labels: Tensor
     num_classes: int
     batch_size: int
     device: torch.device
     multilabel: bool = False
-    dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
+    dtype: torch.dtype = torch.float32
     layout: LabelLayout = WHOLE
     epochs: int | None = None
-    """The budget, where one is given: in epochs, or in seconds."""
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
-class Terms:
-    """A loss to minimise, the named parts of it that are worth a line in the metrics, and what the step may need again.
+class Outputs:
+    """What the networks predict for a batch of training rows.
 
-    ``carry`` goes to the phase's ``after_step`` as it is, so that nothing has to be computed twice.
+    Parameters
+    ----------
+    logits
+        Of the first network, which is evaluated and kept.
+    others
+        Of the further networks, where ``Requirements.networks`` asks for more than one.
+    ema_logits
+        Of the averaged network, without gradient, where ``Requirements.ema_logits`` asks for them.
+    """
+
+    logits: Tensor
+    others: tuple[Tensor, ...] = ()
+    ema_logits: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A loss to minimise, its named parts for the metrics, and what ``Phase.after_step`` needs again.
+
+    ``carry`` is passed to ``after_step`` as it is, so that nothing has to be computed twice.
     """
 
     loss: Tensor
@@ -45,158 +128,148 @@ class Terms:
     carry: Any = None
 
 
-NEVER = Constant(0.0)
-
-Epochs = Annotated[int, Field(ge=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-
-Loss = Callable[[Any, Batch], Terms]
+Loss = Callable[[Outputs, Batch], Terms]
 AfterStep = Callable[[Any, Batch, float], None]
 
 
 class Context(Protocol):
-    """What the hooks of a phase may ask of the trainer. Test rows and clean labels are not among it."""
+    """What the hooks of a method may ask of the trainer. Test rows and clean labels are not part of it."""
 
     def predict(self, *, best: bool = False) -> Tensor:
-        """Logits of all training rows, not augmented, by the network as it is or as at its best validation epoch."""
+        """Return logits of all training rows, not augmented, by the current or the best-validation network."""
 
     @property
     def validation_accuracy(self) -> float | None:
-        """Agreement with the (noisy) validation labels after the last epoch, where there is such a split."""
+        """Agreement with the (noisy) held-out labels after the last epoch; None without held-out rows."""
 
     @property
     def train_accuracy(self) -> float:
-        """Agreement with the given labels of the training rows as the last epoch met them."""
+        """Agreement with the given labels of the training rows during the last epoch."""
 
     @property
-    def seconds(self) -> float:
-        """How long training has taken so far."""
+    def elapsed_seconds(self) -> float:
+        """Training time so far."""
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
-        """What the network says about the validation rows, and their (noisy) labels, where there is such a split."""
+        """Return logits and (noisy) given labels of the held-out rows; None without held-out rows."""
 
     def snapshot(self) -> list[Tensor]:
-        """The weights of the network that is evaluated and kept, as they are now."""
+        """Return a copy of the weights of the network that is evaluated and kept."""
 
-    def put_back(self, weights: list[Tensor]) -> None:
-        """Go back to the weights of a snapshot; the optimizer forgets its momentum."""
+    def restore_weights(self, weights: list[Tensor]) -> None:
+        """Continue from the weights of a snapshot; the optimizer state is reset."""
+
+
+NO_LABEL_STEP = Constant(0.0)
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training: which loss, for how long, at which learning rate and label step.
+    """A stretch of training: which loss, for how many epochs, with which learning rate and label step.
 
-    ``on_start`` is called before the first epoch, ``before_epoch(epoch, epochs, context)`` before each one, with the
-    phase's length as the budget made it, ``after_step(carry, batch, label_step)`` after every optimizer step with what
-    the loss carried over. ``rows`` says which training rows an epoch visits (all by default). ``fresh`` begins the
-    phase with a newly initialised network; ``on_start`` still meets the one before it.
+    Parameters
+    ----------
+    name, epochs, loss, lr
+        What every phase has. ``loss(outputs, batch)`` returns :class:`Terms`; ``lr`` is a schedule.
+    label_step
+        Schedule of the value that ``after_step`` gets.
+    on_start
+        Called with the :class:`Context` before the first epoch.
+    before_epoch
+        ``before_epoch(epoch, epochs, context)`` before each epoch; ``epochs`` is the phase's length within the budget.
+    after_step
+        ``after_step(carry, batch, label_step)`` after every optimizer step; labels move here.
+    rows
+        Returns the training rows that an epoch visits; all of them by default.
+    fresh_network
+        Start the phase with newly initialised networks. ``on_start`` is called before they are replaced.
     """
 
     name: str
     epochs: int
     loss: Loss
     lr: AnySchedule
-    label_step: AnySchedule = NEVER
+    label_step: AnySchedule = NO_LABEL_STEP
     on_start: Callable[[Context], None] | None = None
     before_epoch: Callable[[int, int, Context], None] | None = None
     after_step: AfterStep | None = None
     rows: Callable[[], Tensor | None] | None = None
-    fresh: bool = False
+    fresh_network: bool = False
 
     def stretched(self, epochs: int) -> "Phase":
-        """The same phase over another number of epochs, its schedules keeping their course."""
+        """Return the same phase over another number of epochs; its schedules are stretched with it."""
         ratio = epochs / self.epochs if self.epochs else 1.0
         return replace(self, epochs=epochs, lr=self.lr.stretched(ratio), label_step=self.label_step.stretched(ratio))
 
 
 class Method(ABC):
-    """Base of every method. A subclass says its phases in :meth:`start`; the rest has defaults.
+    """Base of every method. A subclass returns its phases from :meth:`start`; everything else has a default.
 
-    A method that learns labels keeps them in ``labels`` and reads them out in :meth:`label_probs`; for one that does
-    not, the network's predictions on the training rows stand for them.
+    ``requirements`` declares what the method needs of the trainer. ``state`` is a dataclass of everything that training
+    changes, set in :meth:`start` and saved with every checkpoint. A method that learns labels keeps them in ``labels``
+    and returns them from :meth:`label_probs`; for any other method the network's predictions on the training rows take
+    their place.
     """
 
+    requirements: Requirements = Requirements()
     labels: LabelStore | None = None
-    takes_multilabel: ClassVar[bool] = False
-    """Whether it can train where an example may be of several classes at once."""
-    by_row: bool = False
-    """Whether its loss is a mean over rows, each by itself: then a process needs to see its own rows only."""
-    networks: int = 1
-    """How many networks it trains side by side. With more than one, losses get a tuple of logits; the first is kept."""
-    looks: int = 0
-    """About how many views of a batch the averaged network is asked: its logits come after those that are trained."""
-    mixup: float = 0.0
-    """Where not zero, rows are mixed by shares of Beta(mixup, mixup); a batch then knows its partners and the share."""
-    takes_minutes: ClassVar[bool] = False
-    """Whether it can plan its epochs by the clock."""
-    averages: bool = False
-    """Whether the network that is evaluated and kept is the mean of the trained one's weights over an epoch."""
-    telling: ClassVar[int] = 0
-    """How many held-out rows it would like to decide by: so many are held out where no share is asked for."""
-    needs_transition: ClassVar[bool] = False
-    """Whether its definition needs the true noise transition matrix: marked with a star in every table."""
-
-    remembered: ClassVar[tuple[str, ...]] = ()
-    """Names of attributes that training changes, besides ``labels``: numbers, tensors, or sequences of tensors."""
+    state: Any = None
 
     @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:
-        """Get ready for a task and say what to do."""
+        """Prepare for a task and return the phases. Called again, with the same task, before a run is resumed."""
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor | None:
-        """The corrected label distributions of these rows (all by default), or None where the method keeps none.
+        """Return the corrected label distributions of these rows (all by default); None where the method has none.
 
-        Where labels are dealt out over processes, rows count among those that are held here.
+        With sharded labels, rows are positions among the rows of this process.
         """
         return None if self.labels is None else self.labels.evidence(0.0, rows)
 
     def metrics(self) -> dict[str, float]:
-        """Further numbers for the metrics of the epoch that just ended."""
+        """Return further numbers for the metrics of the epoch that just ended."""
         return {}
 
-    def watch(self, context: Context) -> bool:
-        """Called after every epoch; true where :meth:`plan` says something else from now on."""
-        return False
+    def on_epoch_end(self, context: Context) -> None:  # noqa: B027 - most methods have nothing to decide
+        """Observe held-out rows and decide; called after every epoch."""
 
     def plan(self) -> tuple[Phase, ...] | None:
-        """All phases, those that are done first, as training has shown them to be best; None: as they began."""
+        """Return all phases, past ones included, as decided so far; None: as :meth:`start` returned them.
+
+        Called after every epoch and after a resume.
+        """
         return None
 
     def findings(self) -> dict[str, Any]:
-        """What the method has found out and decided, for people to read; plain values for the run's summary."""
+        """Return what the method estimated and decided, as plain values for the run's summary."""
         return {}
 
-    def state(self) -> dict[str, Any]:
-        """What the rest of training hangs on, once :meth:`start` has been called as before."""
-        learned = {name: getattr(self, name, None) for name in self.remembered}
-        learned = {name: list(value) if isinstance(value, deque) else value for name, value in learned.items()}
-        if self.labels is None or self.labels.own_rows is not None:  # what is not whole here, each process saves
-            return learned
-        return {**learned, "labels": self.labels.state_dict()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``state`` and labels as a tree of tensors and plain values."""
+        tree: dict[str, Any] = {"state": state_tree(self.state)}
+        if self.labels is not None and self.labels.own_rows is None:  # each process saves its own shard of labels
+            tree["labels"] = self.labels.state_dict()
+        return tree
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, tree: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, after :meth:`start` was called with the same task."""
         if self.labels is not None:
-            self.labels.load_state_dict(state["labels"])
-        for name in self.remembered:
-            current, value = getattr(self, name, None), state[name]
-            if isinstance(current, deque):
-                value = deque(value, maxlen=current.maxlen)
-            setattr(self, name, value)
+            self.labels.load_state_dict(tree["labels"])
+        self.state = load_state(self.state, tree["state"])
 
 
 def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:
-    """The same phases in as many epochs altogether: one for each, the others shared out as the phases' lengths are."""
+    """Return the same phases in ``epochs`` epochs altogether: at least one each, the rest in proportion."""
     phases = tuple(phase for phase in phases if phase.epochs > 0)
     if epochs < len(phases):
         names = ", ".join(phase.name for phase in phases)
         raise RecipeError(f"{epochs} epochs cannot hold the {len(phases)} phases {names}; give at least {len(phases)}.")
     total = sum(phase.epochs for phase in phases)
     exact = [max(1.0, phase.epochs * epochs / total) for phase in phases]
-    counts = [int(share) for share in exact]
-    while sum(counts) != epochs:  # largest remainder first; the longest phase gives back what the minimum took
+    counts = [int(length) for length in exact]
+    while sum(counts) != epochs:  # largest remainder first; the longest phase returns what the minimum took
         short = sum(counts) < epochs
-        error = [share - count for share, count in zip(exact, counts, strict=True)]
+        error = [length - count for length, count in zip(exact, counts, strict=True)]
         chosen = error.index(max(error)) if short else counts.index(max(counts))
         counts[chosen] += 1 if short else -1
     return tuple(phase.stretched(count) for phase, count in zip(phases, counts, strict=True))

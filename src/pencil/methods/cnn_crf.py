@@ -1,10 +1,11 @@
-"""A network and a label noise model as one graphical model (Vahdat, NeurIPS 2017), for one class per example.
+"""A network and a label noise model as one graphical model (Vahdat, NeurIPS 2017), for single-label data.
 
 "Toward robustness against label noise in training deep discriminative neural networks". The clean class ``y`` is a
 latent variable between the network, ``f(y)``, and the given label, ``T[y, given]``. With one given label per row the
 graph has no loops, so that the expectation step, which is sampled in the paper, has a closed form.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,18 +15,18 @@ from pencil.data.examples import Batch
 from pencil.data.given import as_distribution, hard_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs
-from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
+from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.forward import Matrix, check_transition
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 def safe_log(probs: Tensor) -> Tensor:
-    """A zero counts as the smallest number there is: then a label that ``T`` rules out for all classes says nothing."""
+    """``log(probs)``, zero replaced by the smallest number: a label that ``T`` rules out for all classes is neutral."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 def auxiliary_distribution(transition: Tensor, given_labels: Tensor, prior_probs: Tensor | None = None) -> Tensor:
-    """``p_aux(y | given)``, proportional to ``T[y, given] * prior[y]``: what a label says where no one has looked."""
+    """``p_aux(y | given)``, proportional to ``T[y, given] * prior[y]``: the belief without the input."""
     scores = safe_log(transition).t()[given_labels]
     return (scores if prior_probs is None else scores + safe_log(prior_probs)).softmax(dim=1)
 
@@ -33,38 +34,46 @@ def auxiliary_distribution(transition: Tensor, given_labels: Tensor, prior_probs
 def e_step(log_f: Tensor, log_t_given: Tensor, log_aux: Tensor, alpha: float) -> Tensor:
     """``q(y)``, proportional to ``(f(y) T[y, given])^(1 / (1 + alpha)) * p_aux(y | given)^(alpha / (1 + alpha))``.
 
-    Of all distributions it has the least ``KL(q || p(y | x, given)) + alpha * KL(q || p_aux)``: at ``alpha = 0`` it is
-    the posterior of the model, and the larger ``alpha``, the less the network has to say.
+    It minimises ``KL(q || p(y | x, given)) + alpha * KL(q || p_aux)``. At ``alpha = 0`` it is the model's posterior;
+    the larger ``alpha``, the less the network counts.
     """
     return ((log_f + log_t_given + alpha * log_aux) / (1 + alpha)).softmax(dim=1)
 
 
 def estimate_prior(transition: Tensor, given_labels: Tensor, steps: int = 200) -> Tensor:
-    """How frequent classes are, given ``T`` and the labels: the most likely mixture of its rows, by EM."""
-    shares = torch.bincount(given_labels, minlength=len(transition)).to(transition) / len(given_labels)
-    prior_probs = torch.full_like(shares, 1 / len(shares))
+    """Return the class frequencies that make the labels most likely under ``T``, by EM."""
+    frequencies = torch.bincount(given_labels, minlength=len(transition)).to(transition) / len(given_labels)
+    prior_probs = torch.full_like(frequencies, 1 / len(frequencies))
     for _ in range(steps):
-        expected = (prior_probs @ transition).clamp_min(torch.finfo(shares.dtype).tiny)
-        prior_probs = prior_probs * (transition @ (shares / expected))
+        expected = (prior_probs @ transition).clamp_min(torch.finfo(frequencies.dtype).tiny)
+        prior_probs = prior_probs * (transition @ (frequencies / expected))
         prior_probs = prior_probs / prior_probs.sum()  # less than one where T rules out labels that were given
     return prior_probs
 
 
 def annealed(start: float, end: float, epoch: int, epochs: int) -> float:
-    """In a straight line, ``end`` in the last epoch."""
+    """Linear from ``start`` to ``end``, which is reached in the last epoch."""
     return start + (end - start) * epoch / max(1, epochs - 1)
 
 
-class CnnCrf(Method):
-    """Cross-entropy with ``q``, the belief about the clean class, which is found anew in every step.
+@dataclass
+class CnnCrfState:
+    """The annealed alpha, and the posterior of every row at its last visit."""
 
-    Vahdat anneals ``alpha``, as is done here from ``alpha_start`` to ``alpha_end`` over all epochs: at first the belief
-    leans on the auxiliary distribution, later on the network. Class frequencies in it are all alike, or with
-    ``prior="estimated"`` what ``T`` makes of the given labels. Soft labels count as their most probable class.
+    alpha: float
+    beliefs: Tensor
+
+
+class CnnCrf(Method):
+    """Cross-entropy with ``q``, the belief about the clean class, which is computed again in every step.
+
+    As in the paper ``alpha`` is annealed, here from ``alpha_start`` to ``alpha_end`` over all epochs: at first the
+    belief leans on the auxiliary distribution, later on the network. Class frequencies in it are all equal, or with
+    ``prior="estimated"`` those that ``T`` and the given labels imply. Soft labels count as their most probable class.
     """
 
-    needs_transition = True
-    remembered = ("alpha", "beliefs")
+    requirements = Requirements(transition_matrix=True)
+    state: CnnCrfState
 
     def __init__(
         self,
@@ -83,35 +92,40 @@ class CnnCrf(Method):
     def start(self, task: Task) -> tuple[Phase, ...]:
         if self.transition is None:
             raise RecipeError(
-                "method.transition is not set; this method needs the true noise transition matrix, which nobody has "
-                "outside experiments; give it, or use a method that needs none, such as forward_estimated or pencil."
+                "method.transition is not set; this method needs the true noise transition matrix, which is known in "
+                "experiments only; set it, or use a method that needs none, such as forward_estimated or auto."
             )
         transition = check_transition(self.transition, task.num_classes).to(task.device, task.dtype)
         given = hard_labels(task.given_labels)
         prior_probs = estimate_prior(transition, given) if self.prior == "estimated" else None
         classes = torch.arange(task.num_classes, device=task.device)
-        self.log_t_given = safe_log(transition).t()  # one row for each label that may be given
+        self.log_t_given = safe_log(transition).t()  # one row for each possible given label
         self.log_aux = safe_log(auxiliary_distribution(transition, classes, prior_probs))
-        self.alpha = self.alpha_start
-        self.beliefs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
-        return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.anneal, after_step=self.remember),)
+        beliefs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
+        self.state = CnnCrfState(self.alpha_start, beliefs)
+        train = Phase(
+            "train", self.epochs, self.loss, self.lr, before_epoch=self.anneal, after_step=self.store_posterior
+        )
+        return (train,)
 
-    def anneal(self, epoch: int, epochs: int, context: Context) -> None:
-        self.alpha = annealed(self.alpha_start, self.alpha_end, epoch, epochs)
+    def anneal(self, epoch: int, epochs: int, _context: Context) -> None:
+        """Set alpha for this epoch."""
+        self.state.alpha = annealed(self.alpha_start, self.alpha_end, epoch, epochs)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """``-sum_y q(y) log f(y)``: the maximisation step, through which ``q`` is constant."""
-        given = hard_labels(batch.given_labels)
+        logits, given = outputs.logits, hard_labels(batch.given_labels)
         evidence = (log_probs(logits.detach()), self.log_t_given[given], self.log_aux[given])
         posterior = e_step(*evidence, alpha=0.0)
-        return Terms(cross_entropy(logits, e_step(*evidence, self.alpha)), carry=posterior)
+        return Terms(cross_entropy(logits, e_step(*evidence, self.state.alpha)), carry=posterior)
 
-    def remember(self, carry: Tensor, batch: Batch, label_step: float) -> None:
-        self.beliefs[batch.rows] = carry.to(self.beliefs.dtype)
+    def store_posterior(self, posterior: Tensor, batch: Batch, _label_step: float) -> None:
+        """Keep the posterior of these rows."""
+        self.state.beliefs[batch.rows] = posterior.to(self.state.beliefs.dtype)
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The posterior of the last steps, which the auxiliary distribution does not hold back; else as given."""
-        return self.beliefs if rows is None else self.beliefs[rows]
+        """The posterior at the last visit, without the auxiliary distribution; before it, the given label."""
+        return self.state.beliefs if rows is None else self.state.beliefs[rows]
 
     def metrics(self) -> dict[str, float]:
-        return {"alpha": self.alpha}
+        return {"alpha": self.state.alpha}

@@ -1,6 +1,7 @@
 """Co-teaching (Han, Yao, Yu, Niu, Xu, Hu, Tsang and Sugiyama, NeurIPS 2018)."""
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -10,21 +11,21 @@ from torch.nn import functional
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
 from pencil.labels.losses import at_least_fp32
-from pencil.methods.base import Context, Epochs, Method, Phase, Share, Task, Terms
+from pencil.methods.base import Context, Epochs, Fraction, Method, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 HIGHEST_ESTIMATE = 0.8
-"""A network that has learned little must not make its peer forget nearly everything."""
+"""An upper limit: a weak network disagrees with most labels, and its peer must not forget nearly all rows."""
 
 
-def forget_share(epoch: int, epochs: int, forget_rate: float, ramp: float) -> float:
-    """``R(t) = tau * min(t / t_k, 1)``, with ``t_k`` as the share ``ramp`` of all epochs."""
+def forget_fraction(epoch: int, epochs: int, forget_rate: float, ramp: float) -> float:
+    """``R(t) = tau * min(t / t_k, 1)``, with ``t_k`` the fraction ``ramp`` of all epochs."""
     ramp_epochs = ramp * epochs
     return forget_rate * (1.0 if epoch >= ramp_epochs else epoch / ramp_epochs)
 
 
 def small_loss_rows(row_losses: Tensor, forget: float) -> Tensor:
-    """The positions with the smallest losses, a share of ``1 - forget``, at least one."""
+    """Return the positions of the smallest losses, a fraction ``1 - forget`` of them, at least one."""
     kept = max(1, round((1 - forget) * len(row_losses)))
     return row_losses.detach().topk(kept, largest=False, sorted=False).indices
 
@@ -38,18 +39,25 @@ def co_teaching_losses(
     return first[small_loss_rows(second, forget)].mean(), second[small_loss_rows(first, forget)].mean()
 
 
-class CoTeaching(Method):
-    """Two networks, each trained on the rows that the other one finds easy; the first is kept.
+@dataclass
+class CoTeachingState:
+    """The fraction of each batch that is forgotten."""
 
-    How many rows to forget is the noise rate in the paper, which a method may not know here. So without a
-    ``forget_rate`` both train on everything for the share ``ramp`` of the epochs, and then forget as many rows as the
-    first network's predictions disagree with given labels: those of the validation rows, which it has not seen, or
-    without such a split those of the training rows. Mistakes of the network count as noise in this estimate.
-    (The paper's ramp is 10 of 200 epochs; in a short run that is not enough to learn from.)
+    forget: float = 0.0
+
+
+class CoTeaching(Method):
+    """Two networks, each trained on the small-loss rows of the other one; the first is kept.
+
+    In the paper the fraction of rows to forget is the noise rate, which a method may not know here. So without a
+    ``forget_rate`` both networks train on all rows for the fraction ``ramp`` of the epochs, and then forget the
+    fraction of rows on which the first network disagrees with the given labels: of the held-out rows, or without such
+    rows of the training rows. Errors of the network count as noise in this estimate. (The paper's ramp is 10 of 200
+    epochs, too few to learn from in a short run.)
     """
 
-    networks = 2
-    remembered = ("forget",)
+    requirements = Requirements(networks=2)
+    state: CoTeachingState
 
     def __init__(
         self,
@@ -57,34 +65,37 @@ class CoTeaching(Method):
         epochs: Epochs = 60,
         lr: Schedule = Cosine(0.02),
         forget_rate: Annotated[float, Field(ge=0, lt=1)] | None = None,
-        ramp: Share = 0.15,
+        ramp: Fraction = 0.15,
     ):
         self.epochs, self.forget_rate, self.ramp = epochs, forget_rate, ramp
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.given_labels, self.forget = task.given_labels, 0.0
+        self.given_labels, self.state = task.given_labels, CoTeachingState()
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.begin_epoch),)
 
     def begin_epoch(self, epoch: int, epochs: int, context: Context) -> None:
+        """Set the fraction to forget: by the paper's ramp, or estimated once at its end."""
         if self.forget_rate is not None:
-            self.forget = forget_share(epoch, epochs, self.forget_rate, self.ramp)
+            self.state.forget = forget_fraction(epoch, epochs, self.forget_rate, self.ramp)
         elif epoch == max(1, math.ceil(self.ramp * epochs)):
-            self.forget = self.estimated_rate(context)
+            self.state.forget = self.estimated_rate(context)
 
     def estimated_rate(self, context: Context) -> float:
-        """How often the network disagrees with labels as they were given."""
+        """Return how often the network disagrees with given labels."""
         agreement = context.validation_accuracy
         if agreement is None:
             logits = context.predict()
-            seen = ~logits[:, 0].isnan()  # inputs that could not be read
+            seen = ~logits[:, 0].isnan()  # NaN: the input could not be read
             agree = logits[seen].argmax(dim=1) == hard_labels(self.given_labels[seen])
             agreement = float(agree.double().mean())
         return min(1 - agreement, HIGHEST_ESTIMATE)
 
-    def loss(self, logits: tuple[Tensor, Tensor], batch: Batch) -> Terms:
-        first, second = co_teaching_losses(*logits, batch.given_labels, self.forget)
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """The sum of both networks' losses."""
+        (peer_logits,) = outputs.others
+        first, second = co_teaching_losses(outputs.logits, peer_logits, batch.given_labels, self.state.forget)
         return Terms(first + second, {"first": first.detach(), "second": second.detach()})
 
     def metrics(self) -> dict[str, float]:
-        return {"forget_share": self.forget}
+        return {"forget_fraction": self.state.forget}

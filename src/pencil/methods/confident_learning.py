@@ -1,5 +1,6 @@
 """Confident learning (Northcutt, Jiang and Chuang, JAIR 2021): find wrong labels by cross-validation and drop them."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from pencil.data.examples import Batch
 from pencil.data.given import as_distribution, hard_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs
-from pencil.methods.base import Context, Method, Phase, Task, Terms
+from pencil.methods.base import Context, Method, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 from pencil.seeding import generator
 
@@ -19,22 +20,22 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 def stratified_folds(given_labels: Tensor, folds: int, seed: int) -> Tensor:
-    """The fold of every row, drawn at random; folds, and each class within them, differ by one row at most in size."""
+    """Return the fold of every row, drawn at random; folds, and each class in them, differ in size by at most one."""
     labels = hard_labels(given_labels).cpu()
     order = torch.randperm(len(labels), generator=generator(seed, "folds"))
     by_class = order[labels[order].argsort(stable=True)]
     fold = torch.empty(len(labels), dtype=torch.int64)
-    fold[by_class] = torch.arange(len(labels)) % folds  # dealt out like cards, class after class
+    fold[by_class] = torch.arange(len(labels)) % folds  # round robin, class after class
     return fold
 
 
 def find_issues(given_labels: Tensor, probs: Tensor) -> Tensor:
-    """True for every row whose label is probably wrong: "prune by noise rate", by cleanlab."""
+    """Return a mask of rows whose label is probably wrong: cleanlab's "prune by noise rate"."""
     _require_cleanlab()
     from cleanlab.filter import find_label_issues
 
     labels = hard_labels(given_labels).cpu().numpy()
-    # one process: what is to be computed takes less time than starting others
+    # one process: starting others takes longer than the work itself
     return torch.from_numpy(find_label_issues(labels, probs.double().cpu().numpy(), n_jobs=1))
 
 
@@ -43,15 +44,22 @@ def mixed_labels(given_probs: Tensor, probs: Tensor, issues: Tensor) -> Tensor:
     return torch.where(issues.unsqueeze(1), probs, given_probs)
 
 
-class ConfidentLearning(Method):
-    """Networks trained on all folds but one predict the one left out; what they find wrong the last network never sees.
+@dataclass
+class ConfidentLearningState:
+    """Out-of-fold predictions of all rows, and the rows that were found to have a label issue."""
 
-    Each of those ``folds`` networks trains on all rows but one fold: epoch for epoch, ``folds - 1`` trainings more than
-    without. Which row is in which fold depends on ``fold_seed`` alone.
-    Finding the issues is the work of the cleanlab library: ``pip install 'pencil-labels[cleanlab]'``.
+    out_of_fold_probs: Tensor
+    issues: Tensor
+
+
+class ConfidentLearning(Method):
+    """Find label issues by cross-validation, then train a final network without those rows.
+
+    ``folds`` networks are trained first, each on all rows except one fold, which it predicts. The fold of a row depends
+    on ``fold_seed`` alone. The cleanlab library finds the issues: ``pip install 'pencil-labels[cleanlab]'``.
     """
 
-    remembered = ("out_of_fold_probs", "issues")
+    state: ConfidentLearningState
 
     def __init__(
         self,
@@ -77,8 +85,10 @@ class ConfidentLearning(Method):
         self.given_labels, self.pinned = task.given_labels, task.layout.pinned
         self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
         self.fold_of = stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device)
-        self.out_of_fold_probs = self.given_probs.clone()  # where an input cannot be read it stays so
-        self.issues = torch.zeros(len(self.given_probs), dtype=torch.bool, device=task.device)
+        self.state = ConfidentLearningState(
+            self.given_probs.clone(),  # rows that cannot be read keep their given label
+            torch.zeros(len(self.given_probs), dtype=torch.bool, device=task.device),
+        )
         folds = tuple(
             Phase(
                 f"fold {number + 1}",
@@ -87,44 +97,48 @@ class ConfidentLearning(Method):
                 self.fold_lr,
                 on_start=partial(self.collect, number - 1) if number else None,
                 rows=partial(self.rows_outside, number),
-                fresh=True,
+                fresh_network=True,
             )
             for number in range(self.folds)
         )
         final = Phase(
-            "final", self.final_epochs, self.loss, self.lr, on_start=self.prune, rows=self.rows_kept, fresh=True
+            "final", self.final_epochs, self.loss, self.lr, on_start=self.prune, rows=self.rows_kept, fresh_network=True
         )
         return (*folds, final)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(cross_entropy(logits, batch.given_labels))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Cross-entropy with the given labels."""
+        return Terms(cross_entropy(outputs.logits, batch.given_labels))
 
     def rows_outside(self, fold: int) -> Tensor:
+        """Return the rows of all other folds."""
         return (self.fold_of != fold).nonzero()[:, 0]
 
     def rows_kept(self) -> Tensor:
-        return (~self.issues).nonzero()[:, 0]
+        """Return the rows without an issue."""
+        return (~self.state.issues).nonzero()[:, 0]
 
     def collect(self, fold: int, context: Context) -> None:
-        """What the network that has not seen this fold says about it."""
-        logits = context.predict()
+        """Store the predictions for a fold by the network that was not trained on it."""
+        logits, probs = context.predict(), self.state.out_of_fold_probs
         chosen = (self.fold_of == fold) & ~logits[:, 0].isnan()
-        self.out_of_fold_probs[chosen] = log_probs(logits[chosen]).exp().to(self.out_of_fold_probs.dtype)
+        probs[chosen] = log_probs(logits[chosen]).exp().to(probs.dtype)
 
     def prune(self, context: Context) -> None:
+        """Find the issues, once every fold is predicted."""
         self.collect(self.folds - 1, context)
-        issues = find_issues(self.given_labels, self.out_of_fold_probs)
-        if self.pinned is not None:  # a person has looked at them
+        issues = find_issues(self.given_labels, self.state.out_of_fold_probs)
+        if self.pinned is not None:  # a reviewed label is no issue
             issues &= ~self.pinned
-        self.issues = issues.to(self.issues.device)
+        self.state.issues = issues.to(self.state.issues.device)
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """A row with an issue reads as its out-of-fold prediction, every other row as its given label."""
-        mixed = mixed_labels(self.given_probs, self.out_of_fold_probs, self.issues)
+        """The out-of-fold prediction of a row with an issue, the given label of every other row."""
+        mixed = mixed_labels(self.given_probs, self.state.out_of_fold_probs, self.state.issues)
         return mixed if rows is None else mixed[rows]
 
     def metrics(self) -> dict[str, float]:
-        return {"pruned_rows": float(self.issues.sum())}
+        return {"pruned_rows": float(self.state.issues.sum())}
 
 
 def _require_cleanlab() -> None:

@@ -1,18 +1,15 @@
-"""Plain cross-entropy on the given labels: what everyone starts from, and what every method is measured against."""
-
-from torch import Tensor
+"""Plain cross-entropy on the given labels: the baseline of every comparison."""
 
 from pencil.data.examples import Batch
-from pencil.methods.base import Epochs, Method, Phase, Task, Terms
+from pencil.methods.base import Epochs, Method, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class CrossEntropy(Method):
-    """One phase of Eq. 1, binary for every class where an example may be of several."""
+    """One phase of Eq. 1; binary cross-entropy for each class of multi-label data."""
 
-    takes_multilabel = True
-    by_row = True
+    requirements = Requirements(multilabel=True, row_losses=True)
 
     def __init__(self, *, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.epochs = epochs
@@ -22,5 +19,6 @@ class CrossEntropy(Method):
         self.kind = label_kind(task.multilabel)
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(self.kind.given_loss(logits, batch.given_labels))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Eq. 1 on the given labels."""
+        return Terms(self.kind.given_loss(outputs.logits, batch.given_labels))

@@ -3,21 +3,19 @@
 from typing import Annotated
 
 from pydantic import Field
-from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.labels.losses import cross_entropy, forward_kl
 from pencil.labels.store import LabelStore, init_scale
-from pencil.methods.base import Epochs, Method, Phase, Task, Terms
+from pencil.methods.base import Epochs, Method, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Dldl(Method):
-    """One phase of ``KL(y_d || f)`` on the labels as they were given (PENCIL's Eq. 2-3).
+    """One phase of ``KL(y_d || f)`` on soft labels that are fixed (PENCIL's Eq. 2-3).
 
-    Without ambiguity that the data would speak of, ``y_d`` gives the class that was named ``init_probability`` and
-    shares the rest out evenly. The labels stay as they are, so it keeps none that could pass for corrected ones: what
-    the network predicts stands for them.
+    ``y_d`` gives the given class ``init_probability`` and spreads the rest evenly over the other classes. The labels
+    never move, so the method returns none as corrected labels: the network's predictions take their place.
     """
 
     def __init__(
@@ -38,7 +36,8 @@ class Dldl(Method):
         )
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        if batch.given_labels.ndim == 2:  # soft already; cross-entropy with it has the gradient of forward KL
-            return Terms(cross_entropy(logits, batch.given_labels))
-        return Terms(forward_kl(logits, self.soft_labels[batch.rows]))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Forward KL; given labels that are soft already take the place of ``y_d``."""
+        if batch.given_labels.ndim == 2:  # cross-entropy with a soft label has the gradient of forward KL
+            return Terms(cross_entropy(outputs.logits, batch.given_labels))
+        return Terms(forward_kl(outputs.logits, self.soft_labels[batch.rows]))

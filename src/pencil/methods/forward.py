@@ -6,6 +6,7 @@ that an example of class ``i`` was given the label ``j``, as in :mod:`pencil.dat
 
 import math
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -15,19 +16,18 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs, row_dot
-from pencil.methods.base import Context, Epochs, Method, Phase, Task, Terms
+from pencil.methods.base import Context, Epochs, Method, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 Matrix = tuple[tuple[float, ...], ...]
 SINGULAR = 1e-6
-"""Below this share of the largest singular value an inverse would be noise: backward losses grow by its inverse."""
+"""Singular values below this fraction of the largest count as zero: the inverse would amplify noise."""
 
 
 def forward_loss(logits: Tensor, given_labels: Tensor, transition: Tensor) -> Tensor:
-    """``CE(y_hat, T^T f)``, Theorem 2: the network says the clean class, and ``T`` what label that would be given.
+    """``CE(y_hat, T^T f)``, Theorem 2: the network predicts the clean class, ``T`` turns it into a given label.
 
-    A zero of ``T`` counts as the smallest number there is, so that a label that ``T`` rules out costs much but not
-    infinitely much.
+    A zero of ``T`` counts as the smallest number, so that a label that ``T`` rules out has a large but finite loss.
     """
     log_f = log_probs(logits)
     log_t = transition.to(log_f).clamp_min(torch.finfo(log_f.dtype).tiny).log()
@@ -49,7 +49,7 @@ def backward_loss(logits: Tensor, given_labels: Tensor, inverse: Tensor) -> Tens
 
 
 def inverse_transition(transition: Tensor) -> Tensor:
-    """``T^-1`` in fp64; refuses a matrix that has none to speak of."""
+    """Return ``T^-1`` in fp64; a (nearly) singular matrix is an error."""
     matrix = transition.double()
     inverse: Tensor = torch.linalg.pinv(matrix, rtol=SINGULAR)
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
@@ -57,19 +57,19 @@ def inverse_transition(transition: Tensor) -> Tensor:
         values = torch.linalg.svdvals(matrix)
         raise RecipeError(
             f"the transition matrix is singular (its singular values go from {float(values[0]):.3g} to "
-            f"{float(values[-1]):.3g}); backward needs its inverse: some classes are given the same labels and cannot "
-            "be told apart; use method forward, which needs none."
+            f"{float(values[-1]):.3g}); backward needs its inverse, and some classes have the same "
+            "distribution of given labels; use method forward, which needs no inverse."
         )
     return inverse
 
 
 def estimate_transition(probs: Tensor, percentile: float = 97.0) -> Tensor:
-    """``T`` from what a network, trained on noisy labels, predicts for the training rows (Theorem 3).
+    """Return ``T``, estimated from the predictions of a network trained on noisy labels (Theorem 3).
 
-    A row that surely is of class ``i`` shows in its prediction how labels of that class are given. It is the row whose
-    probability of ``i`` is at the percentile of all rows (the next lower one), since the very largest may be an
-    outlier; 100 is the plain maximum, for many classes (CIFAR-100), where fewer rows than 3 % are of each. Rows that
-    could not be read (NaN) are left out.
+    The prediction for an anchor row, one that is of class ``i`` beyond doubt, is row ``i`` of ``T``. The anchor of
+    class ``i`` is the row whose probability of ``i`` is at this percentile of all rows (the next lower one), since the
+    largest may be an outlier; 100 is the maximum, for many classes (CIFAR-100), where each has fewer than 3 % of the
+    rows. Rows that could not be read (NaN) are left out.
     """
     probs = probs[probs.isfinite().all(dim=1)]
     rank = math.floor(percentile * (len(probs) - 1) / 100)
@@ -78,7 +78,7 @@ def estimate_transition(probs: Tensor, percentile: float = 97.0) -> Tensor:
 
 
 def check_transition(transition: Matrix, num_classes: int) -> Tensor:
-    """The matrix as an fp64 tensor, once every row is a distribution over the classes."""
+    """Return the matrix as an fp64 tensor; every row must be a distribution over the classes."""
     lengths = sorted({len(row) for row in transition})
     if len(transition) != num_classes or lengths != [num_classes]:
         columns = " or ".join(map(str, lengths)) or "no"
@@ -98,7 +98,7 @@ def check_transition(transition: Matrix, num_classes: int) -> Tensor:
 class _Corrected(Method):
     """One phase with a loss that a known transition matrix corrects."""
 
-    needs_transition = True
+    requirements = Requirements(transition_matrix=True)
 
     def __init__(self, *, transition: Matrix | None = None, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.transition = transition
@@ -108,8 +108,8 @@ class _Corrected(Method):
     def start(self, task: Task) -> tuple[Phase, ...]:
         if self.transition is None:
             raise RecipeError(
-                "method.transition is not set; this method needs the true transition matrix, which nobody has outside "
-                "experiments; give it, or use method forward_estimated, which estimates one."
+                "method.transition is not set; this method needs the true transition matrix, which is known in "
+                "experiments only; set it, or use method forward_estimated, which estimates one."
             )
         matrix = self.correction(check_transition(self.transition, task.num_classes))
         self.matrix = matrix.to(task.device, task.dtype)
@@ -117,10 +117,10 @@ class _Corrected(Method):
 
     @abstractmethod
     def correction(self, transition: Tensor) -> Tensor:
-        """What the loss needs of the transition matrix."""
+        """Return what the loss needs: the transition matrix or its inverse."""
 
     @abstractmethod
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """The corrected loss."""
 
 
@@ -130,8 +130,8 @@ class Forward(_Corrected):
     def correction(self, transition: Tensor) -> Tensor:
         return transition
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(forward_loss(logits, batch.given_labels, self.matrix))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        return Terms(forward_loss(outputs.logits, batch.given_labels, self.matrix))
 
 
 class Backward(_Corrected):
@@ -140,14 +140,21 @@ class Backward(_Corrected):
     def correction(self, transition: Tensor) -> Tensor:
         return inverse_transition(transition)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(backward_loss(logits, batch.given_labels, self.matrix))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        return Terms(backward_loss(outputs.logits, batch.given_labels, self.matrix))
+
+
+@dataclass
+class ForwardEstimatedState:
+    """The estimated transition matrix, once the first phase has ended."""
+
+    transition: Tensor | None = None
 
 
 class ForwardEstimated(Method):
-    """Cross-entropy, a look at what the network predicts, then forward correction of a fresh network (Algorithm 1)."""
+    """Cross-entropy, then the transition matrix from its predictions, then forward correction (Algorithm 1)."""
 
-    remembered = ("matrix",)
+    state: ForwardEstimatedState
 
     def __init__(
         self,
@@ -164,16 +171,26 @@ class ForwardEstimated(Method):
         self.percentile = percentile
 
     def start(self, task: Task) -> tuple[Phase, ...]:
+        self.state = ForwardEstimatedState()
         forward = Phase(
-            "forward", self.forward_epochs, self.forward_loss, self.forward_lr, on_start=self.estimate, fresh=True
+            "forward",
+            self.forward_epochs,
+            self.forward_loss,
+            self.forward_lr,
+            on_start=self.estimate,
+            fresh_network=True,
         )
         return (Phase("estimate", self.estimate_epochs, self.estimate_loss, self.lr), forward)
 
-    def estimate_loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(cross_entropy(logits, batch.given_labels))
+    def estimate_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Cross-entropy with the given labels."""
+        return Terms(cross_entropy(outputs.logits, batch.given_labels))
 
     def estimate(self, context: Context) -> None:
-        self.matrix = estimate_transition(context.predict().softmax(dim=1), self.percentile)
+        """Estimate the transition matrix from the predictions on all training rows."""
+        self.state.transition = estimate_transition(context.predict().softmax(dim=1), self.percentile)
 
-    def forward_loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(forward_loss(logits, batch.given_labels, self.matrix))
+    def forward_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """The forward-corrected loss with the estimated matrix."""
+        assert self.state.transition is not None
+        return Terms(forward_loss(outputs.logits, batch.given_labels, self.state.transition))

@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -11,14 +12,14 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution
 from pencil.labels.losses import cross_entropy, entropy_loss, log_probs
-from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Share, Task, Terms
+from pencil.methods.base import Context, Epochs, Fraction, Method, NonNegative, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 def prior_loss(logits: Tensor, prior_probs: Tensor) -> Tensor:
     """L_p: ``sum_j p_j log(p_j / s_j)`` with ``s`` the mean prediction of the batch.
 
-    Without it all labels may end in one class, where they agree with the network at no cost.
+    Without it all labels may collapse into one class, where they agree with the network at no cost.
     """
     mean_log_probs = log_probs(logits).logsumexp(dim=0) - math.log(len(logits))
     return (torch.xlogy(prior_probs, prior_probs) - prior_probs * mean_log_probs).sum()
@@ -29,23 +30,31 @@ def joint_loss(
 ) -> Tensor:
     """Cross-entropy with the soft labels, ``+ alpha * L_p`` where there is a prior, ``+ beta * L_e``.
 
-    The first term of the paper is KL(y || f), which differs by the entropy of the labels: no gradient of the network's.
+    The first term of the paper is KL(y || f), which differs by the entropy of the labels: a constant for the network.
     """
     loss = cross_entropy(logits, soft_labels) + beta * entropy_loss(logits)
     return loss if prior_probs is None else loss + alpha * prior_loss(logits, prior_probs)
 
 
-class JointOptimization(Method):
-    """Alternate between network and labels at a high learning rate, then train a new network on what the labels became.
+@dataclass
+class JointOptimizationState:
+    """Soft labels of all rows, and the predictions of the last epochs that they are the mean of."""
 
-    From the share ``update_from`` of the first phase on (epoch 70 of 200 in the paper), the label of a row is the mean
-    of its predictions in the last ``window`` epochs, or in as many as there were. They are those of the training steps,
-    so they cost nothing. ``alpha`` and ``beta`` are the paper's for symmetric noise on CIFAR-10. The paper also tells
-    the method how frequent classes are; ``prior="uniform"`` (all alike) or ``"given"`` (as the labels have it) does so
-    too. Without it, the setting in which PENCIL was compared, ``alpha`` has no effect.
+    soft_labels: Tensor
+    history: deque[Tensor]
+
+
+class JointOptimization(Method):
+    """Alternate between network and labels at a high learning rate, then train a new network on the final labels.
+
+    From the fraction ``update_from`` of the first phase on (epoch 70 of 200 in the paper), the label of a row is the
+    mean of its predictions in the last ``window`` epochs, or in as many as there were. They are the predictions of the
+    training steps, so they cost nothing. ``alpha`` and ``beta`` are the paper's for symmetric noise on CIFAR-10. The
+    paper also gives the method the class frequencies: ``prior="uniform"`` (all equal) or ``"given"`` (those of the
+    given labels). With ``"none"``, the setting in which PENCIL was compared, ``alpha`` has no effect.
     """
 
-    remembered = ("soft_labels", "history")
+    state: JointOptimizationState
 
     def __init__(
         self,
@@ -57,7 +66,7 @@ class JointOptimization(Method):
         alpha: NonNegative = 1.2,
         beta: NonNegative = 0.8,
         prior: Literal["none", "uniform", "given"] = "none",
-        update_from: Share = 0.35,
+        update_from: Fraction = 0.35,
         window: Annotated[int, Field(ge=1)] = 10,
     ):
         self.joint_epochs, self.final_epochs = joint_epochs, final_epochs
@@ -68,10 +77,10 @@ class JointOptimization(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         classes = task.num_classes
-        self.soft_labels = as_distribution(task.given_labels, classes).to(task.device, task.dtype)
-        uniform = self.soft_labels.new_full((classes,), 1 / classes)
-        self.prior_probs = {"none": None, "uniform": uniform, "given": self.soft_labels.mean(dim=0)}[self.prior]
-        self.history: deque[Tensor] = deque(maxlen=self.window)
+        given_probs = as_distribution(task.given_labels, classes).to(task.device, task.dtype)
+        uniform = given_probs.new_full((classes,), 1 / classes)
+        self.prior_probs = {"none": None, "uniform": uniform, "given": given_probs.mean(dim=0)}[self.prior]
+        self.state = JointOptimizationState(given_probs, deque(maxlen=self.window))
         self.pinned = None if task.layout.pinned is None else task.layout.pinned.to(task.device).nonzero()[:, 0]
         return (
             Phase(
@@ -80,33 +89,41 @@ class JointOptimization(Method):
                 self.joint_loss,
                 self.lr,
                 before_epoch=self.begin_epoch,
-                after_step=self.collect,
+                after_step=self.store_predictions,
             ),
-            Phase("final", self.final_epochs, self.final_loss, self.final_lr, on_start=self.relabel, fresh=True),
+            Phase(
+                "final", self.final_epochs, self.final_loss, self.final_lr, on_start=self.relabel, fresh_network=True
+            ),
         )
 
     def begin_epoch(self, epoch: int, epochs: int, context: Context) -> None:
+        """Relabel from ``update_from`` on, and start a new epoch of predictions."""
         if epoch >= self.update_from * epochs:
             self.relabel(context)
-        self.history.append(self.soft_labels.clone())  # a row whose input cannot be read keeps its label
+        self.state.history.append(self.state.soft_labels.clone())  # an unreadable row keeps its label
 
-    def relabel(self, context: Context) -> None:
-        """Soft labels: the mean prediction of each row over the window; of a pinned row, what it has always been."""
-        if self.history:
-            before, self.soft_labels = self.soft_labels, torch.stack(tuple(self.history)).mean(dim=0)
+    def relabel(self, _context: Context) -> None:
+        """Set the soft label of each row to its mean prediction over the window; pinned rows stay."""
+        state = self.state
+        if state.history:
+            before, state.soft_labels = state.soft_labels, torch.stack(tuple(state.history)).mean(dim=0)
             if self.pinned is not None:
-                self.soft_labels[self.pinned] = before[self.pinned]
+                state.soft_labels[self.pinned] = before[self.pinned]
 
-    def collect(self, carry: Tensor, batch: Batch, label_step: float) -> None:
-        self.history[-1][batch.rows] = carry
+    def store_predictions(self, probs: Tensor, batch: Batch, _label_step: float) -> None:
+        """Keep the predictions of this step for the mean."""
+        self.state.history[-1][batch.rows] = probs
 
-    def joint_loss(self, logits: Tensor, batch: Batch) -> Terms:
-        soft_labels = self.soft_labels[batch.rows]
+    def joint_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """The loss of the first phase; the predictions are carried to :meth:`store_predictions`."""
+        logits, soft_labels = outputs.logits, self.state.soft_labels[batch.rows]
         loss = joint_loss(logits, soft_labels, beta=self.beta, alpha=self.alpha, prior_probs=self.prior_probs)
-        return Terms(loss, carry=log_probs(logits.detach()).exp().to(self.soft_labels.dtype))
+        return Terms(loss, carry=log_probs(logits.detach()).exp().to(soft_labels.dtype))
 
-    def final_loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(cross_entropy(logits, self.soft_labels[batch.rows]))
+    def final_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Cross-entropy with the final soft labels."""
+        return Terms(cross_entropy(outputs.logits, self.state.soft_labels[batch.rows]))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        return self.soft_labels if rows is None else self.soft_labels[rows]
+        """The soft labels."""
+        return self.state.soft_labels if rows is None else self.state.soft_labels[rows]

@@ -5,6 +5,7 @@ learns fast and learns mistakes too, and mean absolute error, which is robust an
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
 from pencil.labels.losses import log_probs, row_dot
-from pencil.methods.base import Context, Epochs, Method, Phase, Share, Task, Terms
+from pencil.methods.base import Context, Epochs, Fraction, Method, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Schedule, StepDecay, as_schedule
 
 Power = Annotated[float, Field(gt=0, le=1)]
@@ -38,25 +39,19 @@ def lq_loss(logits: Tensor, given_labels: Tensor, q: float, kept: Tensor | None 
     return (losses if kept is None else losses * kept).mean()
 
 
-def truncated_lq_losses(logits: Tensor, given_labels: Tensor, q: float, k: float) -> Tensor:
-    """The loss of each row, but the constant ``L_q(k)`` where ``p <= k`` (section 3.3)."""
-    losses = lq_losses(logits, given_labels, q)
-    return torch.where(confident(logits, given_labels, k), losses, losses.new_tensor((1 - k**q) / q))
-
-
 def confident(logits: Tensor, given_labels: Tensor, k: float) -> Tensor:
-    """The rows whose given class has a probability above ``k``: those that the truncated loss still learns from."""
+    """Return a mask: true where the given class has a probability above ``k`` (the truncated loss uses those rows)."""
     given = hard_labels(given_labels).unsqueeze(1)
     return log_probs(logits).gather(1, given)[:, 0].exp() > k
 
 
 def is_due(epoch: int, epochs: int, first: float, every: float) -> bool:
-    """Whether rows are chosen before this epoch: at the share ``first`` of the phase, and each ``every`` from there.
+    """Return whether rows are chosen before this epoch: at the fraction ``first`` of the phase, then each ``every``.
 
-    Shares keep their course when a budget stretches the phase; where two fall within an epoch, once is enough.
+    Fractions stay valid when a budget stretches the phase; where two fall within an epoch, rows are chosen once.
     """
 
-    def choices(start: int) -> int:  # due by the start of this epoch; a rounding error must not put one off
+    def choices(start: int) -> int:  # due by the start of this epoch; a rounding error must not delay one
         past = start / epochs - first + 1e-9
         return 0 if past < 0 else 1 + (math.floor(past / every) if every > 0 else start)
 
@@ -73,28 +68,36 @@ class Lq(Method):
     def start(self, task: Task) -> tuple[Phase, ...]:
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(lq_loss(logits, batch.given_labels, self.q))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """The mean L_q loss of the batch."""
+        return Terms(lq_loss(outputs.logits, batch.given_labels, self.q))
+
+
+@dataclass
+class TruncatedLqState:
+    """Which rows are trained on."""
+
+    chosen: Tensor
 
 
 class TruncatedLq(Method):
     """The truncated L_q loss by alternate convex search (Algorithm 1): choose rows, learn from them, choose again.
 
     Rows are chosen by the network that was best on the noisy validation rows so far. ``prune_from`` and ``prune_every``
-    are shares of the training: epoch 40 and every 10 of 120, as in the paper.
+    are fractions of the training: epoch 40 and every 10 of 120, as in the paper.
     """
 
-    remembered = ("chosen",)
+    state: TruncatedLqState
 
     def __init__(
         self,
         *,
         q: Power = 0.7,
-        k: Share = 0.5,
+        k: Fraction = 0.5,
         epochs: Epochs = 120,
         lr: Schedule = StepDecay(0.01, at=(40, 80)),
-        prune_from: Share = 1 / 3,
-        prune_every: Share = 1 / 12,
+        prune_from: Fraction = 1 / 3,
+        prune_every: Fraction = 1 / 12,
     ):
         self.q, self.k, self.epochs = q, k, epochs
         self.prune_from, self.prune_every = prune_from, prune_every
@@ -102,18 +105,20 @@ class TruncatedLq(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.given_labels, self.pinned = task.given_labels, task.layout.pinned
-        self.chosen = torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device)
+        self.state = TruncatedLqState(torch.ones(len(task.given_labels), dtype=torch.bool, device=task.device))
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.prune),)
 
     def prune(self, epoch: int, epochs: int, context: Context) -> None:
+        """Choose rows again where that is due."""
         if is_due(epoch, epochs, self.prune_from, self.prune_every):
             kept = confident(context.predict(best=True), self.given_labels, self.k)
-            if self.pinned is not None:  # what a person has looked at is learned from
+            if self.pinned is not None:  # reviewed rows are always trained on
                 kept |= self.pinned.to(kept.device)
-            self.chosen = kept if kept.any() else torch.ones_like(kept)  # with no row left nothing would be learned
+            self.state.chosen = kept if kept.any() else torch.ones_like(kept)  # never an empty training set
 
-    def loss(self, logits: Tensor, batch: Batch) -> Terms:
-        return Terms(lq_loss(logits, batch.given_labels, self.q, self.chosen[batch.rows]))
+    def loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """The L_q loss of the chosen rows, as a mean over the batch."""
+        return Terms(lq_loss(outputs.logits, batch.given_labels, self.q, self.state.chosen[batch.rows]))
 
     def metrics(self) -> dict[str, float]:
-        return {"rows_kept": float(self.chosen.double().mean())}
+        return {"rows_kept": float(self.state.chosen.double().mean())}

@@ -14,13 +14,13 @@ from pencil.labels.losses import Compatibility, NetworkLosses
 from pencil.labels.multilabel_losses import Divergence
 from pencil.labels.sharded import ShardedLabelStore
 from pencil.labels.store import CHUNK, LabelStore
-from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
+from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
-class Unsaid(NamedTuple):
-    """What holds where nothing is said."""
+class Defaults(NamedTuple):
+    """The values of arguments that are left out."""
 
     step: float
     pull: float
@@ -29,24 +29,44 @@ class Unsaid(NamedTuple):
 
 
 DEFAULTS = {
-    False: Unsaid(2.0, 0.0, 0.4, "published"),
-    # Of several classes most are absent, and what is unsure leans towards absent: a label flips at 90 %, not at 50 %.
-    True: Unsaid(1.0, 0.8, 0.0, "printed"),
+    False: Defaults(2.0, 0.0, 0.4, "published"),
+    # Multi-label: most entries are absent, unsure predictions lean towards absent: an entry flips at 90 %, not 50 %.
+    True: Defaults(1.0, 0.8, 0.0, "printed"),
 }
 
 
 class Pencil(Method):
     """Backbone learning, then PENCIL learning and fine-tuning, the last two ``rounds`` times (sections 3.7 and 3.9).
 
-    How labels move is said in one of two ways: ``step`` and ``pull``, which mean the same at every batch size and class
-    count, or the paper's ``label_lr`` (lambda) and ``alpha``, where ``step = label_lr / (B * c)`` and
-    ``pull = alpha * c`` (``label_lr / B`` and ``alpha`` where an example may be of several classes). How sure the
-    initial labels are is ``init_probability``, or the paper's ``init_scale`` (K). Each round starts from the given
-    labels, as in the paper; with ``carry_labels`` from those that the round before it left (the R2-D2 way).
+    Parameters
+    ----------
+    backbone_epochs, correction_epochs, finetune_epochs
+        Length of the phases; correction is the paper's PENCIL learning.
+    lr, correction_lr, finetune_lr
+        Learning rate of each phase; correction uses ``lr`` unless its own is set.
+    step, pull
+        How far labels follow the network in a step, and how strongly the given label holds them. They mean the same at
+        every batch size and class count.
+    label_lr, alpha
+        The same in the paper's symbols (lambda and alpha): ``step = label_lr / (B * c)``, ``pull = alpha * c``; for
+        multi-label data ``label_lr / B`` and ``alpha``. Give one form or the other.
+    beta
+        Weight of the entropy loss L_e.
+    compatibility
+        ``"printed"``: L_o as in the paper; ``"published"``: as in the authors' code.
+    divergence
+        Direction of the KL divergence of L_c.
+    init_probability, init_scale
+        Probability of the given class in the initial label distribution, or the paper's K. Give one or the other.
+    class_mean
+        Divide L_c and L_e by the number of classes, as the paper does.
+    rounds, round_factor
+        How often correction and fine-tuning run, and the factor on both rates from one round to the next.
+    carry_labels
+        Start further rounds from the corrected labels (as R2-D2 does) instead of the given ones.
     """
 
-    takes_multilabel = True
-    by_row = True
+    requirements = Requirements(multilabel=True, row_losses=True)
 
     def __init__(
         self,
@@ -88,24 +108,24 @@ class Pencil(Method):
         self.rounds, self.round_factor, self.carry_labels = rounds, round_factor, carry_labels
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        unsaid = DEFAULTS[task.multilabel]
-        self.compatibility = unsaid.compatibility if self.compatibility_given is None else self.compatibility_given
-        self.beta = unsaid.beta if self.beta_given is None else self.beta_given
+        defaults = DEFAULTS[task.multilabel]
+        self.compatibility = defaults.compatibility if self.compatibility_given is None else self.compatibility_given
+        self.beta = defaults.beta if self.beta_given is None else self.beta_given
         self.kind = label_kind(
             task.multilabel, self.divergence, self.compatibility, self.init_probability, self.init_scale
         )
         per_lambda, per_alpha = self.kind.scale(task.batch_size, task.num_classes)
-        self.label_pull = unsaid.pull if self.pull is None else self.pull
+        self.label_pull = defaults.pull if self.pull is None else self.pull
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
         if self.compatibility == "printed" and self.label_pull >= 1:
             warnings.warn(
                 f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
-                "its maximum; corrected labels are read with the compatibility term taken out",
+                "its maximum; corrected labels are read with the compatibility term removed",
                 stacklevel=2,
             )
         self.labels = task.layout.place(task.given_labels, partial(self._store, task))
-        step: AnySchedule = as_schedule(unsaid.step) if self.step is None else self.step
+        step: AnySchedule = as_schedule(defaults.step) if self.step is None else self.step
         if self.label_lr is not None:
             step = self.label_lr.scaled(per_lambda)
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
@@ -114,7 +134,7 @@ class Pencil(Method):
         return self.kind.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
-        """Correction and fine-tuning, again and again; labels start each round as given unless they are carried."""
+        """Correction and fine-tuning, ``rounds`` times; labels are reset before each round unless they are carried."""
         assert self.labels is not None
         phases: tuple[Phase, ...] = ()
         for number in range(self.rounds):
@@ -134,41 +154,41 @@ class Pencil(Method):
             )
         return phases
 
-    def _reset_labels(self, context: Context) -> None:
+    def _reset_labels(self, _context: Context) -> None:
         assert self.labels is not None
         self.labels.reset()
 
-    def backbone_loss(self, logits: Tensor, batch: Batch) -> Terms:
+    def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """Eq. 1 on the given labels; at a high learning rate the network learns patterns before mistakes."""
-        return Terms(self.kind.given_loss(logits, batch.given_labels))
+        return Terms(self.kind.given_loss(outputs.logits, batch.given_labels))
 
-    def correction_loss(self, logits: Tensor, batch: Batch) -> Terms:
+    def correction_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """``L_c / c + beta * L_e / c``; the labels' own part of the loss acts in :meth:`correct_labels`."""
-        return self._network_terms(logits, batch, self.beta)
+        return self._network_terms(outputs.logits, batch, self.beta)
 
-    def finetune_loss(self, logits: Tensor, batch: Batch) -> Terms:
+    def finetune_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """``L_c / c`` on labels that no longer move."""
-        return self._network_terms(logits, batch, beta=0.0)
+        return self._network_terms(outputs.logits, batch, beta=0.0)
 
     def correct_labels(self, carry: tuple[NetworkLosses, Tensor, Tensor], batch: Batch, label_step: float) -> None:
-        """What :meth:`pencil.LabelStore.update` does, with the rows and probabilities that the loss has met already."""
+        """Move labels as :meth:`pencil.LabelStore.update` does, with the probabilities that the loss has computed."""
         assert self.labels is not None
         losses, logits, label_logits = carry
         gradient = self.kind.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions; a printed compatibility term so strong that no label could flip is taken out."""
+        """The label distributions; a printed compatibility term with ``pull >= 1``, where none could flip, is removed."""
         assert self.labels is not None
-        holds_all = self.compatibility == "printed" and self.label_pull >= 1
-        return self.labels.evidence(self.label_pull if holds_all else 0.0, rows)
+        remove_pull = self.compatibility == "printed" and self.label_pull >= 1
+        return self.labels.evidence(self.label_pull if remove_pull else 0.0, rows)
 
     def metrics(self) -> dict[str, float]:
         assert self.labels is not None
         return {"loss_compatibility": float(self.labels.mean(self._compatibility()))}
 
     def _compatibility(self) -> Tensor:
-        """L_o over the rows that are held here, piece by piece."""
+        """Mean L_o over the rows of this process, in chunks."""
         assert self.labels is not None
         labels = self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
         given, total = labels.given_labels, torch.zeros((), dtype=torch.float64)
@@ -188,4 +208,4 @@ class Pencil(Method):
 
 def _exclusive(ours: str, our_value: object, paper: str, paper_value: object) -> None:
     if our_value is not None and paper_value is not None:
-        raise RecipeError(f"both {ours} and the paper's {paper} are given; they say the same thing; keep one.")
+        raise RecipeError(f"both {ours} and the paper's {paper} are given; they set the same thing; keep one.")

@@ -1,7 +1,7 @@
 """Schedules as data: a value over the epochs of a phase, for the learning rate and for the label step alike.
 
-``schedule(epoch, epochs)`` is the value at a (possibly fractional) epoch of a phase that lasts ``epochs``. In a recipe
-a plain number is a constant, and a table names its kind: ``{kind = "step", start = 0.2, at = [40, 80]}``.
+``schedule(epoch, epochs)`` is the value at a (possibly fractional) epoch of a phase of ``epochs`` epochs. In a recipe a
+plain number is a constant, and a table names its kind: ``{kind = "step", start = 0.2, at = [40, 80]}``.
 """
 
 import math
@@ -10,19 +10,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
-Height = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Level = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Schedule:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     def scaled(self, factor: float) -> Self:
-        """The same course at another height."""
-        heights = {name: getattr(self, name) * factor for name in ("value", "start", "end") if hasattr(self, name)}
-        return replace(self, **heights)  # type: ignore[type-var]
+        """Return the same schedule with every value multiplied by ``factor``."""
+        values = {name: getattr(self, name) * factor for name in ("value", "start", "end") if hasattr(self, name)}
+        return replace(self, **values)  # type: ignore[type-var]
 
     def stretched(self, ratio: float) -> Self:
-        """The same course for a phase that lasts ``ratio`` times as long."""
+        """Return the same schedule for a phase that is ``ratio`` times as long."""
         return self
 
 
@@ -30,7 +30,7 @@ class _Schedule:
 class Constant(_Schedule):
     """The same value throughout."""
 
-    value: Height
+    value: Level
     kind: Literal["constant"] = "constant"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -41,9 +41,9 @@ class Constant(_Schedule):
 class StepDecay(_Schedule):
     """Multiplied by ``factor`` at each of the epochs ``at``."""
 
-    start: Height
+    start: Level
     at: tuple[float, ...]
-    factor: Height = 0.1
+    factor: Level = 0.1
     kind: Literal["step"] = "step"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -57,8 +57,8 @@ class StepDecay(_Schedule):
 class MultiplyEvery(_Schedule):
     """Multiplied by ``factor`` every ``every`` epochs."""
 
-    start: Height
-    factor: Height
+    start: Level
+    factor: Level
     every: Annotated[float, Field(gt=0)] = 1.0
     kind: Literal["multiply"] = "multiply"
 
@@ -71,10 +71,10 @@ class MultiplyEvery(_Schedule):
 
 @dataclass(frozen=True)
 class Linear(_Schedule):
-    """From ``start`` to ``end`` in a straight line over the phase."""
+    """Linear from ``start`` to ``end`` over the phase."""
 
-    start: Height
-    end: Height = 0.0
+    start: Level
+    end: Level = 0.0
     kind: Literal["linear"] = "linear"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -85,13 +85,13 @@ class Linear(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase.
 
-    Where the course is longer than the phase, ``whole`` is its length, ``since`` how much of it lies behind.
+    Where the cosine spans more than the phase, ``whole`` is its length in epochs and ``since`` the epochs before it.
     """
 
-    start: Height
-    end: Height = 0.0
-    since: Height = 0.0
-    whole: Height | None = None
+    start: Level
+    end: Level = 0.0
+    since: Level = 0.0
+    whole: Level | None = None
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
@@ -106,7 +106,7 @@ class Cosine(_Schedule):
 class Steps(_Schedule):
     """One value after the other: ``values[i]`` until the epoch ``at[i]``."""
 
-    values: tuple[Height, ...]
+    values: tuple[Level, ...]
     at: tuple[float, ...]
     kind: Literal["steps"] = "steps"
 
@@ -128,7 +128,7 @@ AnySchedule = Constant | StepDecay | MultiplyEvery | Steps | Linear | Cosine
 
 
 def as_schedule(value: Any) -> Any:
-    """A plain number is a constant schedule; everything else stays as it is."""
+    """Return a constant schedule for a plain number; anything else is returned as it is."""
     return Constant(float(value)) if _is_number(value) else value
 
 

@@ -1,5 +1,5 @@
 """``auto``: the method that sets itself."""
 
-from pencil.methods.auto.method import AutoPencil
+from pencil.methods.auto.method import Auto
 
-__all__ = ["AutoPencil"]
+__all__ = ["Auto"]

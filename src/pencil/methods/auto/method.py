@@ -1,5 +1,8 @@
-"""PENCIL that sets itself: no noise rate, no phase lengths, no label rate; all of it read off the noisy data."""
+"""``auto``, the method that sets itself: noise rate, phase lengths and label updates are estimated from noisy data."""
 
+import math
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -8,46 +11,104 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
-from pencil.errors import RecipeError
-from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl, log_probs
-from pencil.methods.auto.noise_model import SURE, explained, is_chance
-from pencil.methods.auto.relabelling import Relabelling, as_logits
-from pencil.methods.base import Context, Epochs, NonNegative, Phase, Share, Task, Terms
+from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
+from pencil.labels.sharded import ShardedLabelStore
+from pencil.labels.store import CHUNK, LabelStore
+from pencil.methods.auto.noise_model import (
+    SIGNIFICANT,
+    NoiseModel,
+    confusion_shape,
+    fit_noise,
+    fit_temperature,
+    is_chance,
+    log_likelihoods,
+    posterior,
+    remaining_trust,
+)
+from pencil.methods.base import (
+    Context,
+    Epochs,
+    Fraction,
+    Method,
+    NonNegative,
+    Outputs,
+    Phase,
+    Requirements,
+    Task,
+    Terms,
+)
 from pencil.methods.elr import early_learning_loss, moved_targets
+from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import Cosine
 
-UNWATCHED = 0.2
-"""The share of the budget for the backbone phase where no rows are held out to end it."""
-PROVING = 75
-"""With fewer held-out rows, no better than chance may be bad luck."""
-MEMORY = 0.7
-"""ELR's beta: how much of what the network believed an epoch ago is kept."""
+BACKBONE_WITHOUT_HELD_OUT = 0.2
+"""Length of the backbone phase as a fraction of the budget, where no rows are held out to end it."""
+ENOUGH_HELD_OUT = 75
+"""With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
+ELR_BETA = 0.7
+"""ELR's beta: the weight of earlier predictions in the running mean."""
 
 
-class AutoPencil(Relabelling):
-    """The three phases of the paper, with every number chosen on the way from labels that may be wrong.
+@dataclass
+class AutoState:
+    """What training has found out so far.
 
-    Backbone: cross-entropy on the given labels, held back by ``early_learning`` times the regulariser of ELR, until the
-    likelihood of the held-out labels has not risen for ``patience`` epochs, or for ``longest`` of the budget: from then
-    on mistakes are learned by heart. The network goes back to where it was best.
-    Correction: every label distribution moves by a share ``pace`` per epoch towards the posterior of the true class,
-    given what the network says about the row and how labels are mixed up (:mod:`pencil.methods.auto.noise_model`).
-    Fine-tuning: the last ``finetune`` of the epochs, on labels that no longer move. What is evaluated and kept is the
-    mean of the network's weights over an epoch, unless ``average`` is off. Correction and fine-tuning come again, up to
-    ``rounds`` times, as long as each round explains held-out labels better than the one before.
-
-    Not ``anchored``, labels follow the network alone once they have left the given ones, as in the paper. ``balance``
-    weighs a term that keeps the shares of the classes. With ``teacher`` labels move by what the averaged network says
-    about so many views of a row; ``mixup`` trains on mixtures of rows, with shares from a beta distribution of this
-    parameter; ``pair`` trains two networks, and labels move by what both of them say.
+    ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
+    ``best_*`` describe the backbone epoch with the highest held-out likelihood. ``trust`` is the weight of the given
+    label in the posterior. ``choices`` are the decisions in words.
     """
 
-    takes_minutes = True
-    telling = 40
-    remembered = (
-        *Relabelling.remembered,
-        "total", "done", "round", "backbone_epochs", "best_epoch", "best_likelihood", "best_weights", "best_said",
-    )  # fmt: skip
+    total: int
+    done: int = 0
+    round: int = 1
+    backbone_epochs: int = 0
+    best_epoch: int = 0
+    best_likelihood: float = -math.inf
+    best_weights: list[Tensor] = field(default_factory=list)
+    best_logits: Tensor | None = None
+    corrected: bool = False
+    noise: NoiseModel | None = None
+    trust: float = 1.0
+    choices: list[str] = field(default_factory=list)
+
+
+class Auto(Method):
+    """The three phases of the paper, with every number chosen during training from labels that may be wrong.
+
+    *Backbone*: cross-entropy on the given labels with ELR's regulariser, until the likelihood of the held-out labels
+    has not risen for ``patience`` epochs. The network then returns to its best epoch.
+    *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
+    the estimated noise model (:mod:`pencil.methods.auto.noise_model`).
+    *Fine-tuning*: the last epochs, on labels that no longer move.
+
+    Parameters
+    ----------
+    epochs
+        Length of the run, where ``training.epochs`` or a time budget does not set it.
+    lr
+        Start of the one cosine schedule over all phases.
+    early_learning
+        Weight of ELR's regulariser in the backbone phase.
+    patience, longest
+        The backbone phase ends after this many epochs without a better held-out likelihood, and at the latest at this
+        fraction of the budget.
+    pace
+        How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
+    finetune
+        Fraction of the epochs on labels that no longer move.
+    rounds
+        Correction and fine-tuning run at most this many times, as long as a round explains held-out labels better than
+        the one before.
+    average
+        Evaluate and keep the moving average of the weights.
+    anchored
+        Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
+    divergence
+        Direction of the KL divergence between label distribution and prediction.
+    """
+
+    requirements = Requirements(ema=True, held_out_rows=40, wall_clock=True, row_losses=True)
+    state: AutoState
 
     def __init__(
         self,
@@ -56,228 +117,277 @@ class AutoPencil(Relabelling):
         lr: NonNegative = 0.02,
         early_learning: NonNegative = 3.0,
         patience: Annotated[int, Field(ge=1)] = 4,
-        longest: Share = 0.6,
-        pace: Share = 0.3,
-        finetune: Share = 0.25,
+        longest: Fraction = 0.6,
+        pace: Fraction = 0.3,
+        finetune: Fraction = 0.25,
         rounds: Annotated[int, Field(ge=1)] = 1,
         average: bool = True,
         anchored: bool = True,
         divergence: Literal["forward", "inverse"] = "forward",
-        balance: NonNegative = 0.0,
-        teacher: Annotated[int, Field(ge=0)] = 0,
-        mixup: NonNegative = 0.0,
-        pair: bool = False,
     ):
-        if (teacher or mixup) and not average:
-            raise RecipeError("teacher and mixup ask the averaged network about labels; average is false.")
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.longest = early_learning, patience, longest
-        self.averages, self.anchored, self.divergence, self.balance = average, anchored, divergence, balance
-        self.mixup, self.networks = mixup, 2 if pair else 1
-        self.looks = max(teacher, 1 if mixup else 0)  # what it says about mixtures is no answer for a row
-        self.by_row = not (balance or self.looks or pair)
+        self.anchored, self.divergence = anchored, divergence
+        self.requirements = replace(type(self).requirements, ema=average)
+
+    # ---- phases
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.begin_labels(task)
-        self.total = self.epochs if task.epochs is None else task.epochs
-        self.done, self.round, self.backbone_epochs = 0, 1, 0
-        self.best_epoch, self.best_likelihood = 0, -float("inf")
-        self.best_weights: list[Tensor] = []
-        self.best_said: Tensor | None = None
+        self.task = task
+        self.labels = task.layout.place(task.given_labels, self._make_store)
+        self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
         return self.plan()
+
+    def _make_store(self, given_labels: Tensor, top_k: int | None) -> LabelStore:
+        task = self.task
+        return label_kind(False).store(
+            given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype
+        )
 
     def plan(self) -> tuple[Phase, ...]:
         """One cosine over all phases, whichever epoch they change at, and one over each further round."""
-        if not self.backbone_epochs:
-            return (self._backbone(self.total),)
-        phases = [self._backbone(self.backbone_epochs), *self._round("", self.backbone_epochs, self.total)]
-        for number in range(2, self.round + 1):
-            phases += self._round(f" {number}", 0, self.total - self.backbone_epochs)
+        state = self.state
+        if not state.backbone_epochs:
+            return (self._backbone(state.total),)
+        phases = [self._backbone(state.backbone_epochs), *self._round("", state.backbone_epochs, state.total)]
+        for number in range(2, state.round + 1):
+            phases += self._round(f" {number}", 0, state.total - state.backbone_epochs)
         return tuple(phases)
 
     def _backbone(self, epochs: int) -> Phase:
-        lr = Cosine(self.lr, whole=self.total)
-        return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.remember)
+        lr = Cosine(self.lr, since=0, whole=self.state.total)
+        return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets)
 
     def _round(self, suffix: str, since: int, whole: int) -> list[Phase]:
-        left = max(0, self.total - self.backbone_epochs)
-        finetune = min(left, round(self.finetune * self.total))
+        """Correction and fine-tuning on a cosine of ``whole`` epochs, ``since`` of which have passed before."""
+        left = max(0, self.state.total - self.state.backbone_epochs)
+        finetune = min(left, round(self.finetune * self.state.total))
         first, second = (Cosine(self.lr, since=place, whole=whole) for place in (since, whole - finetune))
         return [
             Phase("correction" + suffix, left - finetune, self.correction_loss, first, after_step=self.correct_labels),
             Phase("finetune" + suffix, finetune, self.correction_loss, second),
         ]
 
-    def backbone_loss(self, said: Any, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels, and ELR's regulariser; the label store is its memory until labels are corrected.
+    # ---- losses and label updates
 
-        ELR's targets start at zero and every epoch meets every row, so that after k epochs they sum to ``1 - B ** k``;
-        the store holds them scaled to sum to one.
+    def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """Eq. 1 on the given labels, plus ELR's regulariser.
+
+        Until labels are corrected, the label store holds ELR's targets, scaled to sum to one. The targets start at zero
+        and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``.
         """
-        trained, answers = self._sides(said)
-        targets = moved_targets(self._memory(batch.rows), answers, MEMORY)
-        mixed = targets
-        if batch.partners is not None:
-            mixed = torch.lerp(self._memory(batch.partners), targets, batch.share)
-        classification = torch.stack([self._classification(logits, batch) for logits in trained]).sum()
-        regularizer = torch.stack([early_learning_loss(logits, mixed) for logits in trained]).sum()
+        assert self.labels is not None
+        stored = self.labels.to_probs(self.labels[batch.rows]) * (1 - ELR_BETA**self.state.done)
+        targets = moved_targets(stored, outputs.logits, ELR_BETA)
+        classification = cross_entropy(outputs.logits, batch.given_labels)
+        regularizer = early_learning_loss(outputs.logits, targets)
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
         return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
 
-    def _memory(self, rows: Tensor) -> Tensor:
-        assert self.labels is not None
-        return self.labels.to_probs(self.labels[rows]) * (1 - MEMORY**self.done)
-
-    def _classification(self, logits: Tensor, batch: Batch) -> Tensor:
-        loss = cross_entropy(logits, batch.given_labels)
-        if batch.partners is None:
-            return loss
-        return torch.lerp(cross_entropy(logits, self.task.given_labels[batch.partners]), loss, batch.share)
-
-    def remember(self, targets: Tensor, batch: Batch, label_step: float) -> None:
+    def update_targets(self, targets: Tensor, batch: Batch, _label_step: float) -> None:
+        """Store ELR's targets of these rows."""
         assert self.labels is not None
         self.labels.write(batch.rows, as_logits(targets))
 
-    def correction_loss(self, said: Any, batch: Batch) -> Terms:
-        """KL between label distributions and predictions: the forward one keeps the network's doubts calibrated."""
+    def correction_loss(self, outputs: Outputs, batch: Batch) -> Terms:
+        """KL divergence between label distribution and prediction; forward KL keeps the network calibrated."""
         assert self.labels is not None
-        trained, answers = self._sides(said)
         label_logits = self.labels[batch.rows]
-        label_probs = self.labels.to_probs(label_logits)
-        if batch.partners is not None:
-            partners = self.labels.to_probs(self.labels[batch.partners])
-            label_logits = as_logits(torch.lerp(partners, label_probs, batch.share))
         divergence = forward_kl if self.divergence == "forward" else inverse_kl
-        loss = torch.stack([divergence(logits, label_logits) for logits in trained]).sum()
-        if self.balance:
-            loss = loss + self.balance * self._imbalance(trained[0])
-        return Terms(loss, carry=(answers, label_probs))
+        carry = outputs.logits.detach(), self.labels.to_probs(label_logits)
+        return Terms(divergence(outputs.logits, label_logits), carry=carry)
 
-    def _sides(self, said: Any) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The logits that are trained, and the mean answer by which labels move: the averaged network's, if asked."""
-        logits = said if isinstance(said, tuple) else (said,)
-        trained, looks = logits[: self.networks], logits[self.networks :]
-        asked = [answer.detach() for answer in looks or trained]
-        if len(asked) == 1:
-            return trained, asked[0]
-        return trained, torch.stack([log_probs(answer) for answer in asked]).logsumexp(dim=0)
+    def correct_labels(self, carry: tuple[Tensor, Tensor], batch: Batch, _label_step: float) -> None:
+        """``y_d <- (1 - pace) * y_d + pace * posterior`` for these rows."""
+        assert self.labels is not None and self.state.noise is not None
+        logits, label_probs = carry
+        log_posterior = posterior(
+            at_least_fp32(logits), hard_labels(batch.given_labels), self.state.noise, self.state.trust
+        )
+        moved = torch.lerp(label_probs, log_posterior.exp().to(label_probs), self.pace)
+        self.labels.write(batch.rows, as_logits(moved))
 
-    def _imbalance(self, logits: Tensor) -> Tensor:
-        """``KL(s || mean f)``: how far the classes of a batch are from their shares s in the labels at the switch."""
-        assert self.shares is not None
-        shares = self.shares.to(logits).clamp_min(1e-8)
-        return (shares * (shares.log() - at_least_fp32(logits).softmax(dim=1).mean(dim=0).log())).sum()
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
+        """The label distributions; before correction, when the store holds ELR's targets, the given labels."""
+        assert self.labels is not None
+        if self.state.corrected:
+            return self.labels.probs(rows)
+        return self.labels.to_probs(self._local_store().initial_logits(rows))
 
-    def correct_labels(self, carry: tuple[Tensor, Tensor], batch: Batch, label_step: float) -> None:
-        answers, label_probs = carry
-        self.move_labels(batch.rows, label_probs, answers, batch.given_labels, self.pace)
+    def _local_store(self) -> LabelStore:
+        assert self.labels is not None
+        return self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
 
-    def watch(self, context: Context) -> bool:
-        """Look at the held-out rows after every epoch, and decide."""
-        self.done += 1
-        changed = self._plan_by_the_clock(context)
-        if not self.backbone_epochs:
+    # ---- noise and posterior
+
+    def relabel(self, context: Context) -> None:
+        """Estimate the noise model, and set every label to its posterior."""
+        logits = context.predict().nan_to_num(0.0)
+        given = hard_labels(self.task.given_labels)
+        shape = confusion_shape(logits.argmax(dim=1), given, self.task.num_classes)
+        held_out = context.held_out() or (logits.cpu(), given.cpu())
+        noise = fit_noise(held_out[0], hard_labels(held_out[1]), shape)
+        self.state.noise = noise
+        self._fit_trust(*held_out, float((logits.argmax(dim=1) == given).double().mean()))
+        self._write_labels(posterior(logits, given, noise, self.state.trust))
+        self._note(
+            f"noise rate {noise.rate:.0%} (interval {noise.low:.0%} to {noise.high:.0%}), temperature "
+            f"{noise.temperature:.2f}; every label set to its posterior"
+        )
+
+    def refit(self, context: Context) -> None:
+        """Fit the temperature and the weight of the given labels to the network as it is now."""
+        held_out = context.held_out()
+        if held_out is not None:
+            assert self.state.noise is not None
+            temperature = fit_temperature(held_out[0], hard_labels(held_out[1]), self.state.noise)
+            self.state.noise = replace(self.state.noise, temperature=temperature)
+            self._fit_trust(*held_out, context.train_accuracy)
+
+    def _fit_trust(self, logits: Tensor, given: Tensor, agreement: float) -> None:
+        assert self.state.noise is not None
+        self.state.trust = 0.0
+        if self.anchored:
+            self.state.trust = remaining_trust(logits, hard_labels(given), self.state.noise, agreement)
+
+    def _write_labels(self, label_logits: Tensor) -> None:
+        """Set the label logits of all rows; pinned rows stay as given."""
+        assert self.labels is not None
+        store, rows = self._local_store(), self.labels.own_rows
+        local = torch.arange(len(label_logits)) if rows is None else rows
+        store.reset()
+        self.state.corrected = True
+        for places in torch.arange(len(local)).split(CHUNK):
+            values = label_logits[local[places].to(label_logits.device)].to(self.task.dtype)
+            store.write(places.to(self.task.device), values)
+
+    # ---- decisions after every epoch
+
+    def on_epoch_end(self, context: Context) -> None:
+        """Evaluate the held-out rows, and decide what comes next."""
+        state = self.state
+        state.done += 1
+        self._plan_by_clock(context)
+        if not state.backbone_epochs:
             if self._is_memorising(context):
                 self._leave_backbone(context)
-                return True
-            if self.done == self.total:
+            elif state.done == state.total:
                 self._end_in_backbone(context)
-        elif self.done < self._end_of_round():
-            self.look_again(context)
+        elif state.done < state.total + (state.round - 1) * (state.total - state.backbone_epochs):
+            self.refit(context)
         elif self._another_round_pays(context):
-            self.round += 1
+            state.round += 1
             self.relabel(context)
-            return True
         else:
-            self._stand_or_fall(context)
-        return changed
+            self._undo_if_worse(context)
 
-    def _end_of_round(self) -> int:
-        return self.total + (self.round - 1) * (self.total - self.backbone_epochs)
-
-    def _plan_by_the_clock(self, context: Context) -> bool:
-        """As many epochs as the time allows, counted anew after each one of the backbone phase."""
-        if self.task.seconds is None or self.backbone_epochs:
-            return False
-        left = self.task.seconds - context.seconds
-        self.total = self.done + max(0 if self.done > 2 else 3 - self.done, int(left * self.done / context.seconds))
-        return True
+    def _plan_by_clock(self, context: Context) -> None:
+        """Plan as many epochs as the time budget allows, again after each epoch of the backbone phase."""
+        state = self.state
+        if self.task.seconds is None or state.backbone_epochs:
+            return
+        left = self.task.seconds - context.elapsed_seconds
+        affordable = int(left * state.done / context.elapsed_seconds)
+        state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
 
     def _is_memorising(self, context: Context) -> bool:
-        """Whether held-out labels have been better explained before; the best network so far is kept.
+        """Return whether the held-out likelihood has stopped rising; the best network so far is kept.
 
-        How sure a network is does not count, only what it knows: its temperature is the best there is. As long as it
-        does no better than chance, it has learned nothing that could be lost.
+        The likelihood is taken at the best temperature, so that knowledge counts and not confidence. A network that is
+        no better than chance has learned nothing yet that memorising could spoil.
         """
-        held_out = context.held_out()
+        state, held_out = self.state, context.held_out()
         if held_out is None:
-            return self.done >= max(1, round(UNWATCHED * self.total)) and self.done < self.total
+            return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         logits, given = held_out[0], hard_labels(held_out[1])
         if is_chance(logits.argmax(dim=1) == given, given):
             return False
-        likelihood = float(explained(logits, given).mean())
-        if likelihood > self.best_likelihood:
-            self.best_likelihood, self.best_epoch = likelihood, self.done
-            self.best_weights, self.best_said = context.snapshot(), logits
-        ended = self.done - self.best_epoch >= self.patience or self.done >= self.longest * self.total
-        return ended and self.done < self.total
+        likelihood = float(log_likelihoods(logits, given).mean())
+        if likelihood > state.best_likelihood:
+            state.best_likelihood, state.best_epoch = likelihood, state.done
+            state.best_weights, state.best_logits = context.snapshot(), logits
+        ended = state.done - state.best_epoch >= self.patience or state.done >= self.longest * state.total
+        return ended and state.done < state.total
 
     def _leave_backbone(self, context: Context) -> None:
-        self.backbone_epochs = self.done
+        state = self.state
+        state.backbone_epochs = state.done
         if context.held_out() is None:
-            self.say(f"left the backbone phase after epoch {self.done}: no rows are held out to tell the right time")
-            self.relabel(context)
-            return
-        self.say(
-            f"left the backbone phase after epoch {self.done} and went back to epoch {self.best_epoch}: "
-            f"held-out labels were best explained there (log-likelihood {self.best_likelihood:.3f} a row)"
-        )
-        context.put_back(self.best_weights)
+            self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch by")
+        else:
+            self._note(
+                f"backbone phase ended after epoch {state.done}; network restored to epoch {state.best_epoch}, which "
+                f"has the best held-out log-likelihood ({state.best_likelihood:.3f} per row)"
+            )
+            context.restore_weights(state.best_weights)
         self.relabel(context)
 
     def _end_in_backbone(self, context: Context) -> None:
-        """The budget is spent: read labels off the network, if it has learned anything."""
-        held_out = context.held_out()
-        if held_out is not None and self.best_said is None:
-            what = "never predicted held-out labels better than chance: labels are left as they were given"
-            enough = self.done > self.patience and len(held_out[1]) >= PROVING  # else it had no chance to show it
-            if enough:
-                self.warn(what)
-            else:
-                self.say(what)
+        """The budget ended in the backbone phase: relabel, if the network has learned anything."""
+        state, held_out = self.state, context.held_out()
+        if held_out is not None and state.best_logits is None:
+            message = "held-out labels were never predicted better than chance: labels are left as given"
+            self._note(message)
+            if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
+                warnings.warn(message, stacklevel=2)
             return
-        self.say(f"stayed in the backbone phase: held-out labels were best explained at epoch {self.best_epoch}")
+        self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
         self.relabel(context)
 
     def _another_round_pays(self, context: Context) -> bool:
-        """Whether this round explains held-out labels better, beyond doubt, than what was before it."""
-        held_out = context.held_out()
-        if self.round >= self.rounds or self.task.seconds is not None or held_out is None:
+        """Return whether this round explains held-out labels significantly better than what was before it."""
+        state, held_out = self.state, context.held_out()
+        if state.round >= self.rounds or self.task.seconds is not None or held_out is None:
             return False
-        said, given = held_out[0], hard_labels(held_out[1])
-        assert self.best_said is not None
-        now, before = (explained(logits, given, self.transition) for logits in (said, self.best_said))
-        if _standing(now - before) <= SURE:
-            self.say(f"no further round after round {self.round}: it explains held-out labels no better")
+        assert state.best_logits is not None and state.noise is not None
+        logits, given = held_out[0], hard_labels(held_out[1])
+        now, before = (log_likelihoods(one, given, state.noise.transition) for one in (logits, state.best_logits))
+        if _z_score(now - before) <= SIGNIFICANT:
+            self._note(f"no further round after round {state.round}: held-out labels are not explained better")
             return False
-        self.say(f"another round after round {self.round}: it explains held-out labels better than what was before it")
-        self.best_weights, self.best_said = context.snapshot(), said
+        self._note(f"another round after round {state.round}: held-out labels are explained better than before")
+        state.best_weights, state.best_logits = context.snapshot(), logits
         return True
 
-    def _stand_or_fall(self, context: Context) -> None:
-        """At the end: if the network explains held-out labels worse than before the last round, that is undone."""
-        held_out = context.held_out()
-        if held_out is None or self.best_said is None:
+    def _undo_if_worse(self, context: Context) -> None:
+        """At the end: return to the network before correction if that predicts held-out labels better."""
+        state, held_out = self.state, context.held_out()
+        if held_out is None or state.best_logits is None:
             return
-        right = held_out[0].argmax(dim=1) == hard_labels(held_out[1])
-        before = self.best_said.argmax(dim=1) == hard_labels(held_out[1])
-        if _standing(right.double() - before.double()) < -SURE:
-            self.warn("made held-out labels harder to explain: network and labels are as they were before correction")
-            context.put_back(self.best_weights)
+        given = hard_labels(held_out[1])
+        now, before = (logits.argmax(dim=1) == given for logits in (held_out[0], state.best_logits))
+        if _z_score(now.double() - before.double()) < -SIGNIFICANT:
+            message = "correction made predictions of held-out labels worse: network and labels are those before it"
+            self._note(message)
+            warnings.warn(message, stacklevel=2)
+            context.restore_weights(state.best_weights)
             self.relabel(context)
 
+    # ---- what a run reports
 
-def _standing(gain: Tensor) -> float:
-    """How many standard errors a mean gain is from none; all alike, and there is no doubt."""
+    def metrics(self) -> dict[str, float]:
+        noise = self.state.noise
+        return {} if noise is None else {"temperature": noise.temperature, "trust": self.state.trust}
+
+    def findings(self) -> dict[str, Any]:
+        """The decisions in words, the noise rate with its interval, and the transition matrix."""
+        found: dict[str, Any] = {"choices": list(self.state.choices)}
+        noise = self.state.noise
+        if noise is not None:
+            found["noise_rate"] = {"estimate": noise.rate, "low": noise.low, "high": noise.high}
+            found["transition"] = noise.transition.tolist()
+        return found
+
+    def _note(self, choice: str) -> None:
+        self.state.choices.append(choice)
+
+
+def as_logits(probs: Tensor) -> Tensor:
+    """Return logits whose softmax is ``probs``, scaled to sum to one."""
+    return (probs / probs.sum(dim=1, keepdim=True)).clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def _z_score(gain: Tensor) -> float:
+    """Return the mean gain in standard errors; infinite where all rows gain the same."""
     mean, error = float(gain.double().mean()), float(gain.double().std(correction=0) / len(gain) ** 0.5)
-    return mean / error if error else mean * float("inf") if mean else 0.0
+    return mean / error if error else mean * math.inf if mean else 0.0

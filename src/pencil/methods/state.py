@@ -1,0 +1,36 @@
+"""The changing state of a method: one dataclass, saved as a tree of tensors and plain values and loaded again."""
+
+from collections import deque
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from torch import Tensor
+
+
+def state_tree(state: Any) -> Any:
+    """Return a dataclass, with the dataclasses and deques in its fields, as dicts and lists."""
+    if is_dataclass(state):
+        return {part.name: state_tree(getattr(state, part.name)) for part in fields(state)}
+    return list(state) if isinstance(state, deque) else state
+
+
+def load_state(state: Any, tree: Any) -> Any:
+    """Return a state of the same type as ``state`` with the values of a tree that :func:`state_tree` made.
+
+    Tensors are moved to the device of those that they replace; a deque keeps its maximum length.
+    """
+    if not is_dataclass(state):
+        return tree
+    kinds = get_type_hints(type(state))
+    return type(state)(**{
+        part.name: _load_field(getattr(state, part.name), tree[part.name], kinds[part.name]) for part in fields(state)
+    })  # fmt: skip
+
+
+def _load_field(current: Any, value: Any, kind: Any) -> Any:
+    if isinstance(current, deque):
+        return deque(value, maxlen=current.maxlen)
+    if isinstance(current, Tensor) and isinstance(value, Tensor):
+        return value.to(current.device)
+    nested = next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and is_dataclass(one)), None)
+    return nested(**value) if nested is not None and isinstance(value, dict) else value
