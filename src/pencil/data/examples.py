@@ -30,11 +30,6 @@ class Batch:
     rows: Tensor
     inputs: Tensor
     given_labels: Tensor
-    views: tuple[Tensor, ...] = ()
-    """What the averaged network is asked about, where a method wants to know."""
-    partners: Tensor | None = None
-    """The rows that these are mixed with, where they are; ``share`` is how much of a mixture is the row itself."""
-    share: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Pencil(Method):
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions; a printed compatibility term with ``pull >= 1``, where none could flip, is removed."""
+        """The label distributions; a printed compatibility term with ``pull >= 1`` (none could flip) is removed."""
         assert self.labels is not None
         remove_pull = self.compatibility == "printed" and self.label_pull >= 1
         return self.labels.evidence(self.label_pull if remove_pull else 0.0, rows)

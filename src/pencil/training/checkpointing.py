@@ -1,4 +1,4 @@
-"""When to save and when to stop: between two steps, and on every rank at the same one."""
+"""When to save and when to stop: between two steps, and on every rank at the same step."""
 
 import signal
 import threading
@@ -13,30 +13,30 @@ from pencil.errors import PencilError, RunError, Stopped
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.trainer import Trainer
 
-NOTHING, SAVE, STOP = 0, 1, 2
+CONTINUE, SAVE, STOP = 0, 1, 2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """Notes SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once, as ever.
+    """Records SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once.
 
-    Signals can be caught in the main thread only; elsewhere they do what they would have done.
+    Signals can be caught in the main thread only; in other threads they keep their effect.
     """
 
     def __init__(self) -> None:
         self.signal: str | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.signal is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number).name
@@ -45,17 +45,35 @@ class StopRequest:
 class CheckpointStore(Protocol):
     """Where checkpoints are written: rank 0 begins, every rank writes parts, rank 0 commits them or recovers."""
 
-    def begin(self, step: int) -> Path: ...
+    def begin(self, step: int) -> Path:
+        """Return a directory for the parts of a new checkpoint."""
 
-    def write_part(self, partial: Path, name: str, tree: Any) -> dict[str, Any]: ...
+    def write_part(self, partial: Path, name: str, tree: Any) -> dict[str, Any]:
+        """Write one part and return its digests."""
 
-    def commit(self, partial: Path, digests: Mapping[str, Any]) -> object: ...
+    def commit(self, partial: Path, digests: Mapping[str, Any]) -> object:
+        """Make the parts a checkpoint."""
 
-    def recover(self) -> None: ...
+    def recover(self) -> None:
+        """Remove what was left half-written."""
 
 
-class Pauses:
-    """Saves training every so often, and when it is asked to stop; then it stops."""
+class Checkpointer:
+    """Saves training at intervals and when it is asked to stop; then it stops. It is the trainer's ``on_pause``.
+
+    Parameters
+    ----------
+    checkpoints
+        Where to save.
+    request
+        Whether a stop was requested.
+    minutes, epochs
+        Save after this much time, and after this many epochs where that is set.
+    world
+        All ranks decide together.
+    clock
+        Seconds, monotonic.
+    """
 
     def __init__(
         self,
@@ -72,39 +90,42 @@ class Pauses:
         self._saved_at, self._saved_epochs = clock(), 0
 
     def __call__(self, trainer: Trainer) -> None:
-        wish = NOTHING
+        """Save or stop where that is due; raises :class:`Stopped` once everything is saved."""
+        wish = CONTINUE
         if self.request.signal is not None:
             wish = STOP
         elif self.world.rank == 0 and self._is_due(trainer):
             wish = SAVE
         agreed = max(wish for (wish,) in self.world.all_gather_ints(wish))
-        if agreed == NOTHING:
+        if agreed == CONTINUE:
             return
         try:
             self.save(trainer)
         except RunError as error:
             if agreed == STOP:
                 raise
-            warnings.warn(f"{error} Training goes on; the next try is in {self.seconds / 60:g} minutes.", stacklevel=2)
+            warnings.warn(
+                f"{error} Training continues; the next attempt is in {self.seconds / 60:g} minutes.", stacklevel=2
+            )
         if agreed == STOP:
-            at = f"epoch {len(trainer.records) + 1}, step {trainer.at.step}"
-            raise Stopped(f"stopped by {self.request.signal or 'a signal to another process'} at {at}; all is saved.")
+            place = f"epoch {len(trainer.records) + 1}, step {trainer.position.step}"
+            cause = self.request.signal or "a signal to another process"
+            raise Stopped(f"stopped by {cause} at {place}; everything is saved.")
 
     def _is_due(self, trainer: Trainer) -> bool:
-        whole = len(trainer.records)
-        if self.epochs is not None and trainer.at.step == 0 and whole >= self._saved_epochs + self.epochs:
+        done = len(trainer.records)
+        if self.epochs is not None and trainer.position.step == 0 and done >= self._saved_epochs + self.epochs:
             return True
         return self.clock() - self._saved_at >= self.seconds
 
     def save(self, trainer: Trainer) -> None:
-        """One checkpoint of all ranks: the first writes what they share, each one what only it has."""
+        """Write one checkpoint of all ranks: rank 0 writes the common state, each rank its own."""
         self._saved_at, self._saved_epochs = self.clock(), len(trainer.records)
-        first = self.world.rank == 0
-        partial = self.world.broadcast_object(
-            _attempt(lambda: self.checkpoints.begin(trainer.steps_done)) if first else None
-        )
+        world, first = self.world, self.world.rank == 0
+        begun = _attempt(lambda: self.checkpoints.begin(trainer.steps_done)) if first else None
+        partial = world.broadcast_object(begun)
         _raise_first([partial])
-        written = self.world.all_gather_object(_attempt(lambda: self._write(partial, trainer)))
+        written = world.all_gather_object(_attempt(lambda: self._write(partial, trainer)))
         done = None
         if first:
             failed = any(isinstance(one, PencilError) for one in written)
@@ -112,20 +133,20 @@ class Pauses:
             done = None if failed else _attempt(lambda: self.checkpoints.commit(partial, digests))
             if failed or isinstance(done, PencilError):
                 self.checkpoints.recover()
-        _raise_first([*written, self.world.broadcast_object(done if isinstance(done, PencilError) else None)])
+        _raise_first([*written, world.broadcast_object(done if isinstance(done, PencilError) else None)])
 
-    def _write(self, partial: Any, trainer: Trainer) -> dict[str, Any]:
+    def _write(self, partial: Path, trainer: Trainer) -> dict[str, Any]:
         digests: dict[str, Any] = {}
         if self.world.rank == 0:
-            digests |= self.checkpoints.write_part(partial, "training", trainer.state())
-        own = trainer.own_state()
-        if own:
-            digests |= self.checkpoints.write_part(partial, f"rank-{self.world.rank}", own)
+            digests |= self.checkpoints.write_part(partial, "training", trainer.state_dict())
+        local = trainer.local_state_dict()
+        if local:
+            digests |= self.checkpoints.write_part(partial, f"rank-{self.world.rank}", local)
         return digests
 
 
 def _attempt(action: Callable[[], Any]) -> Any:
-    """What it gives, or the error: all ranks have to hear of it before any of them stops."""
+    """Return the result or the error: all ranks have to know of an error before any of them stops."""
     try:
         return action()
     except PencilError as error:

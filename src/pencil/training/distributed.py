@@ -1,8 +1,7 @@
-"""Many processes that train as one: who I am among them, what the others have, what all agree on."""
+"""Several processes that train as one: the process group, and its launcher on one machine."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,140 +18,142 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pencil.errors import RecipeError, TrainingError
 
-PATIENCE = timedelta(minutes=10)
-"""How long to wait for a process that says nothing; one that dies is noticed at once."""
+TIMEOUT = timedelta(minutes=10)
+"""How long to wait for a process that does not answer; one that dies is noticed at once."""
+GRACE = 25.0
+"""Seconds that the other processes have to end by themselves once one has failed."""
 
 
 class World:
-    """The processes of one training. This one stands alone; :class:`ProcessGroup` are many.
+    """The processes of one training. This class is a single process; :class:`ProcessGroup` is several.
 
-    Every global batch is cut into one piece per rank, in order, so that the pieces of all ranks together are the batch
-    that one process would have taken.
+    Every global batch is cut into one part per rank, in order, so that the parts of all ranks together are the batch
+    that a single process would have taken.
     """
 
     rank, size = 0, 1
 
     def local(self, rows: Tensor) -> Tensor:
-        """My piece of these rows."""
+        """Return this rank's part of these rows."""
         return rows
 
-    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor:
-        """The rows of all ranks in order, ``counts`` of each; my own keep their gradient."""
-        return mine
+    def all_gather(self, rows: Tensor, counts: list[int]) -> Tensor:
+        """Return the rows of all ranks in order, ``counts`` of each; this rank's own keep their gradient."""
+        return rows
 
-    def all_gather_local(self, mine: Tensor, total: int) -> Tensor:
-        """The same for rows that :meth:`local` dealt out."""
-        return self.all_gather(mine, [len(part) for part in torch.arange(total).tensor_split(self.size)])
+    def all_gather_local(self, rows: Tensor, total: int) -> Tensor:
+        """Return the rows of all ranks, where each has the part that :meth:`local` returns of ``total`` rows."""
+        return self.all_gather(rows, [len(part) for part in torch.arange(total).tensor_split(self.size)])
 
-    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]:
-        """The whole numbers that every rank says."""
-        return [mine]
+    def all_gather_ints(self, *values: int) -> list[tuple[int, ...]]:
+        """Return the integers of every rank."""
+        return [values]
 
-    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
-        """Send each row to the rank named for it; get what was sent here, rank by rank, and how many from each."""
-        return mine, [len(mine)]
+    def all_to_all(self, rows: Tensor, ranks: Tensor) -> tuple[Tensor, list[int]]:
+        """Send each row to its rank; return the rows received, rank by rank, and how many came from each."""
+        return rows, [len(rows)]
 
-    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
-        """Answer what :meth:`all_to_all` brought: each rank gets one row for each that it sent, in its order."""
-        return answers
+    def return_to_senders(self, rows: Tensor, counts: list[int], ranks: Tensor) -> Tensor:
+        """Answer :meth:`all_to_all` with one row per row received; return the answers in the order of the request."""
+        return rows
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks."""
+        """Return the sum over all ranks."""
         return values
 
-    def broadcast_object(self, thing: Any) -> Any:
-        """What the first rank has, on every rank."""
-        return thing
+    def broadcast_object(self, value: Any) -> Any:
+        """Return what rank 0 passed."""
+        return value
 
-    def all_gather_object(self, thing: Any) -> list[Any]:
-        """What every rank has, on every rank."""
-        return [thing]
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Return what every rank passed."""
+        return [value]
 
     def wrap_ddp(self, network: nn.Module) -> nn.Module:
-        """The network with gradients averaged over all ranks."""
+        """Return the network with gradients averaged over all ranks."""
         return network
 
     def broadcast_buffers(self, network: nn.Module) -> None:
-        """Give every rank the first one's buffers, which are not averaged as gradients are."""
+        """Copy rank 0's buffers (batch statistics) to every rank: DDP averages gradients only."""
 
-    def leave(self) -> None: ...
+    def leave(self) -> None:
+        """Leave the process group that was joined here."""
 
 
 class ProcessGroup(World):
-    """Many processes, connected by torch.distributed: NCCL between GPUs, gloo elsewhere."""
+    """Several processes, connected by torch.distributed: NCCL between GPUs, gloo elsewhere."""
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.is_ours = not dist.is_initialized()
-        if self.is_ours:
-            with _peers():
+        self.joined_here = not dist.is_initialized()  # a caller's own process group stays when we leave
+        if self.joined_here:
+            with _peer_errors():
                 _connect("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def local(self, rows: Tensor) -> Tensor:
         return rows.tensor_split(self.size)[self.rank]
 
-    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor:
-        """Pieces are padded to the longest, as the collective wants them alike."""
+    def all_gather(self, rows: Tensor, counts: list[int]) -> Tensor:
         longest = max(counts)
-        sent = mine.detach().to(self.device)
-        if len(sent) < longest:
+        sent = rows.detach().to(self.device)
+        if len(sent) < longest:  # the collective needs parts of one length
             sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
         received = sent.new_empty(self.size * longest, *sent.shape[1:])
-        with _peers():
+        with _peer_errors():
             dist.all_gather_into_tensor(received, sent.contiguous())
-        pieces = [part[:count].to(mine.device) for part, count in zip(received.split(longest), counts, strict=True)]
-        pieces[self.rank] = mine
-        return torch.cat(pieces)
+        parts = [part[:count].to(rows.device) for part, count in zip(received.split(longest), counts, strict=True)]
+        parts[self.rank] = rows
+        return torch.cat(parts)
 
-    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]:
-        sent = torch.tensor(mine, device=self.device)
-        heard = sent.new_empty(self.size * len(mine))
-        with _peers():
-            dist.all_gather_into_tensor(heard, sent)
-        return [tuple(part) for part in heard.view(self.size, -1).tolist()]
+    def all_gather_ints(self, *values: int) -> list[tuple[int, ...]]:
+        sent = torch.tensor(values, device=self.device)
+        received = sent.new_empty(self.size * len(values))
+        with _peer_errors():
+            dist.all_gather_into_tensor(received, sent)
+        return [tuple(part) for part in received.view(self.size, -1).tolist()]
 
-    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]:
-        counts = torch.bincount(towards, minlength=self.size).tolist()
+    def all_to_all(self, rows: Tensor, ranks: Tensor) -> tuple[Tensor, list[int]]:
+        counts = torch.bincount(ranks, minlength=self.size).tolist()
         incoming = [asked[self.rank] for asked in self.all_gather_ints(*counts)]
-        return self._exchange_rows(mine[towards.argsort(stable=True)], counts, incoming), incoming
+        return self._exchange(rows[ranks.argsort(stable=True)], counts, incoming), incoming
 
-    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor:
-        sent = torch.bincount(towards, minlength=self.size).tolist()
-        sorted_answers = self._exchange_rows(answers, counts, sent)
-        in_order = torch.empty_like(sorted_answers)
-        in_order[towards.argsort(stable=True)] = sorted_answers
+    def return_to_senders(self, rows: Tensor, counts: list[int], ranks: Tensor) -> Tensor:
+        sent = torch.bincount(ranks, minlength=self.size).tolist()
+        by_rank = self._exchange(rows, counts, sent)
+        in_order = torch.empty_like(by_rank)
+        in_order[ranks.argsort(stable=True)] = by_rank
         return in_order
 
-    def _exchange_rows(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
+    def _exchange(self, rows: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
         received = rows.new_empty(sum(incoming), *rows.shape[1:], device=self.device)
-        with _peers():
+        with _peer_errors():
             dist.all_to_all_single(received, rows.to(self.device).contiguous(), incoming, outgoing)
         return received.to(rows.device)
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         summed = values.detach().to(self.device, copy=True)
-        with _peers():
+        with _peer_errors():
             dist.all_reduce(summed)
         return summed.to(values.device)
 
-    def broadcast_object(self, thing: Any) -> Any:
-        box = [thing]
-        with _peers():
+    def broadcast_object(self, value: Any) -> Any:
+        box = [value]
+        with _peer_errors():
             dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
-    def all_gather_object(self, thing: Any) -> list[Any]:
-        heard: list[Any] = [None] * self.size
-        with _peers():
-            dist.all_gather_object(heard, thing)
-        return heard
+    def all_gather_object(self, value: Any) -> list[Any]:
+        received: list[Any] = [None] * self.size
+        with _peer_errors():
+            dist.all_gather_object(received, value)
+        return received
 
     def wrap_ddp(self, network: nn.Module) -> nn.Module:
-        """Batch statistics are those of all ranks on GPUs; elsewhere of each rank, and those of the first are kept."""
+        """Batch statistics are those of all ranks on GPUs; on CPUs of each rank, and rank 0's are kept."""
         if self.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
-        with _peers():
+        with _peer_errors():
             return DistributedDataParallel(network)
 
     def broadcast_buffers(self, network: nn.Module) -> None:
@@ -160,46 +161,46 @@ class ProcessGroup(World):
         if not buffers:
             return
         flat = torch.cat([buffer.detach().flatten() for buffer in buffers])
-        with _peers():
+        with _peer_errors():
             dist.broadcast(flat, src=0)
         for buffer, values in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
             buffer.copy_(values.view_as(buffer))
 
     def leave(self) -> None:
-        """Only what was joined here: a caller's own process group stays."""
-        if self.is_ours:
+        if self.joined_here:
             dist.destroy_process_group()
-
-
-def _connect(backend: str) -> None:
-    """Under a name for each restart: torchrun's store still has the addresses of the processes that died."""
-    store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))  # type: ignore[attr-defined]
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    named = dist.PrefixStore(f"pencil/{restart}", store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=named, rank=rank, world_size=size, timeout=PATIENCE)
 
 
 SINGLE_PROCESS = World()
 
 
-def expected_size() -> int:
-    """How many processes the launcher (torchrun, or ``pencil train --processes``) has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-
-
 def join(device: torch.device) -> World:
-    """The world that this process was started in."""
-    return ProcessGroup(device) if expected_size() > 1 else SINGLE_PROCESS
-
-
-def agreed(thing: Any, device: torch.device) -> Any:
-    """What the first process found on disk: the others may have looked after it had begun to write."""
-    return join(device).broadcast_object(thing)
+    """Return the world that this process was launched in, by torchrun or ``pencil train --processes``."""
+    launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    return ProcessGroup(device) if launched > 1 else SINGLE_PROCESS
 
 
 @contextmanager
-def _peers() -> Iterator[None]:
-    """A process that dies takes its connections along: the others say so and end."""
+def joined(device: torch.device) -> Iterator[World]:
+    """Join the world for the length of a block: joined once, left once."""
+    world = join(device)
+    try:
+        yield world
+    finally:
+        world.leave()
+
+
+def _connect(backend: str) -> None:
+    """Connect under a prefix for each restart: torchrun's store still has the addresses of dead processes."""
+    store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    prefixed = dist.PrefixStore(f"pencil/{restart}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+@contextmanager
+def _peer_errors() -> Iterator[None]:
+    """A process that dies closes its connections: the others report that and end."""
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
@@ -207,27 +208,37 @@ def _peers() -> Iterator[None]:
 
 
 def lost_contact(error: BaseException) -> TrainingError:
+    """Return the error of a rank that cannot reach another one."""
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     rank = os.environ.get("RANK", "0")
     return TrainingError(
-        f"rank {rank} lost contact with another process ({reason}); it ended or cannot be reached; "
-        "look at its own message; what was saved is kept, and --resume goes on from there."
+        f"rank {rank} lost contact with another process ({reason}), which ended or cannot be reached; see its own "
+        "message; checkpoints are kept, and --resume continues from them."
     )
 
 
-GRACE = 25.0
-"""Seconds that the others have to end by themselves once one has ended badly."""
-
-
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run ``python -m pencil ARGUMENTS`` in so many processes; the exit code is the worst of theirs, 0 at best.
+    """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine.
 
-    Signals go on to all of them. When one fails the others lose contact with it and end, or are made to.
+    The launcher owns the rendezvous store, so no other program can take its port before the processes use it. Signals
+    are passed on to all of them. When one fails, the others lose contact and end, or are killed after a grace period.
+
+    Returns
+    -------
+    int
+        0, or the exit code of the process that failed: 128 + N for one that died of signal N.
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")
-    environment = {**os.environ, "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1"}
-    environment["MASTER_PORT"] = str(_free_port())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # workers connect to the launcher's store instead of opening one
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     command = [sys.executable, "-m", "pencil", *arguments]
     workers = [
@@ -235,16 +246,16 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         for rank in range(processes)
     ]
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward_signal(number: int, _frame: FrameType | None) -> None:
         for worker in workers:
             if worker.poll() is None:
                 worker.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, forward_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         return _wait(workers)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
         for worker in workers:
             worker.kill()
@@ -260,18 +271,13 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
             for worker in workers:
                 worker.kill()
         time.sleep(0.05)
-    codes = [worker.wait() for worker in workers]
-    first_bad = next((code for code in codes if code != 0), 0)
-    return first_bad if len({code for code in codes if code != 0}) <= 1 else _worst(codes)
+    return exit_code([worker.wait() for worker in workers])
 
 
-def _worst(codes: Sequence[int]) -> int:
-    """A process that died tells more than those that lost contact with it; a signal is 128 and its number."""
-    died = [128 - code for code in codes if code < 0]
-    return died[0] if died else max(codes)
+def exit_code(codes: Sequence[int]) -> int:
+    """Return one exit code for a group: of a process killed by a signal, else the largest.
 
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    A killed process tells more than those that lost contact with it. A negative code -N becomes 128 + N.
+    """
+    killed = [128 - code for code in codes if code < 0]
+    return killed[0] if killed else max(codes)

@@ -1,6 +1,7 @@
-"""What a network says about examples, and how often it is right."""
+"""Predictions of a network for rows of data, and the check that a network fits the data."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pencil.data.examples import Batch, Examples
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError, ModelError, PencilError
 from pencil.models.probe import FAULTS, first_line
+from pencil.training.distributed import SINGLE_PROCESS, World
 
 
 class Compute(NamedTuple):
@@ -23,21 +25,30 @@ class Compute(NamedTuple):
     memory_format: torch.memory_format = torch.preserve_format
 
     def context(self) -> AbstractContextManager[object]:
+        """Return the autocast context, or none for fp32."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
     def place(self, inputs: Tensor) -> Tensor:
+        """Return the inputs on the device, images in the memory format of the network."""
         if inputs.ndim == 4 and self.memory_format != torch.preserve_format:
             return inputs.to(self.device, non_blocking=True, memory_format=self.memory_format)
         return inputs.to(self.device, non_blocking=True)
 
     def place_batch(self, batch: Batch) -> Batch:
+        """Return the batch with every tensor on the device."""
         return replace(
             batch,
             rows=batch.rows.to(self.device, non_blocking=True),
             inputs=self.place(batch.inputs),
             given_labels=batch.given_labels.to(self.device, non_blocking=True),
-            views=tuple(self.place(view) for view in batch.views),
         )
+
+    def place_network(self, network: nn.Module) -> nn.Module:
+        """Return the network on the device, in the memory format."""
+        network = network.to(self.device)
+        if self.memory_format == torch.preserve_format:
+            return network
+        return network.to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
 
 
 CPU = Compute(torch.device("cpu"))
@@ -53,12 +64,22 @@ def predict_logits(
     forward: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = BATCH,
     compute: Compute = CPU,
-    between: Callable[[], None] | None = None,
+    after_batch: Callable[[], None] | None = None,
 ) -> Tensor:
-    """The network's logits for these rows (all by default) as fp32 on the CPU; ``forward`` may be compiled.
+    """Return the network's logits for these rows as fp32 on the CPU; NaN for a row that cannot be read.
 
-    A row that cannot be read has NaN for logits. ``forward`` may also be another thing that the network says, of any
-    shape that begins with a row for each input. ``between`` is called after every batch.
+    Parameters
+    ----------
+    model
+        Set to evaluation mode meanwhile.
+    inputs, rows
+        The rows of these inputs, all by default.
+    forward
+        Called in place of the model: a compiled version of it, or another output, of any shape per row.
+    batch_size, compute
+        How the forward passes run.
+    after_batch
+        Called after every batch.
     """
     run = model if forward is None else forward
     was_training = model.training
@@ -66,34 +87,58 @@ def predict_logits(
     found: list[tuple[Tensor | None, Tensor]] = []
     for values, kept in inputs.batches((torch.arange(len(inputs)) if rows is None else rows).split(batch_size)):
         with compute.context():
-            said = run(compute.place(values)).float().cpu() if len(values) else None
-        found.append((said, torch.ones(len(values), dtype=torch.bool) if kept is None else kept))
-        if between is not None:
-            between()
+            outputs = run(compute.place(values)).float().cpu() if len(values) else None
+        found.append((outputs, torch.ones(len(values), dtype=torch.bool) if kept is None else kept))
+        if after_batch is not None:
+            after_batch()
     model.train(was_training)
-    shape = next((said.shape[1:] for said, _ in found if said is not None), None)
+    shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
     if shape is None:
         raise DataError(f"none of these {sum(len(kept) for _, kept in found)} inputs can be read.")
-    return torch.cat([_spread(said, kept, shape) for said, kept in found])
+    return torch.cat([_with_unreadable(outputs, kept, shape) for outputs, kept in found])
 
 
-def _spread(said: Tensor | None, kept: Tensor, shape: Sequence[int]) -> Tensor:
-    """What was said at the places of the rows that could be read, NaN at the others."""
-    if said is not None and len(said) == len(kept):
-        return said
+def _with_unreadable(outputs: Tensor | None, kept: Tensor, shape: Sequence[int]) -> Tensor:
+    """The outputs at the places of the rows that could be read, NaN at the others."""
+    if outputs is not None and len(outputs) == len(kept):
+        return outputs
     every = torch.full((len(kept), *shape), torch.nan)
-    if said is not None:
-        every[kept] = said
+    if outputs is not None:
+        every[kept] = outputs
     return every
 
 
+def predict_examples(
+    model: nn.Module,
+    examples: Examples,
+    *,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    compute: Compute = CPU,
+    world: World = SINGLE_PROCESS,
+    after_batch: Callable[[], None] | None = None,
+) -> Tensor:
+    """Return the logits of all examples; of several processes each predicts its part, and all get the whole.
+
+    ``after_batch`` is called equally often by all processes.
+    """
+    rows, logits = world.local(examples.rows), torch.empty(0, examples.num_classes)
+    if len(rows):
+        logits = predict_logits(
+            model, examples.inputs, rows, forward=forward, compute=compute, after_batch=after_batch
+        )
+    most = math.ceil(len(examples) / world.size)
+    if after_batch is not None and math.ceil(len(rows) / BATCH) < math.ceil(most / BATCH):
+        after_batch()
+    return world.all_gather_local(logits, len(examples))
+
+
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
-    """Refuse a network that cannot take these inputs, to predict or to train, or does not give one logit per class."""
+    """Raise ModelError for a network that cannot take these inputs, or does not return one logit per class."""
     values = examples.some_inputs(min(2, batch_size))
     was_training = model.training
     try:
         with torch.no_grad(), compute.context():
-            logits = model.eval()(compute.place(values))  # lazy layers take shape here
+            logits = model.eval()(compute.place(values))  # lazy layers get their shapes here
             copy.deepcopy(model).train()(compute.place(values))
         model.train(was_training)
     except PencilError:
@@ -105,6 +150,6 @@ def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, ba
     expected = (len(values), examples.num_classes)
     if tuple(logits.shape) != expected:
         raise ModelError(
-            f"the model gives {tuple(logits.shape)} for {len(values)} inputs; expected {expected}, one logit for "
+            f"the model returns {tuple(logits.shape)} for {len(values)} inputs; expected {expected}, one logit for "
             f"each of the {examples.num_classes} classes; change its last layer, or pass classes=... to name more."
         )

@@ -1,4 +1,4 @@
-"""The networks of a run, the optimizer that moves them, and the best that the first of them has been."""
+"""The networks of a run with their optimizer, the moving average of the first one, and its best weights."""
 
 import copy
 import math
@@ -9,40 +9,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.examples import Batch
-from pencil.methods.base import Method, Phase
+from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.evaluation import Compute
 from pencil.training.settings import TrainingSettings, build_optimizer
 
-
-def at_least_two(inputs: Tensor) -> Tensor:
-    """Batch statistics need two rows, which a rank's piece of a small batch may not have: zeros stand in."""
-    missing = 2 - len(inputs)
-    return inputs if missing <= 0 else torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])
+MakeNetwork = Callable[[int], nn.Module]
 
 
-def copier(model: nn.Module, method: Method, phases: Sequence[Phase], seed: int) -> Callable[[int], nn.Module]:
-    """Further networks where no one says how to make them.
+def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Phase], seed: int) -> MakeNetwork:
+    """Return a factory for further networks where only one network is given.
 
-    A network beside the first gets newly drawn weights; a fresh one starts as the first did, pretrained or not.
+    A network beside the first has newly drawn weights; one for a phase with a fresh network starts as the first did,
+    pretrained or not.
     """
-    if method.networks == 1 and not any(phase.fresh for phase in phases):
-        return lambda number: model  # never called
+    networks = requirements.networks
+    if networks == 1 and not any(phase.fresh_network for phase in phases):
+        return lambda _number: model  # never called
     original = copy.deepcopy(model)
 
     def make(number: int) -> nn.Module:
         another = copy.deepcopy(original)
-        return reinitialized(another, seed, number) if number % method.networks else another
+        return reinitialized(another, seed, number) if number % networks else another
 
     return make
 
 
-class MovingAverage:
-    """The mean of a network's weights and statistics: of all steps at first, then one that forgets over ``memory``.
+class Ema:
+    """Moving average of a network's weights and buffers: of all steps at first, then with a memory of this many steps.
 
-    torch's AveragedModel does the same, but sorts all tensors anew at every step, which small networks feel.
+    torch's AveragedModel computes the same, but groups all tensors again at every step, which slows small networks.
     """
 
     def __init__(self, network: nn.Module, memory: int):
@@ -52,7 +49,8 @@ class MovingAverage:
         self._counts = [pair for pair in zip(ours, theirs, strict=True) if not pair[0].is_floating_point()]
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def update(self) -> None:
+        """Include the network's weights after a step."""
         self.steps += 1
         weight = max(1 / self.steps, 1 / self.memory)
         torch._foreach_lerp_([ours for ours, _ in self._pairs], [theirs for _, theirs in self._pairs], weight)
@@ -60,19 +58,17 @@ class MovingAverage:
             ours.copy_(theirs)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the averaged weights and the number of steps."""
         return {"steps": self.steps, "weights": self.module.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
         self.steps = state["steps"]
         self.module.load_state_dict(state["weights"])
 
 
-class NonFiniteGradientError(ArithmeticError):
-    """A gradient overflowed though the loss did not; nothing has moved."""
-
-
-class Learner:
-    """Networks that are trained side by side. The first is the one that is evaluated and kept."""
+class Networks:
+    """Networks that are trained side by side. ``model``, the first or its moving average, is evaluated and kept."""
 
     def __init__(
         self,
@@ -80,16 +76,16 @@ class Learner:
         settings: TrainingSettings,
         compute: Compute,
         world: World = SINGLE_PROCESS,
-        memory: int | None = None,
+        ema_memory: int | None = None,
     ):
-        self.settings, self.compute, self.world, self.alone = settings, compute, world, world.size == 1
-        self.networks = nn.ModuleList(networks)
-        self.average = None if memory is None else MovingAverage(networks[0], memory)
-        self.model: nn.Module = networks[0] if self.average is None else self.average.module
-        shared = [world.wrap_ddp(network) for network in networks]
-        self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in shared]
-        trains_itself = world.size == 1 and self.average is None
-        self.forward = self.forwards[0] if trains_itself else self._compiled(self.model)
+        self.settings, self.compute, self.world = settings, compute, world
+        self.trained = nn.ModuleList(networks)
+        self.ema = None if ema_memory is None else Ema(networks[0], ema_memory)
+        self.model: nn.Module = networks[0] if self.ema is None else self.ema.module
+        parallel = [world.wrap_ddp(network) for network in networks]
+        self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in parallel]
+        evaluates_trained = world.size == 1 and self.ema is None
+        self.eval_forward = self.forwards[0] if evaluates_trained else self._compiled(self.model)
         self.optimizer = build_optimizer(networks, settings.optimizer)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.autocast == torch.float16)
         self.best_score, self.best_epoch = -math.inf, 0
@@ -98,40 +94,8 @@ class Learner:
     def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network) if self.settings.compile else network
 
-    def logits(self, batch: Batch) -> list[Tensor]:
-        """What each network says about a batch, or this process's piece of one; then the averaged one on each view."""
-        with self.compute.context():
-            if self.alone:
-                said = [forward(batch.inputs) for forward in self.forwards]
-            else:
-                said = [forward(at_least_two(batch.inputs))[: len(batch.rows)] for forward in self.forwards]
-            with torch.no_grad():
-                return said + [self.forward(view) for view in batch.views]
-
-    def learn(self, loss: Tensor, lr: float) -> None:
-        """One step of the optimizer; raises :class:`NonFiniteGradientError` before anything moves."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr * group["factor"]
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        clip = self.settings.clip_norm
-        if clip > 0:
-            self.scaler.unscale_(self.optimizer)
-        if not self.scaler.is_enabled():  # a scaler skips such steps by itself
-            gradients = [parameter.grad for parameter in self.networks.parameters() if parameter.grad is not None]
-            if not torch.stack(torch._foreach_norm(gradients)).sum().isfinite():
-                raise NonFiniteGradientError
-        if clip > 0:
-            for network in self.networks:
-                nn.utils.clip_grad_norm_(network.parameters(), clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        if self.average is not None:
-            self.world.broadcast_buffers(self.networks[0])
-            self.average.follow()
-
-    def consider(self, score: float | None, epoch: int) -> None:
-        """Keep the weights of the best epoch; without a score the last is best, and its weights are at hand."""
+    def track_best(self, score: float | None, epoch: int) -> None:
+        """Keep the weights of the epoch with the best score; without a score the last epoch is the best."""
         if score is None:
             self.best_epoch = epoch
         elif score > self.best_score:
@@ -139,35 +103,37 @@ class Learner:
             self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
 
     def snapshot(self) -> list[Tensor]:
-        kept = [self.model, *self.networks[1:]]
+        """Return a copy of the weights of the kept network and of the further ones."""
+        kept = [self.model, *self.trained[1:]]
         return [value.detach().clone() for network in kept for value in network.state_dict().values()]
 
-    def put_back(self, weights: list[Tensor]) -> None:
-        """Train on from the weights of a snapshot, with an optimizer that has met nothing yet."""
+    def restore_weights(self, weights: list[Tensor]) -> None:
+        """Continue from the weights of a snapshot, with a new optimizer state."""
         left = iter(weights)
-        for network in self.networks:
+        for network in self.trained:
             network.load_state_dict({name: next(left) for name in network.state_dict()})
-        self.model.load_state_dict(self.networks[0].state_dict())
+        self.model.load_state_dict(self.trained[0].state_dict())
         self.optimizer.state.clear()
-        if self.average is not None:
-            self.average.steps = 0
+        if self.ema is not None:
+            self.ema.steps = 0
 
-    def state(self) -> dict[str, Any]:
-        """Everything that the next step hangs on, as a tree of tensors and plain values."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on, as a tree of tensors and plain values."""
         return {
-            "networks": [network.state_dict() for network in self.networks],
+            "networks": [network.state_dict() for network in self.trained],
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "average": None if self.average is None else self.average.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
             "best": {"score": self.best_score, "epoch": self.best_epoch, "weights": self.best_weights},
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        for network, weights in zip(self.networks, state["networks"], strict=True):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        for network, weights in zip(self.trained, state["networks"], strict=True):
             network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
         best = state["best"]
         self.best_score, self.best_epoch, self.best_weights = best["score"], best["epoch"], dict(best["weights"])

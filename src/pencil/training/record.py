@@ -1,4 +1,4 @@
-"""What training tells: a record of every epoch to whoever watches, and an outcome in the end."""
+"""What training reports: a record of every epoch to its observers, and an outcome at the end."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,21 +8,25 @@ from torch import Tensor, nn
 from pencil.methods.base import Phase, Terms
 
 Record = dict[str, Any]
+"""The metrics of one epoch: a line of ``metrics.jsonl``."""
 
 
 class Observer:
-    """Something that watches training: a progress display, a run directory. Every method may be left as it is."""
+    """Watches training, as a progress display or a run directory does. Every hook is optional."""
 
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None: ...
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
+        """Training starts, or resumes after ``steps_done`` steps."""
 
-    def stepped(self) -> None: ...
+    def on_step(self) -> None:
+        """A step has ended."""
 
-    def epoch_ended(self, record: Record) -> None: ...
+    def on_epoch_end(self, record: Record) -> None:
+        """An epoch has ended with these metrics."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training gives back; ``label_probs`` are for the training rows."""
+    """The result of training. ``label_probs`` are the label distributions of the training rows."""
 
     model: nn.Module
     best_weights: dict[str, Tensor]
@@ -34,29 +38,30 @@ class Outcome:
 
 
 @dataclass
-class Sums:
-    """Running sums over an epoch, weighted by batch size."""
+class RunningMeans:
+    """Sums over the steps of an epoch, weighted by batch size."""
 
     rows: int = 0
-    right: float = 0.0
+    hits: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)
 
-    def add(self, terms: Terms, value: float, right: float, rows: int) -> None:
+    def add(self, terms: Terms, loss: float, hits: float, rows: int) -> None:
+        """Add a step on this many rows, of which ``hits`` agree with their given label."""
         self.rows += rows
-        self.right += right
-        self.losses["loss"] = self.losses.get("loss", 0.0) + value * rows
+        self.hits += hits
+        self.losses["loss"] = self.losses.get("loss", 0.0) + loss * rows
         for name, part in terms.parts.items():
             self.losses[f"loss_{name}"] = self.losses.get(f"loss_{name}", 0.0) + float(part) * rows
 
     def means(self) -> Record:
-        return {name: total / self.rows for name, total in self.losses.items()} | {
-            "train_accuracy": self.right / self.rows
-        }
+        """Return the means so far."""
+        losses = {name: total / self.rows for name, total in self.losses.items()}
+        return losses | {"train_accuracy": self.hits / self.rows}
 
 
 @dataclass
 class Position:
-    """How far training has come: so many whole phases, whole epochs of the next one, and steps of the next epoch."""
+    """How far training has come: whole phases, whole epochs of the current phase, steps of the current epoch."""
 
     phase: int = 0
     epoch: int = 0

@@ -1,98 +1,188 @@
-"""One step of many processes: each has computed its piece of a batch, and all need one loss."""
+"""One training step, from top to bottom: rows, forward pass, loss, optimizer step, label update.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Of several processes each computes its part of the batch. With replicated labels every rank gathers the logits of the
+whole batch and computes its loss, so a loss may do with the batch what it likes, and labels move alike on all ranks.
+With sharded labels every rank computes the loss of its own rows, which a loss that is a mean over rows allows; no logits
+are exchanged, and the label store fetches and writes rows by all-to-all.
+"""
 
-import numpy as np
+import math
+from dataclasses import dataclass, replace
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
 from pencil.labels.sharded import LabelLayout
-from pencil.methods.base import Phase, Terms
+from pencil.methods.base import Outputs, Phase, Terms
 from pencil.training.distributed import World
 from pencil.training.metrics import training_hits
+from pencil.training.networks import Networks
 from pencil.training.settings import TrainingSettings
 
-Sharing = Callable[[Phase, list[Tensor], Batch, list[int], World, bool], "Shared"]
+REPLICATED_BYTES = 2**30
+"""Labels up to this size are replicated on every process."""
 
 
 @dataclass(frozen=True)
-class Shared:
-    """What came of a batch. ``loss`` is this rank's part: the gradients of all ranks add up to that of the batch.
+class StepResult:
+    """The result of a forward pass.
 
-    ``terms`` hold what the batch as a whole has lost; ``batch`` and ``logits`` are the rows that this rank has seen.
+    ``loss`` is this rank's part: the gradients of all ranks add up to that of the batch. ``terms`` are those of the
+    whole batch, ``batch`` and ``logits`` the rows that this rank computed the loss of, ``hits`` the rows of the whole
+    batch whose prediction agrees with the given label, ``rows`` their number.
     """
 
     loss: Tensor
     terms: Terms
     batch: Batch
     logits: Tensor
-    right: float
+    hits: float
+    rows: int
 
 
-def rows_of_all(batch: Batch, chunk: Tensor, complete: bool, world: World) -> tuple[Tensor, list[int]]:
-    """The rows of a batch that can be read, and how many of them each rank has; all, where inputs are ``complete``."""
-    if world.size == 1:
-        return batch.rows, [len(batch.rows)]
-    if complete:
-        return chunk.to(batch.rows.device), [len(part) for part in chunk.tensor_split(world.size)]
-    counts = [count for (count,) in world.all_gather_ints(len(batch.rows))]
-    return world.all_gather(batch.rows, counts), counts
-
-
-def over_whole_batch(
-    phase: Phase, said: list[Tensor], batch: Batch, counts: list[int], world: World, multilabel: bool
-) -> Shared:
-    """Everyone sees the logits of all rows, so that a loss may do with them what it likes, and labels move alike."""
-    logits = tuple(world.all_gather(mine, counts) for mine in said)
-    terms = phase.loss(logits if len(logits) > 1 else logits[0], batch)
-    answers = logits[0] if batch.partners is None else logits[-1]  # about mixtures there is no right answer
-    right = training_hits(answers.detach(), batch.given_labels, multilabel)
-    return Shared(terms.loss, terms, batch, logits[0], right)
-
-
-def over_own_rows(
-    phase: Phase, said: list[Tensor], batch: Batch, counts: list[int], world: World, multilabel: bool
-) -> Shared:
-    """Everyone sees its own rows only, which a loss that is a mean over rows allows: no logits travel."""
-    (logits,), own, everyone = said, len(batch.rows), sum(counts)
-    terms = phase.loss(logits, batch)  # of no rows it is no number, but all ranks have to fetch labels together
-    loss = terms.loss * (own / everyone) if own else logits.sum()
-    right = training_hits(logits.detach(), batch.given_labels, multilabel)
-    sums = torch.zeros(2 + len(terms.parts), dtype=torch.float64)
-    if own:
-        lost = [own * float(term.detach()) for term in (terms.loss, *terms.parts.values())]
-        sums += torch.tensor([*lost, right], dtype=torch.float64)
-    *totals, right = world.all_reduce_sum(sums).tolist()
-    whole, *parts = [torch.tensor(total / everyone, dtype=torch.float64) for total in totals]
-    return Shared(loss, Terms(whole, dict(zip(terms.parts, parts, strict=True)), terms.carry), batch, logits, right)
-
-
-REPLICATED_BYTES = 2**30
-"""Larger labels are not copied to every process."""
-
-
-def choose_layout(
-    settings: TrainingSettings, train: Examples, by_row: bool, world: World
-) -> tuple[LabelLayout, Sharing]:
-    """Labels are dealt out over processes where a copy on each would be too large, if the method's loss allows it."""
+def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
+    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
     sharded = settings.label_layout == "sharded"
     if settings.label_layout == "auto":
         sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
-    if not sharded or world.size == 1 or not by_row:
-        return LabelLayout(None, settings.label_top_k, train.pinned), over_whole_batch
-    return LabelLayout(world, settings.label_top_k, train.pinned), over_own_rows
+    over = world if sharded and world.size > 1 and row_losses else None
+    return LabelLayout(over, settings.label_top_k, train.pinned)
 
 
-def failure(what: str, where: str, shared: Shared, all_keys: np.ndarray) -> TrainingError:
-    """What happened, and to which rows; nothing has moved yet."""
-    bad = ~shared.logits.isfinite().all(dim=1)
-    rows = shared.batch.rows[bad if bad.any() else torch.ones_like(bad)].cpu()
-    keys = ", ".join(map(repr, all_keys[rows.numpy()][:5].tolist()))
-    more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
-    return TrainingError(
-        f"the {what} in {where}, in a batch with the rows {keys}{more}; weights and labels are as they were before "
-        "this step; lower the learning rate, set training.clip_norm, or look at those rows."
-    )
+class TrainingStep:
+    """Takes a batch through the networks of a run; weights and labels move."""
+
+    def __init__(self, networks: Networks, train: Examples, world: World, *, sharded: bool, ema_logits: bool):
+        self.networks, self.train, self.world = networks, train, world
+        self.sharded, self.ema_logits = sharded, ema_logits
+
+    def __call__(self, phase: Phase, progress: float, batch: Batch, chunk: Tensor, where: str) -> StepResult | None:
+        """Take one step on this process's part of a batch.
+
+        Parameters
+        ----------
+        phase, progress
+            The phase, and how many of its epochs have passed (a fraction), for its schedules.
+        batch
+            This process's part, on the device of the networks.
+        chunk
+            The rows of the whole batch.
+        where
+            Epoch and phase for error messages.
+
+        Returns
+        -------
+        StepResult or None
+            None where so few rows can be read that batch statistics are out of reach: then nothing moves.
+        """
+        rows, counts = self._readable_rows(batch, chunk)
+        if len(rows) < min(2, len(chunk)):
+            return None
+        outputs = self._forward(batch)
+        result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
+        self._check_finite(float(result.terms.loss.detach()), result, where)
+        self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
+        if phase.after_step is not None:  # where labels move
+            phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
+        return result
+
+    def _readable_rows(self, batch: Batch, chunk: Tensor) -> tuple[Tensor, list[int]]:
+        """Return the rows of the whole batch that can be read, and how many of them each rank has."""
+        world = self.world
+        if world.size == 1:
+            return batch.rows, [len(batch.rows)]
+        if self.train.inputs.complete:
+            return chunk.to(batch.rows.device), [len(part) for part in chunk.tensor_split(world.size)]
+        counts = [count for (count,) in world.all_gather_ints(len(batch.rows))]
+        return world.all_gather(batch.rows, counts), counts
+
+    def _forward(self, batch: Batch) -> Outputs:
+        """Return the logits of every network for this process's rows."""
+        networks = self.networks
+        with networks.compute.context():
+            if self.world.size == 1:
+                logits = [forward(batch.inputs) for forward in networks.forwards]
+            else:
+                logits = [forward(_at_least_two(batch.inputs))[: len(batch.rows)] for forward in networks.forwards]
+            ema_logits = None
+            if self.ema_logits:
+                with torch.no_grad():
+                    ema_logits = networks.eval_forward(batch.inputs)
+        return Outputs(logits[0], tuple(logits[1:]), ema_logits)
+
+    def _whole_batch_loss(
+        self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]
+    ) -> StepResult:
+        """The loss of the whole batch, from the logits of all ranks."""
+        if self.world.size > 1:
+            outputs = Outputs(
+                self.world.all_gather(outputs.logits, counts),
+                tuple(self.world.all_gather(logits, counts) for logits in outputs.others),
+                None if outputs.ema_logits is None else self.world.all_gather(outputs.ema_logits, counts),
+            )
+            given_labels = self.train.given_labels[rows.cpu()].to(batch.given_labels.device)
+            batch = replace(batch, rows=rows, given_labels=given_labels)
+        terms = phase.loss(outputs, batch)
+        hits = training_hits(outputs.logits.detach(), batch.given_labels, self.train.multilabel)
+        return StepResult(terms.loss, terms, batch, outputs.logits, hits, sum(counts))
+
+    def _local_loss(self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]) -> StepResult:
+        """The loss of this process's rows, weighted so that the sum over ranks is that of the whole batch."""
+        logits, own, total = outputs.logits, len(batch.rows), len(rows)
+        terms = phase.loss(outputs, batch)  # without rows it is NaN, but all ranks have to fetch labels together
+        loss = terms.loss * (own / total) if own else logits.sum()
+        hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
+        sums = torch.zeros(2 + len(terms.parts), dtype=torch.float64)
+        if own:
+            losses = [own * float(term.detach()) for term in (terms.loss, *terms.parts.values())]
+            sums += torch.tensor([*losses, hits], dtype=torch.float64)
+        *totals, hits = self.world.all_reduce_sum(sums).tolist()
+        whole, *parts = [torch.tensor(one / total, dtype=torch.float64) for one in totals]
+        whole_terms = Terms(whole, dict(zip(terms.parts, parts, strict=True)), terms.carry)
+        return StepResult(loss, whole_terms, batch, logits, hits, sum(counts))
+
+    def _optimizer_step(self, result: StepResult, lr: float, where: str) -> None:
+        """Backward pass and optimizer step. A gradient that is not finite is an error before anything moves."""
+        networks = self.networks
+        optimizer, scaler, clip = networks.optimizer, networks.scaler, networks.settings.clip_norm
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(result.loss * self.world.size).backward()  # DDP averages over ranks; the losses add up
+        if clip > 0:
+            scaler.unscale_(optimizer)
+        if not scaler.is_enabled():  # a scaler skips such steps by itself
+            gradients = [parameter.grad for parameter in networks.trained.parameters() if parameter.grad is not None]
+            if not torch.stack(torch._foreach_norm(gradients)).sum().isfinite():
+                raise self._not_finite("gradient became infinite or NaN", result, where)
+        if clip > 0:
+            for network in networks.trained:
+                nn.utils.clip_grad_norm_(network.parameters(), clip)
+        scaler.step(optimizer)
+        scaler.update()
+        if networks.ema is not None:
+            self.world.broadcast_buffers(networks.trained[0])
+            networks.ema.update()
+
+    def _check_finite(self, loss: float, result: StepResult, where: str) -> None:
+        if not math.isfinite(loss):
+            raise self._not_finite(f"loss became {loss}", result, where)
+
+    def _not_finite(self, what: str, result: StepResult, where: str) -> TrainingError:
+        """The error, with the rows whose logits are not finite, or all rows of the batch."""
+        bad = ~result.logits.isfinite().all(dim=1)
+        rows = result.batch.rows[bad if bad.any() else torch.ones_like(bad)].cpu()
+        keys = ", ".join(map(repr, self.train.keys[rows.numpy()][:5].tolist()))
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        return TrainingError(
+            f"the {what} in {where}, in a batch with the rows {keys}{more}; weights and labels are as before this step; "
+            "lower the learning rate, set training.clip_norm, or inspect those rows."
+        )
+
+
+def _at_least_two(inputs: Tensor) -> Tensor:
+    """Pad with zeros to two rows: batch statistics need two, and a rank's part of a small batch may have fewer."""
+    missing = 2 - len(inputs)
+    return inputs if missing <= 0 else torch.cat([inputs, inputs.new_zeros(missing, *inputs.shape[1:])])

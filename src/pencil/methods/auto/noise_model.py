@@ -3,8 +3,8 @@
 The true class of a row is drawn from ``p = softmax(z / t)``, where ``z`` are the network's logits and ``t`` a
 temperature that calibrates them. The given label is the true class with probability ``1 - e``; with probability ``e``
 it is another class, drawn from the true class's row of a matrix ``R`` with a zero diagonal. So
-``P(given | x) = (1 - e) * p[given] + e * (p R)[given]``, and the transition matrix is ``T = (1 - e) I + e R``. The shape
-R is estimated from training rows, the rate e and the temperature from held-out rows.
+``P(given | x) = (1 - e) * p[given] + e * (p R)[given]``, and the transition matrix is ``T = (1 - e) I + e R``. The
+shape R is estimated from training rows, the rate e and the temperature from held-out rows.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
 SLACK = 0.5
 """The largest rate within this many nats of the best likelihood is taken: in doubt, labels count as noisy."""
 INTERVAL = 1.92
-"""Drop of the log-likelihood at the interval ends: half of the 95 % point of a chi-square with one degree of freedom."""
+"""Drop of the log-likelihood at the interval ends: half of the 95 % point of a chi-square with one degree."""
 CONFIDENT_FRACTION, CONFIDENT_ROWS = 0.5, 150
 """Rows from which the noise of the surest is extrapolated: this fraction, or this many if that is more."""
 SIGNIFICANT = 2.0
