@@ -15,10 +15,8 @@ from pencil.data.hugging_face import from_hugging_face, is_hugging_face
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.torch_dataset import from_dataset
 from pencil.errors import RecipeError
-from pencil.job import assemble, execute
+from pencil.job import run_recipe
 from pencil.methods import Method
-from pencil.resume import resume as go_on
-from pencil.runs.layout import is_run
 from pencil.runs.run import Run
 
 
@@ -27,7 +25,7 @@ def fit(
     data: Any,
     *,
     out: Path | str | None = None,
-    method: Method | str = "pencil",
+    method: Method | str = recipe.DEFAULT_METHOD,
     test: Any = None,
     classes: Sequence[str] | int | None = None,
     clean_labels: Any = None,
@@ -38,14 +36,42 @@ def fit(
     progress: bool | None = None,
     resume: bool = False,
 ) -> Run:
-    """Train on labels that may be wrong; get a network that did not learn the mistakes, and corrected labels.
+    """Train on labels that may be wrong; return a network that did not learn the mistakes, and corrected labels.
 
-    ``model`` is any ``nn.Module`` that gives one logit per class (it is copied, never changed) or a backbone by name.
-    ``data`` and ``test`` are map-style datasets of ``(x, y)`` or pairs of arrays. ``clean_labels`` serve metrics only.
-    Where an example may be of several classes at once, ``y`` has a probability for each class (NaN: unknown);
-    ``multilabel`` says so where the values, 0 and 1 with two ones in one row, do not say it themselves.
-    ``settings`` override any key of a recipe, for example ``{"training.batch_size": 64, "method.step": 4.0}``.
-    With ``resume`` the same call goes on in ``out`` where it was stopped, if it was.
+    Parameters
+    ----------
+    model
+        Any ``nn.Module`` that returns one logit per class (it is copied, never changed), or a backbone by name.
+    data
+        A map-style dataset of ``(x, y)``, or a pair of arrays. ``y`` holds classes; for multi-label data a probability
+        for each class (NaN: unknown).
+    out
+        Directory for the run; without it nothing is written.
+    method
+        A method by name (``"auto"`` sets itself, ``"pencil"`` is the paper's), or an instance.
+    test
+        Data to test on, in the form of ``data``.
+    classes
+        Names of the classes in order, or their number.
+    clean_labels
+        Labels known to be right, for metrics only.
+    multilabel
+        Whether an example may have several classes; derived where ``y`` has 0 and 1 only and two ones in one row.
+    epochs
+        The budget.
+    seed
+        Of split, weights and order.
+    settings
+        Further recipe keys, for example ``{"training.batch_size": 64, "method.lr": 0.05}``.
+    progress
+        Show progress on stderr; by default on a terminal.
+    resume
+        Resume the run in ``out`` where there is one.
+
+    Returns
+    -------
+    Run
+        The network, the label table, metrics and summary.
     """
     tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON, "multilabel": multilabel}}
     tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
@@ -55,7 +81,7 @@ def fit(
     for key, value in (settings or {}).items():
         section = key.split(".")[0]
         if section in ("model", "method") and tree[section]["name"] == recipe.CUSTOM:
-            raise RecipeError(f"settings has {key!r}, but {section} is an object; give it its numbers itself.")
+            raise RecipeError(f"settings has {key!r}, but {section} is an object; set it on the object.")
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit")
     train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
@@ -65,15 +91,13 @@ def fit(
     own_model = None if isinstance(model, str) else model
     own_method = None if isinstance(method, str) else method
     splits = Splits(train, test=held)
-    if resume and out is not None and is_run(Path(out)):
-        return go_on(out, splits, expected=chosen, model=own_model, method=own_method, progress=progress)
-    return execute(assemble(chosen, splits, model=own_model, method=own_method), out, progress=progress)
+    return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
 
 
 def as_examples(
     data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
 ) -> Examples:
-    """Examples as they are, a pair of arrays, or any map-style dataset."""
+    """Return the examples of a pair of arrays, a map-style dataset or a Hugging Face dataset."""
     multilabel = settings.multilabel
     if isinstance(data, Examples):
         return data

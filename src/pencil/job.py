@@ -1,4 +1,4 @@
-"""A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all come here."""
+"""A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
 
 import copy
 import warnings
@@ -10,38 +10,149 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import nn
 
-from pencil import models, recipe
+from pencil import models
 from pencil.data.examples import Examples, Splits
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
-from pencil.errors import PencilError
+from pencil.errors import PencilError, RunError
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Log, refuse_missing
 from pencil.methods import Method, find_method
-from pencil.recipe import Recipe
-from pencil.recipe.schema import AUTOMATIC
+from pencil.recipe import CUSTOM, Recipe, parse, read
+from pencil.recipe.resolve import runnable
 from pencil.report import write_report
+from pencil.runs import resume as resuming
 from pencil.runs.directory import RunDirectory, checkpoints_of, describe_environment
 from pencil.runs.label_table import label_table, row_table
-from pencil.runs.run import Run, summarize
+from pencil.runs.layout import RECIPE, is_run, is_unfinished
+from pencil.runs.run import Run, open_run, summarize
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
-from pencil.training.checkpointing import Pauses, StopRequest
-from pencil.training.distributed import World, join
+from pencil.training.checkpointing import Checkpointer, StopRequest
+from pencil.training.distributed import World, joined
+from pencil.training.networks import MakeNetwork
 from pencil.training.settings import pick_device
 
+Out = Path | str | Callable[[], Path] | None
+"""Where a run is written; a function is called on rank 0 only, and all ranks use its result."""
 
-def run_recipe(chosen: Recipe, out: Path | str | None = None, *, progress: bool | None = None) -> Run:
-    """Run a recipe from beginning to end, writing to ``out`` where it is given."""
-    return execute(assemble(chosen, load(chosen.data)), out, progress=progress)
+
+def run_recipe(
+    recipe: Recipe,
+    out: Out = None,
+    *,
+    data: Splits | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    resume: bool = False,
+    allow_changed: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Train a recipe to the end: start a new run, or resume the one in ``out``.
+
+    What is wrong with recipe or data is an error before anything is written. A run with a directory is saved as it
+    trains, and stops when it is asked to. Of several processes only rank 0 writes.
+
+    Parameters
+    ----------
+    recipe
+        What to train. A run that is resumed must have been started with the same recipe.
+    out
+        The run directory; without one nothing is written.
+    data, model, method
+        Objects that take the place of what the recipe names.
+    resume
+        Resume the run in ``out`` where there is one, to the same result as if it had never been stopped. A finished run
+        is opened.
+    allow_changed
+        Resume though rows were added or removed; labels are matched by key.
+    progress
+        Show progress on stderr; by default on a terminal.
+    """
+    with ExitStack() as stack:
+        request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
+        device = pick_device(recipe.training.device)
+        world = stack.enter_context(joined(device))
+        path, resumes = world.broadcast_object(_start_or_resume(out, resume) if world.rank == 0 else None)
+        if resumes and not is_unfinished(path):
+            return open_run(path, model=model)
+        if resumes:
+            job, changed_from = _resumed_job(path, recipe, data, model, method, allow_changed)
+        else:
+            loaded = load(recipe.data) if data is None else data
+            job, changed_from = assemble(recipe, loaded, model=model, method=method), None
+        execution = Execution(job, path, world, device, request, progress)
+        return execution.run(
+            stack, (lambda trainer: resuming.restore(path, trainer, changed_from)) if resumes else None
+        )
+
+
+def resume_run(
+    path: Path | str,
+    *,
+    data: Splits | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    allow_changed: bool = False,
+    progress: bool | None = None,
+) -> Run:
+    """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`."""
+    path = Path(path)
+    if not is_run(path):
+        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    if not is_unfinished(path):
+        return open_run(path, model=model)
+    return run_recipe(
+        _stored_recipe(path),
+        path,
+        data=data,
+        model=model,
+        method=method,
+        resume=True,
+        allow_changed=allow_changed,
+        progress=progress,
+    )
+
+
+def _start_or_resume(out: Out, resume: bool) -> tuple[Path | None, bool]:
+    """The run directory, and whether the run in it is resumed."""
+    path = out() if callable(out) else None if out is None else Path(out)
+    return path, resume and path is not None and is_run(path)
+
+
+def _stored_recipe(path: Path) -> Recipe:
+    return parse(read(path / RECIPE), str(path / RECIPE))
+
+
+def _resumed_job(
+    path: Path,
+    expected: Recipe,
+    data: Splits | None,
+    model: nn.Module | None,
+    method: Method | None,
+    allow_changed: bool,
+) -> tuple["Job", resuming.StoredRows | None]:
+    """The job of a stopped run: the stored recipe, which must be the expected one, and the same rows."""
+    stored = resuming.with_free_keys(_stored_recipe(path), expected)
+    for what, name, given in (("network", stored.model.name, model), ("method", stored.method["name"], method)):
+        if name == CUSTOM and given is None:
+            raise RunError(f"the {what} of {path} came from Python; resume with pencil.fit(..., out=..., resume=True).")
+    loaded = load(stored.data) if data is None else data
+    same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
+    held_out = None if changed_from is None else changed_from.validation
+    job = assemble(stored, same, model=model, method=method, held_out=held_out)
+    resuming.check_same_recipe(path, job.recipe, _runnable(expected, job.prepared.splits))
+    resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
+    return job, changed_from
 
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe with everything it names brought to life; nothing has been trained or written yet."""
+    """A recipe with its data prepared and its network and method built; nothing has been trained or written yet."""
 
     recipe: Recipe
     prepared: PreparedData
@@ -50,9 +161,10 @@ class Job:
     weights: dict[str, str] | None = None
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     rows: pa.Table = field(default_factory=lambda: pa.table({}))
-    make_network: Callable[[int], nn.Module] | None = None
+    make_network: MakeNetwork | None = None
 
-    def trainer(self, observers: tuple[Observer, ...] = (), **where: Any) -> Trainer:
+    def trainer(self, observers: tuple[Observer, ...] = (), **options: Any) -> Trainer:
+        """Return the trainer of this job; ``options`` are those of :class:`pencil.training.Trainer`."""
         return Trainer(
             self.network,
             self.prepared.splits,
@@ -62,7 +174,7 @@ class Job:
             augmentation=self.recipe.data.augmentation,
             observers=observers,
             make_network=self.make_network,
-            **where,
+            **options,
         )
 
 
@@ -74,22 +186,29 @@ def assemble(
     method: Method | None = None,
     held_out: np.ndarray | None = None,
 ) -> Job:
-    """Prepare the data and build network and method; what was left to be derived is filled into the recipe.
+    """Prepare the data, build network and method, and complete the recipe with everything that was derived.
 
-    ``held_out`` names the validation rows by key, where they are not to be drawn.
+    Parameters
+    ----------
+    chosen, loaded
+        The recipe, and its data as loaded.
+    model, method
+        Objects that take the place of what the recipe names.
+    held_out
+        Keys of the held-out rows; drawn by default.
     """
-    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, _telling(chosen, loaded, method))
+    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method))
     examples = prepared.splits.train
     weights, make_network = None, None
     if model is None:
         chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
-        make_network = _network_maker(chosen, examples)
+        make_network = _network_factory(chosen, examples)
         network = make_network(0)
         weights = models.provenance(chosen.model, network, examples.num_classes)
     else:
         network = copy.deepcopy(model)
-    chosen = _tell_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    chosen = set_by_hand(chosen, prepared.splits)
+    chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
+    chosen = _runnable(chosen, prepared.splits)
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:
@@ -98,32 +217,21 @@ def assemble(
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
 
-FEWEST = 5
-"""PENCIL sets itself by no fewer held-out rows."""
+def _runnable(chosen: Recipe, splits: Splits) -> Recipe:
+    held_out_rows = 0 if splits.validation is None else len(splits.validation)
+    return runnable(chosen, multilabel=splits.train.multilabel, held_out_rows=held_out_rows)
 
 
-def set_by_hand(chosen: Recipe, splits: Splits) -> Recipe:
-    """PENCIL sets itself where it can; several classes at once, or no rows held out, have numbers set by hand."""
-    if chosen.method["name"] != AUTOMATIC:
-        return chosen
-    if splits.train.multilabel:
-        return chosen.with_method("pencil")
-    if splits.validation is not None and len(splits.validation) >= FEWEST:
-        return chosen
-    lr = chosen.method["lr"]
-    return chosen.with_method("pencil", lr=lr, finetune_lr={"kind": "cosine", "start": lr})
+def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
+    """How many held-out rows the method wants to decide by."""
+    needs = (find_method(chosen.method["name"]) if method is None else method).requirements
+    return 0 if loaded.train.multilabel and not needs.multilabel else needs.held_out_rows
 
 
-def _telling(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
-    """How many held-out rows the method would like to decide by."""
-    kind = find_method(chosen.method["name"]) if method is None else type(method)
-    return 0 if loaded.train.multilabel and not kind.takes_multilabel else kind.telling
-
-
-def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:
-    """Methods whose definition needs the true transition matrix get that of injected noise, where none is given."""
+def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
+    """The recipe with the transition matrix of injected noise, for a method whose definition needs it."""
     name = chosen.method["name"]
-    if name == recipe.CUSTOM or not find_method(name).needs_transition or "transition" in chosen.method:
+    if name == CUSTOM or not find_method(name).requirements.transition_matrix or "transition" in chosen.method:
         return chosen
     matrix = transition_matrix(chosen.data.noise, examples.classes)
     if matrix is None:
@@ -131,8 +239,8 @@ def _tell_transition(chosen: Recipe, examples: Examples) -> Recipe:
     return chosen.model_copy(update={"method": {**chosen.method, "transition": matrix.tolist()}})
 
 
-def _network_maker(chosen: Recipe, examples: Examples) -> Callable[[int], nn.Module]:
-    """Networks as the recipe names them: number 0 has the recipe's seed, the others seeds of their own."""
+def _network_factory(chosen: Recipe, examples: Examples) -> MakeNetwork:
+    """A factory for the recipe's network: number 0 has the recipe's seed, the others seeds of their own."""
     shape, classes = examples.input_shape, examples.num_classes
 
     def make(number: int) -> nn.Module:
@@ -142,30 +250,28 @@ def _network_maker(chosen: Recipe, examples: Examples) -> Callable[[int], nn.Mod
     return make
 
 
-Restore = Callable[[Trainer], None]
+@dataclass(frozen=True)
+class Execution:
+    """A job with where it runs: directory, processes, device, stop request, progress."""
 
+    job: Job
+    path: Path | None
+    world: World
+    device: torch.device
+    request: StopRequest | None = None
+    progress: bool | None = None
 
-def execute(
-    job: Job, out: Path | str | None = None, *, progress: bool | None = None, restore: Restore | None = None
-) -> Run:
-    """Train, and gather the results. All refusals come before anything is written.
-
-    A run with a directory saves itself as it goes, and stops when it is asked to. ``restore`` puts the trainer where a
-    run that was stopped in that directory left off. Of several processes only the first one writes.
-    """
-    refuse_missing(job.recipe.training.log, out)
-    with ExitStack() as stack:
-        request = None if out is None else stack.enter_context(StopRequest())  # first: to be stopped while it joins
-        world = join(pick_device(job.recipe.training.device))
-        stack.callback(world.leave)
-        display = stack.enter_context(show_progress(progress if world.rank == 0 else False))
+    def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
+        """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
+        job, first = self.job, self.world.rank == 0
+        refuse_missing(job.recipe.training.log, self.path)
+        display = stack.enter_context(show_progress(self.progress if first else False))
         directory = None
-        if out is not None and world.rank == 0:
-            directory = RunDirectory(Path(out), resume=restore is not None)
-        pauses = None if out is None or request is None else _pauses(job, Path(out), request, world)
+        if self.path is not None and first:
+            directory = RunDirectory(self.path, resume=restore is not None)
         log = None if directory is None else Log(job.recipe, directory.path)
         observers = tuple(observer for observer in (directory, *display, log) if observer is not None)
-        trainer = job.trainer(observers, pause=pauses, world=world)
+        trainer = job.trainer(observers, on_pause=self._checkpointer(), world=self.world, device=self.device)
         if directory is not None:
             stack.enter_context(directory)
         if restore is not None:
@@ -177,38 +283,41 @@ def execute(
         if log is not None:
             stack.enter_context(log).begin(trainer.records)
         outcome = trainer.run()
-        run = _gathered(job, outcome, None if out is None else Path(out))
+        run = self._finished(outcome)
         if directory is not None:
             directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
-            _report(run, splits=job.prepared.splits)
+            _write_report(run, job.prepared.splits)
         if log is not None:
             log.finish(run.summary)
-    return run
+        return run
+
+    def _checkpointer(self) -> Checkpointer | None:
+        if self.path is None or self.request is None:
+            return None
+        training = self.job.recipe.training
+        return Checkpointer(
+            checkpoints_of(self.path, training.checkpoints_kept),
+            self.request,
+            minutes=training.checkpoint_minutes,
+            epochs=training.checkpoint_epochs,
+            world=self.world,
+        )
+
+    def _finished(self, outcome: Outcome) -> Run:
+        job, splits = self.job, self.job.prepared.splits
+        return Run(
+            outcome.model,
+            label_table(splits, outcome.label_probs, outcome.validation_probs),
+            outcome.records,
+            summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
+            job.recipe,
+            self.path,
+        )
 
 
-def _pauses(job: Job, out: Path, request: StopRequest, world: World) -> Pauses:
-    training = job.recipe.training
-    checkpoints = checkpoints_of(out, training.checkpoints_kept)
-    return Pauses(
-        checkpoints, request, minutes=training.checkpoint_minutes, epochs=training.checkpoint_epochs, world=world
-    )
-
-
-def _report(run: Run, splits: Splits) -> None:
-    """The page is drawn from what is saved already: if that fails, the run is none the worse."""
+def _write_report(run: Run, splits: Splits) -> None:
+    """The report uses what is saved already: if it fails, the run is complete all the same."""
     try:
         write_report(run, splits=splits)
     except PencilError as error:
         warnings.warn(f"the report could not be written: {error}", stacklevel=3)
-
-
-def _gathered(job: Job, outcome: Outcome, path: Path | None) -> Run:
-    splits = job.prepared.splits
-    return Run(
-        outcome.model,
-        label_table(splits, outcome.label_probs, outcome.validation_probs),
-        outcome.records,
-        summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
-        job.recipe,
-        path,
-    )

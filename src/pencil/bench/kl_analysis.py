@@ -50,7 +50,7 @@ class Watcher(Observer):
         self.gradients: list[Tensor] = []
         self.records: list[Record] = []
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         self.records.append(record)
         if not record["phase"].startswith("correction"):
             return

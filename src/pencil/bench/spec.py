@@ -95,7 +95,7 @@ class Spec(_Strict):
     def is_starred(self, method: str) -> bool:
         """Whether a row's method is told the true transition matrix."""
         return any(
-            find_method(recipe.method_name(cell.tree)).needs_transition
+            find_method(recipe.method_name(cell.tree)).requirements.transition_matrix
             for cell in self.cells()
             if cell.method == method
         )

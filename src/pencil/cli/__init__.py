@@ -20,7 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo.demo)
 app.command()(train.train)
-app.command("resume")(train.go_on)
+app.command()(train.resume)
 app.command()(evaluate.evaluate)
 app.command()(predict.predict)
 app.command()(labels.labels)
@@ -64,7 +64,7 @@ def main() -> None:
             app()
     except Stopped as stopped:
         if int(os.environ.get("RANK", "0")) == 0:
-            typer.echo(f"{stopped}\ngo on with the same command and --resume, or with `pencil resume RUN`", err=True)
+            typer.echo(f"{stopped}\nresume with the same command and --resume, or with `pencil resume RUN`", err=True)
         sys.exit(STOPPED)
     except PencilError as error:
         typer.echo(f"error: {error}", err=True)

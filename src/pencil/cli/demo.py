@@ -8,7 +8,7 @@ import typer
 
 from pencil.cli.options import AsJson, build_recipe
 
-RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "pencil": "digits-symmetric-50-auto"}
+RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "auto": "digits-symmetric-50-auto"}
 
 
 def demo(
@@ -16,7 +16,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", help="Seed of noise, split, weights and order.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Corrupt half of the labels of 1,797 handwritten digits, then train plain cross-entropy and PENCIL on them."""
+    """Corrupt half of the labels of 1,797 handwritten digits, then train cross-entropy and auto on them."""
     from pencil.cli.show import show_summary
     from pencil.errors import RunError
     from pencil.job import run_recipe

@@ -1,4 +1,4 @@
-"""``pencil train``: run a recipe, or train on a dataset; ``pencil resume``: go on with one that was stopped."""
+"""``pencil train``: train a recipe or on a dataset; ``pencil resume``: resume a run that was stopped."""
 
 import json
 import os
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pencil.runs.run import Run
 
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Train in so many processes on this machine.")
+    int | None, typer.Option("--processes", min=1, help="Train in this many processes on this machine.")
 ]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Log every epoch to tensorboard, wandb or mlflow as well; repeatable.")
 ]
 AllowChanged = Annotated[
-    bool, typer.Option("--allow-changed", help="Go on though rows have come or gone; labels follow their keys.")
+    bool, typer.Option("--allow-changed", help="Resume though rows were added or removed; labels are matched by key.")
 ]
 
 
@@ -47,7 +47,7 @@ def train(
     pinned: Pinned = None,
     log: Log = None,
     assignments: Set = None,
-    go_on: Annotated[bool, typer.Option("--resume", help="Go on where this command was stopped, if it was.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
     as_json: AsJson = False,
@@ -56,40 +56,36 @@ def train(
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
     recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget)
     from pencil.job import run_recipe
-    from pencil.resume import resume
-    from pencil.runs.layout import free_path, is_run, unfinished_path
-    from pencil.training.distributed import agreed
-    from pencil.training.settings import pick_device
+    from pencil.runs.layout import free_path, unfinished_path
 
-    go_on = go_on or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-    default = f"{recipe.name}-{Path(recipe.method['name']).stem}"
-    target = out or (unfinished_path if go_on else free_path)(Path("runs"), default)
+    resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+    def default_path() -> Path:
+        name = f"{recipe.name}-{Path(recipe.method['name']).stem}"
+        return (unfinished_path if resume else free_path)(Path("runs"), name)
+
     if processes is not None:
-        _launch(processes, target)
-    target, resumes = agreed((target, go_on and is_run(target)), pick_device(recipe.training.device))
-    if resumes:
-        run = resume(target, expected=recipe, allow_changed=allow_changed, progress=True)
-    else:
-        run = run_recipe(recipe, target, progress=True)
-    _show(run, target, as_json)
+        _launch(processes, out or default_path())
+    run = run_recipe(recipe, out or default_path, resume=resume, allow_changed=allow_changed, progress=True)
+    _show(run, as_json)
 
 
-def go_on(
+def resume(
     path: RunPath,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Go on with a run that was stopped, to the same result as if it had not been."""
+    """Resume a run that was stopped, to the same result as if it had not been."""
     if processes is not None:
         _launch(processes)
-    from pencil.resume import resume
+    from pencil.job import resume_run
 
-    _show(resume(path, allow_changed=allow_changed, progress=True), path, as_json)
+    _show(resume_run(path, allow_changed=allow_changed, progress=True), as_json)
 
 
 def _launch(processes: int, target: Path | None = None) -> None:
-    """This command again in so many processes; each is told where to write, so that all mean the same directory."""
+    """Run this command again in several processes, all with the same run directory."""
     from pencil.training.distributed import launch
 
     arguments = list(sys.argv[1:])
@@ -100,12 +96,12 @@ def _launch(processes: int, target: Path | None = None) -> None:
     raise typer.Exit(launch(processes, arguments))
 
 
-def _show(run: "Run", path: Path, as_json: bool) -> None:
+def _show(run: "Run", as_json: bool) -> None:
     from pencil.cli.show import show_summary
 
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
-        typer.echo(json.dumps({"path": str(path), **run.summary}))
+        typer.echo(json.dumps({"path": str(run.path), **run.summary}))
     else:
         show_summary([run])

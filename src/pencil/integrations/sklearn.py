@@ -49,7 +49,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         model: str | nn.Module = "auto",
         *,
-        method: str | Method = "pencil",
+        method: str | Method = "auto",
         epochs: int = 60,
         batch_size: int = 64,
         validation: float | None = None,

@@ -18,14 +18,14 @@ class Bar(Observer):
         self.progress = progress
         self.task = progress.add_task("starting", total=None, figures="")
 
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         total = steps_per_epoch * sum(phase.epochs for phase in phases)
         self.progress.update(self.task, total=total, completed=steps_done, description=phases[0].name)
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         self.progress.advance(self.task)
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         self.progress.update(self.task, description=record["phase"], figures=describe(record))
 
 
@@ -35,10 +35,10 @@ class Lines(Observer):
     def __init__(self) -> None:
         self.epochs = 0
 
-    def started(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         self.epochs = sum(phase.epochs for phase in phases)
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         line = f"epoch {record['epoch']}/{self.epochs} {record['phase']}: {describe(record)} {record['seconds']:.1f} s"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()

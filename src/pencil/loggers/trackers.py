@@ -70,7 +70,7 @@ class Log(Observer):
             except _trouble() as error:
                 raise RunError(f"cannot log to {name}: {error}; leave it out of training.log, or mend it.") from error
         for record in records:
-            self.epoch_ended(record)
+            self.on_epoch_end(record)
 
     def __enter__(self) -> "Log":
         return self
@@ -78,7 +78,7 @@ class Log(Observer):
     def __exit__(self, *_: object) -> None:
         self._each("close", self._finished)
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         self._each("log", record["epoch"], numbers_of(record, leave_out=("epoch", "phase_epoch")))
 
     def finish(self, summary: Mapping[str, Any]) -> None:

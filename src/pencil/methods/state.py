@@ -32,5 +32,5 @@ def _load_field(current: Any, value: Any, kind: Any) -> Any:
         return deque(value, maxlen=current.maxlen)
     if isinstance(current, Tensor) and isinstance(value, Tensor):
         return value.to(current.device)
-    nested = next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and is_dataclass(one)), None)
+    nested: Any = next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and is_dataclass(one)), None)
     return nested(**value) if nested is not None and isinstance(value, dict) else value

@@ -2,6 +2,32 @@
 
 from pencil.recipe.files import assign, find, merge, override, read, shipped
 from pencil.recipe.resolve import method_name, parse
-from pencil.recipe.schema import CUSTOM, Recipe, Tree
+from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
 
-__all__ = ["CUSTOM", "Recipe", "Tree", "assign", "find", "merge", "method_name", "override", "parse", "read", "shipped"]
+__all__ = [
+    "CUSTOM",
+    "DEFAULT_METHOD",
+    "Recipe",
+    "Tree",
+    "assign",
+    "find",
+    "merge",
+    "method_name",
+    "override",
+    "parse",
+    "read",
+    "shipped",
+]
+    "CUSTOM",
+    "DEFAULT_METHOD",
+    "Recipe",
+    "Tree",
+    "assign",
+    "find",
+    "merge",
+    "method_name",
+    "override",
+    "parse",
+    "read",
+    "shipped",
+]

@@ -9,7 +9,7 @@ from pencil.methods import find_method
 
 
 def method_arguments(method: str) -> type[BaseModel]:
-    """The arguments of a method's constructor as a model that validates them."""
+    """Return a pydantic model that validates the arguments of a method's constructor."""
     constructor = find_method(method).__init__
     hints = get_type_hints(constructor, include_extras=True)
     fields: dict[str, Any] = {}
@@ -22,7 +22,7 @@ def method_arguments(method: str) -> type[BaseModel]:
 
 
 def without_none(value: Any) -> Any:
-    """TOML has no null: what is not set is not written."""
+    """Return the value without None: TOML has no null, so a key that is not set is not written."""
     if isinstance(value, dict):
         return {key: without_none(inner) for key, inner in value.items() if inner is not None}
     return [without_none(inner) for inner in value] if isinstance(value, list) else value

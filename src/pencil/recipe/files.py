@@ -15,7 +15,7 @@ from pencil.recipe.schema import Tree
 
 
 def find(what: str) -> Tree:
-    """The recipe tree that ``what`` stands for: a recipe by name or file, a dataset by name, or a data file."""
+    """Return the recipe tree that ``what`` names: a recipe by name or file, a dataset by name, or data."""
     path = Path(what).expanduser()
     if path.suffix == ".toml":
         return read(path)
@@ -28,11 +28,12 @@ def find(what: str) -> Tree:
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
     if path.suffix or "/" in what:
-        hint = f"{path} does not exist." if not path.exists() else "its kind of file is not known."
-    raise RecipeError(f"{what!r} is no recipe, recipe file (.toml), dataset by name, or data ({FORMS}); {hint}")
+        hint = f"{path} does not exist." if not path.exists() else "this kind of file is unknown."
+    raise RecipeError(f"{what!r} is not a recipe, a recipe file (.toml), a dataset by name, or data ({FORMS}); {hint}")
 
 
 def read(path: Path) -> Tree:
+    """Return the tree of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,7 +44,7 @@ def read(path: Path) -> Tree:
 
 @cache
 def shipped() -> dict[str, Tree]:
-    """The recipes that ship with pencil. A file with ``[variants.X]`` tables is a family: FILE-X, for every X."""
+    """Return the recipes that ship with pencil. A file with ``[variants.X]`` tables holds one recipe FILE-X per X."""
     found: dict[str, Tree] = {}
     for entry in sorted(_folder().iterdir(), key=lambda entry: str(entry.name)):
         if entry.name.endswith(".toml"):
@@ -56,7 +57,7 @@ def shipped() -> dict[str, Tree]:
 
 
 def merge(tree: Tree, changes: Tree) -> Tree:
-    """The tree with the changes laid over it, table by table."""
+    """Return the tree with the changes applied, table by table."""
     merged = dict(tree)
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(tree.get(key), dict) and "kind" not in value
@@ -65,7 +66,7 @@ def merge(tree: Tree, changes: Tree) -> Tree:
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
-    """The tree with each ``a.b=value`` set; values are TOML, and plain words are strings."""
+    """Return the tree with each ``a.b=value`` set; values are TOML, and plain words are strings."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.strip().split(".")
@@ -76,7 +77,7 @@ def override(tree: Tree, assignments: Iterable[str]) -> Tree:
 
 
 def assign(tree: Tree, keys: list[str], value: Any) -> Tree:
-    """A copy of the tree with the value at this path."""
+    """Return a copy of the tree with the value at this path."""
     head, *rest = keys
     if not rest:
         return {**tree, head: value}

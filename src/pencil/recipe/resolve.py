@@ -1,6 +1,11 @@
-"""From a tree to a recipe: every key checked, the method's arguments spelled out, all mistakes at once."""
+"""From a tree to a recipe: every key checked, the method's arguments completed, all mistakes at once.
+
+Which method runs is decided here and nowhere else: the one that the recipe names (``auto`` by default), and for data on
+which ``auto`` cannot run the one that :func:`runnable` returns.
+"""
 
 import difflib
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,19 +14,32 @@ from pydantic import ValidationError
 from pencil.errors import RecipeError
 from pencil.methods import find_method
 from pencil.recipe.arguments import method_arguments, without_none
-from pencil.recipe.schema import AUTOMATIC, CUSTOM, Recipe, Tree
+from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
+
+FALLBACK_METHOD = "pencil"
+MIN_HELD_OUT = 5
+"""``auto`` decides by held-out rows and needs at least this many."""
 
 
 def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: bool = True) -> Recipe:
-    """A recipe from nested keys; raises one :class:`RecipeError` that lists everything that is wrong.
+    """Return the recipe of a tree of keys; one :class:`RecipeError` lists everything that is wrong.
 
-    Without ``with_method`` the method's arguments are taken as they stand, and no file of a user's own method is run.
+    Parameters
+    ----------
+    tree
+        Nested keys, as TOML has them.
+    origin
+        Named in the error.
+    with_method
+        Check and complete the arguments of the method. Without it they are taken as they are, and no file with a user's
+        own method is executed.
     """
     problems: list[str] = []
-    tree = dict(tree)
+    tree, given = dict(tree), frozenset[str]()
     if with_method and isinstance(tree.get("method", {}), Mapping) and method_name(tree) != CUSTOM:
-        tree["method"] = {"name": "pencil"} | dict(tree.get("method", {}))
-        problems += _resolve_method(tree)
+        tree["method"] = {"name": DEFAULT_METHOD} | dict(tree.get("method", {}))
+        given = frozenset(tree["method"]) - {"name"}
+        problems += _complete_method(tree)
     recipe = None
     try:
         recipe = Recipe.model_validate(tree)
@@ -29,16 +47,40 @@ def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: b
         problems += _explain(error, (), _paths(Recipe.model_json_schema()))
     if problems or recipe is None:
         raise RecipeError(f"{origin} has {len(problems)} mistake(s):\n" + "\n".join(f"  {line}" for line in problems))
+    recipe._given_arguments = given
     return recipe
 
 
-def _resolve_method(tree: Tree) -> list[str]:
-    """Spell out every argument of the method in the tree; return what is wrong with them.
+def runnable(recipe: Recipe, *, multilabel: bool, held_out_rows: int) -> Recipe:
+    """Return the recipe with a method that can run on this data; a warning names it where it is another one.
 
-    PENCIL without a number of its own sets itself; where there are several classes at once, the job says so later.
+    ``auto`` needs single-label data and a few held-out rows to decide by. Elsewhere ``pencil`` runs with its default
+    numbers and with those given for ``auto`` that both have. A given number that ``pencil`` cannot use is an error.
     """
-    if tree["method"] == {"name": "pencil"}:
-        tree["method"] = {"name": AUTOMATIC}
+    if recipe.method["name"] != "auto":
+        return recipe
+    if multilabel:
+        reason = "auto cannot run on multi-label data yet"
+    elif held_out_rows < MIN_HELD_OUT:
+        reason = f"auto needs at least {MIN_HELD_OUT} held-out rows to decide by and there are {held_out_rows}"
+    else:
+        return recipe
+    unusable = sorted(recipe.given_arguments - {"lr", "rounds", "epochs"})
+    if unusable:
+        raise RecipeError(
+            f"{reason}, and {FALLBACK_METHOD}, which would run instead, has no {', '.join(unusable)}; leave out "
+            f"method.{unusable[0]}, or choose a method and its numbers with method.name."
+        )
+    warnings.warn(f"{reason}; {FALLBACK_METHOD} runs instead, with its default numbers", stacklevel=2)
+    lr, epochs = recipe.method["lr"], recipe.method["epochs"]
+    if "epochs" in recipe.given_arguments and recipe.training.epochs is None:
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": epochs})})
+    cosine = {"kind": "cosine", "start": lr}
+    return recipe.with_method(FALLBACK_METHOD, lr=lr, finetune_lr=cosine, rounds=recipe.method["rounds"])
+
+
+def _complete_method(tree: Tree) -> list[str]:
+    """Add every argument of the method that is left out to the tree; return what is wrong with the others."""
     name = tree["method"]["name"]
     if not isinstance(name, str):
         return [f"method.name: expected a name; saw {name!r}"]
@@ -55,8 +97,9 @@ def _resolve_method(tree: Tree) -> list[str]:
 
 
 def method_name(tree: Mapping[str, Any]) -> str:
+    """Return the name of the method in a tree."""
     method = tree.get("method", {})
-    return str(method.get("name", "pencil")) if isinstance(method, Mapping) else str(method)
+    return str(method.get("name", DEFAULT_METHOD)) if isinstance(method, Mapping) else str(method)
 
 
 def _explain(error: ValidationError, prefix: tuple[str, ...], known: list[str]) -> list[str]:
@@ -74,7 +117,7 @@ def _explain(error: ValidationError, prefix: tuple[str, ...], known: list[str]) 
 
 
 def _closest(path: str, known: list[str]) -> str | None:
-    """The known key nearest to this one: a neighbour that is spelled alike, or the same name in another section."""
+    """The most similar known key: of similar spelling, or of the same name in another section."""
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     last = {candidate.rsplit(".", 1)[-1]: candidate for candidate in sorted(known, key=len, reverse=True)}
     alike = difflib.get_close_matches(path.rsplit(".", 1)[-1], last, n=1, cutoff=0.75)
@@ -82,7 +125,7 @@ def _closest(path: str, known: list[str]) -> str | None:
 
 
 def _paths(schema: Tree, node: Tree | None = None, prefix: str = "") -> list[str]:
-    """Every dotted key that a JSON schema knows."""
+    """Every dotted key of a JSON schema."""
     node = schema if node is None else node
     found: list[str] = []
     for name, inner in node.get("properties", {}).items():

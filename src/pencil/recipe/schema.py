@@ -1,9 +1,9 @@
-"""Recipes: a whole job as typed data, read from TOML, overridden key by key, and every mistake reported at once."""
+"""The recipe: a whole job as typed data."""
 
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pencil.data.settings import DataSettings
 from pencil.methods import Method, find_method
@@ -14,12 +14,23 @@ from pencil.training.settings import TrainingSettings
 Tree = dict[str, Any]
 CUSTOM = "custom"
 """Stands for a model or method that was passed to pencil.fit as an object."""
-AUTOMATIC = "pencil_auto"
-"""What ``pencil`` stands for where it is given no number."""
+DEFAULT_METHOD = "auto"
 
 
 class Recipe(BaseModel):
-    """Everything a run needs. ``method`` holds the method's name and the arguments of its constructor."""
+    """Everything a run needs.
+
+    Parameters
+    ----------
+    name, description, paper
+        For people; ``paper`` names the table that a recipe reproduces.
+    seed
+        Of noise, split, weights and order.
+    data, model, training
+        The sections of the recipe.
+    method
+        The name of the method and the arguments of its constructor.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -29,21 +40,27 @@ class Recipe(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
-    method: Tree = Field(default_factory=lambda: {"name": "pencil"})
+    method: Tree = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
     training: TrainingSettings = TrainingSettings()
+    _given_arguments: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def given_arguments(self) -> frozenset[str]:
+        """The arguments of the method that the user gave; the others have their defaults."""
+        return self._given_arguments
 
     def build_method(self) -> Method:
-        """The method with its arguments as they were validated."""
+        """Return the method with its arguments."""
         options = {key: value for key, value in self.method.items() if key != "name"}
         return find_method(self.method["name"])(
             **method_arguments(self.method["name"]).model_validate(options).__dict__
         )
 
     def with_method(self, name: str, **arguments: Any) -> "Recipe":
-        """The same recipe with another method; what is not said of its arguments is at its default."""
-        spelled_out = without_none(method_arguments(name)(**arguments).model_dump(mode="json"))
-        return self.model_copy(update={"method": {"name": name, **spelled_out}})
+        """Return the same recipe with another method; arguments that are left out have their defaults."""
+        complete = without_none(method_arguments(name)(**arguments).model_dump(mode="json"))
+        return self.model_copy(update={"method": {"name": name, **complete}})
 
     def to_toml(self) -> str:
-        """The recipe with every default spelled out."""
+        """Return the recipe as TOML, with every default written out."""
         return tomli_w.dumps(without_none(self.model_dump(mode="json")))

@@ -78,7 +78,7 @@ class RunDirectory(Observer):
         """Back to the epochs that a checkpoint knows."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")

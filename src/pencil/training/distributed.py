@@ -230,7 +230,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)  # type: ignore[attr-defined]
     environment = {
         **os.environ,
         "WORLD_SIZE": str(processes),

@@ -48,7 +48,7 @@ class Compute(NamedTuple):
         network = network.to(self.device)
         if self.memory_format == torch.preserve_format:
             return network
-        return network.to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
+        return network.to(memory_format=self.memory_format)
 
 
 CPU = Compute(torch.device("cpu"))
@@ -123,9 +123,7 @@ def predict_examples(
     """
     rows, logits = world.local(examples.rows), torch.empty(0, examples.num_classes)
     if len(rows):
-        logits = predict_logits(
-            model, examples.inputs, rows, forward=forward, compute=compute, after_batch=after_batch
-        )
+        logits = predict_logits(model, examples.inputs, rows, forward=forward, compute=compute, after_batch=after_batch)
     most = math.ceil(len(examples) / world.size)
     if after_batch is not None and math.ceil(len(rows) / BATCH) < math.ceil(most / BATCH):
         after_batch()

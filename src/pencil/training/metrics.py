@@ -1,4 +1,4 @@
-"""How good predictions and labels are: one class per example, or several at once."""
+"""Scores of predictions and labels, for single-label and multi-label data."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from pencil.labels.reading import read_entries, read_labels
 
 Metrics = dict[str, Any]
 SCORES = {False: "accuracy", True: "map"}
-"""What the best epoch is chosen by, for one class per example and for several."""
+"""The score that the best epoch is chosen by: accuracy for single-label data, mAP for multi-label data."""
 
 
 def to_probs(logits: Tensor, multilabel: bool) -> Tensor:
@@ -25,7 +25,7 @@ def to_probs(logits: Tensor, multilabel: bool) -> Tensor:
 
 
 def evaluate(logits: Tensor, examples: Examples) -> Metrics:
-    """Loss and score of predictions; rows whose input could not be read (NaN) are left out."""
+    """Return loss and score of predictions; rows that could not be read (NaN) are left out."""
     seen = ~logits[:, 0].isnan()
     logits, labels = logits[seen], examples.given_labels[seen]
     if examples.multilabel:
@@ -35,12 +35,12 @@ def evaluate(logits: Tensor, examples: Examples) -> Metrics:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """The share of examples whose most probable class is the label's."""
+    """Return the fraction of examples whose most probable class is the label."""
     return float((logits.argmax(dim=1) == hard_labels(labels)).double().mean())
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> np.ndarray:
-    """One per class, over the rows where the class is known; NaN for a class without a positive or negative."""
+    """Return one per class, over rows where the class is known; NaN for a class without positives or negatives."""
     known, present = (~labels.isnan()).numpy(), (labels > 0.5).numpy()
     found = np.full(labels.shape[1], np.nan)
     for k in range(labels.shape[1]):
@@ -51,17 +51,17 @@ def average_precisions(scores: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """The macro mean over classes that can be measured (0 where none can); soft labels count as present above 0.5."""
+    """Return the mean over classes that can be measured (0 where none can); soft labels are present above 0.5."""
     found = average_precisions(scores, labels)
     return 0.0 if np.isnan(found).all() else float(np.nanmean(found))
 
 
 def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> Metrics:
-    """mAP (macro and micro) and F1 (macro and micro) at a threshold, over known entries."""
+    """Return mAP and F1 at a threshold, macro and micro, over known entries."""
     known, present = ~labels.isnan(), labels > 0.5
-    said = probs > threshold
-    hits = (said & present & known).sum(dim=0).double()
-    errors = ((said != present) & known).sum(dim=0).double()
+    predicted = probs > threshold
+    hits = (predicted & present & known).sum(dim=0).double()
+    errors = ((predicted != present) & known).sum(dim=0).double()
     with_any = (2 * hits + errors) > 0
     f1 = 2 * hits / (2 * hits + errors)
     measurable = bool((present & known).any())
@@ -78,7 +78,7 @@ def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> 
 
 
 def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> float:
-    """How many rows agree with their given label; for several classes the share of known entries that do, per row."""
+    """Return how many rows agree with their given label; multi-label rows count by their fraction of known entries."""
     if multilabel:
         known = ~given_labels.isnan()
         agree = ((logits > 0) == (given_labels > 0.5)) & known
@@ -88,16 +88,14 @@ def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> flo
 
 
 class LabelTotals:
-    """How many labels (or entries of them) changed, how unsure they are, how many are right where that is known.
-
-    Sums over rows that come piece by piece.
-    """
+    """Sums over chunks of rows: labels (or entries) that changed, their entropy, and how many are right where known."""
 
     def __init__(self) -> None:
         self.changed, self.entropy, self.counted = 0.0, 0.0, 0.0
         self.right, self.known = 0.0, 0.0
 
     def add(self, label_probs: Tensor, examples: Examples) -> None:
+        """Add a chunk of rows."""
         clean, label_probs = examples.clean_labels, hold_pinned(label_probs, examples)
         if examples.multilabel:
             entries = read_entries(label_probs, examples.given_labels)
@@ -114,24 +112,24 @@ class LabelTotals:
             self.right += float((corrected == (clean > 0.5 if examples.multilabel else clean))[known].sum())
             self.known += float(known.sum())
 
-    def means(self, total: Callable[[Tensor], Tensor] | None = None) -> Metrics:
-        """``total`` adds up what several processes have counted."""
+    def means(self, all_reduce_sum: Callable[[Tensor], Tensor] | None = None) -> Metrics:
+        """Return the means; ``all_reduce_sum`` adds up the sums of several processes."""
         sums = torch.tensor([self.changed, self.entropy, self.counted, self.right, self.known], dtype=torch.float64)
-        changed, entropy, counted, right, known = (sums if total is None else total(sums)).tolist()
+        changed, entropy, counted, right, known = (sums if all_reduce_sum is None else all_reduce_sum(sums)).tolist()
         metrics: Metrics = {"labels_changed": int(changed), "label_entropy": entropy / max(1.0, counted)}
         return metrics | {"labels_correct": right / known} if known else metrics
 
 
-def correct_entries(said: Tensor, clean_labels: Tensor) -> float:
-    """The share of entries that agree with clean labels, where those are known."""
+def correct_entries(labels: Tensor, clean_labels: Tensor) -> float:
+    """Return the fraction of entries that agree with clean labels, where those are known."""
     known = ~clean_labels.isnan()
-    return float((said == (clean_labels > 0.5))[known].double().mean())
+    return float((labels == (clean_labels > 0.5))[known].double().mean())
 
 
 def per_class_scores(probs: Tensor, examples: Examples, threshold: float = 0.5) -> Metrics:
-    """Everything there is to say about predictions on labelled examples; rows that could not be read are left out.
+    """Return all scores of predictions on labelled examples, overall and per class; unreadable rows are left out.
 
-    ``threshold`` is for F1 where an example may be of several classes.
+    ``threshold`` is for the F1 of multi-label data.
     """
     seen = ~probs[:, 0].isnan()
     probs, labels = probs[seen], examples.given_labels[seen]

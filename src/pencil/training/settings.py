@@ -13,25 +13,25 @@ from torch import nn, optim
 
 from pencil.errors import RecipeError
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
-SinkName = Literal["tensorboard", "wandb", "mlflow"]
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class OptimizerSettings(BaseModel):
     """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's.
 
-    ``lr_factors`` gives parameters whose names begin so a multiple of the learning rate: ``{head = 5.0}``.
+    ``lr_factors`` multiplies the learning rate of parameters by the prefix of their name: ``{head = 5.0}``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["sgd", "rmsprop", "adamw"] = "sgd"
-    momentum: Share = 0.9
+    momentum: Fraction = 0.9
     nesterov: bool = False
     weight_decay: NonNegative = 1e-4
-    alpha: Share = 0.9
-    betas: tuple[Share, Share] = (0.9, 0.999)
+    alpha: Fraction = 0.9
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     lr_factors: dict[str, NonNegative] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -42,13 +42,25 @@ class OptimizerSettings(BaseModel):
 
 
 class TrainingSettings(BaseModel):
-    """How training runs, whatever the method. ``epochs`` is a total budget; without it the method's own counts hold.
-    ``minutes`` is a budget too, for methods that can plan by the clock.
+    """How training runs, whatever the method.
 
-    ``label_layout`` says whether each of several processes keeps all labels or its share (auto: above 1 GiB),
-    ``label_top_k`` how many entries of each label are kept, of very many classes. A run with a directory saves itself
-    every ``checkpoint_minutes``, and every ``checkpoint_epochs`` where that is set. ``log`` names where else the
-    numbers of every epoch go.
+    Parameters
+    ----------
+    batch_size, optimizer, clip_norm, precision, device, compile, channels_last
+        As in PyTorch. ``clip_norm = 0`` does not clip.
+    epochs
+        The total budget; without it the method's own numbers of epochs are used.
+    minutes
+        A time budget, for methods that can plan by it.
+    label_layout
+        Whether each of several processes has all labels (replicated) or a part of the rows (sharded); ``auto`` shards
+        labels of more than 1 GiB.
+    label_top_k
+        Keep only this many entries of each label distribution, for very many classes.
+    checkpoint_minutes, checkpoint_epochs, checkpoints_kept
+        A run with a directory is saved after this much time, and after this many epochs where that is set.
+    log
+        Trackers that get the metrics of every epoch too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,11 +79,11 @@ class TrainingSettings(BaseModel):
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 10.0
     checkpoint_epochs: Annotated[int, Field(ge=1)] | None = None
     checkpoints_kept: Annotated[int, Field(ge=2)] = 2
-    log: tuple[SinkName, ...] = ()
+    log: tuple[TrackerName, ...] = ()
 
 
 def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:
-    """The optimizer; its learning rate is set before every step by the phase's schedule, times each group's factor."""
+    """Return the optimizer. Every step sets its learning rate: the phase's schedule times each group's factor."""
     parameters = [group for network in networks for group in _groups(network, settings.lr_factors)]
     if settings.name == "sgd":
         return optim.SGD(
@@ -93,7 +105,7 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
 
 
 def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
-    """Parameters by the factor on their learning rate; a prefix that no parameter has is an error."""
+    """Parameter groups by the factor on their learning rate; a prefix that no parameter has is an error."""
     groups: dict[float, list[nn.Parameter]] = {1.0: []}
     used = set()
     for name, parameter in model.named_parameters():
@@ -108,7 +120,7 @@ def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU where there is one; of several processes on a machine each has its own."""
+    """Return the device: for ``auto`` a GPU where there is one. Of several processes on a machine each has its own."""
     if name in ("auto", "cuda") and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
         return torch.device("cuda", torch.cuda.current_device())
@@ -124,7 +136,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """The dtype to autocast to, or None for plain fp32, which is the rule on a CPU. Labels and losses stay fp32."""
+    """Return the dtype to autocast to, or None for fp32, the default on a CPU. Labels and losses stay fp32."""
     if name == "auto":
         return (
             torch.bfloat16
@@ -143,7 +155,7 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
 
 @cache
 def cpu_runs_bf16() -> bool:
-    """Try bf16 in another process: some virtual machines advertise instructions that then kill it (SIGILL)."""
+    """Try bf16 in another process: some virtual machines advertise instructions that kill the process (SIGILL)."""
     trial = (
         "import torch; x = torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True); (x @ x).sum().backward(); "
         "c = torch.nn.Conv2d(8, 8, 3).bfloat16(); c(torch.randn(2, 8, 9, 9).bfloat16()).sum().backward()"

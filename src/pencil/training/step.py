@@ -2,8 +2,8 @@
 
 Of several processes each computes its part of the batch. With replicated labels every rank gathers the logits of the
 whole batch and computes its loss, so a loss may do with the batch what it likes, and labels move alike on all ranks.
-With sharded labels every rank computes the loss of its own rows, which a loss that is a mean over rows allows; no logits
-are exchanged, and the label store fetches and writes rows by all-to-all.
+With sharded labels every rank computes the loss of its own rows, which a loss that is a mean over rows allows; no
+logits are exchanged, and the label store fetches and writes rows by all-to-all.
 """
 
 import math
@@ -177,7 +177,7 @@ class TrainingStep:
         keys = ", ".join(map(repr, self.train.keys[rows.numpy()][:5].tolist()))
         more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
         return TrainingError(
-            f"the {what} in {where}, in a batch with the rows {keys}{more}; weights and labels are as before this step; "
+            f"the {what} in {where}, in a batch with the rows {keys}{more}; weights and labels are unchanged; "
             "lower the learning rate, set training.clip_norm, or inspect those rows."
         )
 

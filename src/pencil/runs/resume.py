@@ -1,0 +1,192 @@
+"""What a stopped run was, and how training returns there: the same recipe, the same rows, the trainer's state."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples, Splits, as_keys
+from pencil.errors import DataError, RecipeError
+from pencil.recipe import Recipe
+from pencil.runs.checkpoints import Checkpoint
+from pencil.runs.directory import checkpoints_of
+from pencil.runs.layout import ENVIRONMENT, ROWS
+from pencil.training import Trainer
+
+FREE_KEYS = {
+    "data": ("root", "cache", "workers"),
+    "training": ("checkpoint_minutes", "checkpoint_epochs", "checkpoints_kept", "log"),
+}
+"""Keys that do not affect the result and may differ when a run is resumed."""
+DESCRIPTIVE_KEYS = ("name", "description", "paper")
+DERIVED_KEYS = ("model.name", "method.transition", "data.normalize", "data.resize", "data.test", "data.multilabel",
+                "data.validation")  # fmt: skip
+"""Keys that a run fills in where the recipe leaves them open."""
+OPEN_VALUES = (None, "auto", "imagenet", "none")
+
+
+def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
+    """Return the stored recipe with those of the free keys that ``expected`` sets."""
+    for section, keys in FREE_KEYS.items():
+        now, before = getattr(expected, section), getattr(stored, section)
+        changes = {key: getattr(now, key) for key in keys if key in now.model_fields_set}
+        stored = stored.model_copy(update={section: before.model_copy(update=changes)})
+    return stored
+
+
+def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
+    """Raise RecipeError with every key in which the recipes differ, except free, descriptive and derived ones."""
+    now, before = _flat(expected.model_dump(mode="json")), _flat(stored.model_dump(mode="json"))
+    free = (*DESCRIPTIVE_KEYS, *(f"{section}.{key}" for section, keys in FREE_KEYS.items() for key in keys))
+    different = [
+        key
+        for key in sorted({*now, *before})
+        if now.get(key) != before.get(key)
+        and not _is_under(key, free)
+        and not (_is_under(key, DERIVED_KEYS) and now.get(key) in OPEN_VALUES)
+    ]
+    if different:
+        lines = "".join(f"\n  {key} is {now.get(key)!r}; it was {before.get(key)!r}" for key in different)
+        raise RecipeError(f"{path} was started with another recipe; leave --resume out, or use the same recipe:{lines}")
+
+
+def _is_under(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        return {prefix: tree}
+    return {
+        name: value
+        for key, inner in tree.items()
+        for name, value in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def _stored_fingerprints(path: Path) -> dict[str, str]:
+    fingerprints: dict[str, str] = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["data_fingerprint"]
+    return fingerprints
+
+
+def check_same_pins(path: Path, fingerprints: Mapping[str, str], pinned: Path | None) -> None:
+    """Raise DataError where reviewed labels differ: one that was pinned later may have moved already."""
+    if _stored_fingerprints(path).get("pinned") != fingerprints.get("pinned"):
+        raise DataError(
+            f"the reviewed labels in {pinned} differ from those when {path} was started; expected the same; restore "
+            "them, or train again in another directory."
+        )
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Keys of the training and of the held-out rows of a stopped run."""
+
+    train: np.ndarray
+    validation: np.ndarray
+
+
+def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, StoredRows | None]:
+    """Return the rows in the order that they had when the run was started.
+
+    Where rows were added or removed and ``allow_changed`` permits it, those that stayed come first, then the new ones;
+    the stored rows are returned too.
+    """
+    stored = _stored_fingerprints(path)
+    stored.pop("pinned", None)  # which check_same_pins compares
+    if stored == _fingerprints(loaded):
+        return loaded, None
+    table = pq.read_table(path / ROWS)
+    keys, split = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
+    place = {key: i for i, key in enumerate(loaded.train.keys.tolist())}
+    kept = [place[key] for key in keys.tolist() if key in place]
+    known = set(keys.tolist())
+    new = [i for key, i in place.items() if key not in known]
+    ordered = replace(loaded, train=loaded.train.subset(torch.tensor(kept + new, dtype=torch.int64)))
+    if stored == _fingerprints(ordered):
+        warnings.warn("the rows have another order than before; they are matched by key", stacklevel=3)
+        return ordered, None
+    what = f"{len(keys) - len(kept):,} rows were removed, {len(new):,} added"
+    if len(kept) == len(keys) and not new:
+        what = "labels of some rows, or validation or test rows, are different"
+    if not allow_changed:
+        raise DataError(f"the data has changed since {path} was stopped: {what}; restore it, or use --allow-changed.")
+    if recipe.data.noise is not None or recipe.data.rows is not None:
+        raise DataError(f"the data has changed ({what}), and data.noise or data.rows draw other rows now; train again.")
+    warnings.warn(f"the data has changed: {what}; labels are matched by key, and the epoch starts again", stacklevel=3)
+    return ordered, StoredRows(keys[split == "train"], keys[split == "validation"])
+
+
+def _fingerprints(splits: Splits) -> dict[str, str]:
+    return {name: part.fingerprint() for name, part in vars(splits).items() if part is not None}
+
+
+def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> None:
+    """Load the newest checkpoint into the trainer; without one, training starts from the beginning.
+
+    Where the rows have changed, ``changed_from`` are those that the checkpoint was written with.
+    """
+    checkpoints, world = checkpoints_of(path), trainer.world
+    if world.rank == 0:
+        checkpoints.recover()
+    world.broadcast_object(None)  # the other ranks wait for that
+    checkpoint = checkpoints.newest()
+    if checkpoint is None:
+        return
+    state = checkpoint.part("training")
+    labels = trainer.method.labels
+    if labels is not None:
+        state["method"]["labels"] = _gathered_labels(checkpoint, state)
+    if changed_from is not None:
+        state = _matched_state(state, trainer, changed_from, trainer.splits.train)
+    if labels is not None and labels.own_rows is not None:
+        state["method"]["labels"] = {name: rows[labels.own_rows] for name, rows in state["method"]["labels"].items()}
+    trainer.load_state_dict(state)
+
+
+def _gathered_labels(checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Tensor]:
+    """The labels of all rows, whatever the world size was: of ``W`` processes, rank ``r`` had the rows r, r + W, ..."""
+    size = sum(name.startswith("rank-") for name in checkpoint.parts())
+    if size == 0:
+        labels: dict[str, Tensor] = state["method"]["labels"]
+        return labels
+    shards = [checkpoint.part(f"rank-{rank}")["labels"] for rank in range(size)]
+    whole = {}
+    for name in shards[0]:
+        count = sum(len(shard[name]) for shard in shards)
+        whole[name] = shards[0][name].new_empty(count, *shards[0][name].shape[1:])
+        for rank, shard in enumerate(shards):
+            whole[name][rank::size] = shard[name]
+    return whole
+
+
+def _matched_state(
+    state: dict[str, Any], trainer: Trainer, changed_from: StoredRows, train: Examples
+) -> dict[str, Any]:
+    """The state with every per-row tensor of the method matched to the present rows; new rows have initial values."""
+    before = {key: i for i, key in enumerate(changed_from.train.tolist())}
+    pairs = [(i, before[key]) for i, key in enumerate(train.keys.tolist()) if key in before]
+    now, then = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+
+    def matched(old: Any, initial: Any) -> Any:
+        if isinstance(old, Tensor) and old.ndim and len(old) == len(before):
+            values = initial.clone() if isinstance(initial, Tensor) else old.new_zeros(len(train), *old.shape[1:])
+            values[now] = old[then].to(values)
+            return values
+        if isinstance(old, dict):
+            inner = initial if isinstance(initial, dict) else {}
+            return {key: matched(value, inner.get(key)) for key, value in old.items()}
+        if isinstance(old, list | tuple):
+            return [matched(value, None) for value in old]
+        return old
+
+    position = {**state["position"], "step": 0}
+    method = matched(state["method"], trainer.method.state_dict())
+    return {**state, "method": method, "position": position, "visited": None}
