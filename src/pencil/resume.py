@@ -172,8 +172,8 @@ def _restore(path: Path, job: Job, trainer: Trainer, changes: Changes | None) ->
         state["method"]["labels"] = _whole_labels(checkpoint, state)
     if changes is not None:
         state = _carried_over(state, trainer, changes, job.prepared.splits.train)
-    if labels is not None and labels.own_rows is not None:
-        state["method"]["labels"] = {name: rows[labels.own_rows] for name, rows in state["method"]["labels"].items()}
+    if labels is not None and labels.local_rows is not None:
+        state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
     trainer.restore(state)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.labels.sharded import WHOLE, LabelLayout
-from pencil.labels.store import LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.sharded import REPLICATED, LabelLayout
 from pencil.methods.schedules import AnySchedule, Constant
 
 
@@ -27,7 +27,7 @@ class Task:
     device: torch.device
     multilabel: bool = False
     dtype: torch.dtype = torch.float32  # of the label store: fp32 under mixed precision too, fp64 with an fp64 network
-    layout: LabelLayout = WHOLE
+    layout: LabelLayout = REPLICATED
     epochs: int | None = None
     """The budget, where one is given: in epochs, or in seconds."""
     seconds: float | None = None
@@ -117,7 +117,7 @@ class Method(ABC):
     not, the network's predictions on the training rows stand for them.
     """
 
-    labels: LabelStore | None = None
+    labels: Labels | None = None
     takes_multilabel: ClassVar[bool] = False
     """Whether it can train where an example may be of several classes at once."""
     by_row: bool = False
@@ -171,7 +171,7 @@ class Method(ABC):
         """What the rest of training hangs on, once :meth:`start` has been called as before."""
         learned = {name: getattr(self, name, None) for name in self.remembered}
         learned = {name: list(value) if isinstance(value, deque) else value for name, value in learned.items()}
-        if self.labels is None or self.labels.own_rows is not None:  # what is not whole here, each process saves
+        if self.labels is None or self.labels.local_rows is not None:  # what is not whole here, each process saves
             return learned
         return {**learned, "labels": self.labels.state_dict()}
 

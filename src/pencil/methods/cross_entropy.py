@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from pencil.data.examples import Batch
+from pencil.labels.forms import label_form
 from pencil.methods.base import Epochs, Method, Phase, Task, Terms
-from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
@@ -19,7 +19,7 @@ class CrossEntropy(Method):
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.kind = label_kind(task.multilabel)
+        self.kind = label_form(task.multilabel)
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, logits: Tensor, batch: Batch) -> Terms:

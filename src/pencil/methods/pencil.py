@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.labels.forms import label_form
 from pencil.labels.losses import Compatibility, NetworkLosses
 from pencil.labels.multilabel_losses import Divergence
-from pencil.labels.sharded import ShardedLabelStore
-from pencil.labels.store import CHUNK, LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.store import CHUNK
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Phase, Task, Terms
-from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
@@ -91,10 +91,10 @@ class Pencil(Method):
         unsaid = DEFAULTS[task.multilabel]
         self.compatibility = unsaid.compatibility if self.compatibility_given is None else self.compatibility_given
         self.beta = unsaid.beta if self.beta_given is None else self.beta_given
-        self.kind = label_kind(
+        self.kind = label_form(
             task.multilabel, self.divergence, self.compatibility, self.init_probability, self.init_scale
         )
-        per_lambda, per_alpha = self.kind.scale(task.batch_size, task.num_classes)
+        per_lambda, per_alpha = self.kind.paper_factors(task.batch_size, task.num_classes)
         self.label_pull = unsaid.pull if self.pull is None else self.pull
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
@@ -104,13 +104,13 @@ class Pencil(Method):
                 "its maximum; corrected labels are read with the compatibility term taken out",
                 stacklevel=2,
             )
-        self.labels = task.layout.place(task.given_labels, partial(self._store, task))
+        self.labels = task.layout.build(task.given_labels, partial(self._store, task))
         step: AnySchedule = as_schedule(unsaid.step) if self.step is None else self.step
         if self.label_lr is not None:
             step = self.label_lr.scaled(per_lambda)
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
 
-    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> LabelStore:
+    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> Labels:
         return self.kind.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
@@ -170,10 +170,10 @@ class Pencil(Method):
     def _compatibility(self) -> Tensor:
         """L_o over the rows that are held here, piece by piece."""
         assert self.labels is not None
-        labels = self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
-        given, total = labels.given_labels, torch.zeros((), dtype=torch.float64)
+        local = self.labels.local
+        given, total = local.given_labels, torch.zeros((), dtype=torch.float64)
         for rows in torch.arange(len(given), device=given.device).split(CHUNK):
-            total += self.kind.compatibility(labels[rows], given[rows]).cpu().double() * len(rows)
+            total += self.kind.compatibility_loss(local[rows], given[rows]).cpu().double() * len(rows)
         return total / max(1, len(given))
 
     def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:

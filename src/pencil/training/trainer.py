@@ -13,7 +13,6 @@ from pencil.data.examples import Batch, Splits, cut
 from pencil.data.inputs import View
 from pencil.data.pinned import hold_pinned
 from pencil.errors import TrainingError
-from pencil.labels.sharded import ShardedLabelStore
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase
 from pencil.seeding import generator, reseed, seeded
@@ -245,7 +244,7 @@ class Trainer:
     def own_state(self) -> dict[str, Any]:
         """What this rank has and no other, beside the state that all share."""
         labels = self.method.labels
-        return {"labels": labels.state_dict()} if labels is not None and labels.own_rows is not None else {}
+        return {"labels": labels.state_dict()} if labels is not None and labels.local_rows is not None else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to where :meth:`state` was taken, in a trainer that was made in the same way."""
@@ -270,7 +269,7 @@ class Trainer:
     def _label_metrics(self) -> Record:
         """Piece by piece, so that labels are never held twice; of dealt-out labels every rank has its part to say."""
         labels, train = self.method.labels, self.splits.train
-        own = torch.arange(len(train)) if labels is None or labels.own_rows is None else labels.own_rows
+        own = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
         totals = LabelTotals()
         for places in torch.arange(len(own)).split(CHUNK):
             label_probs = self.method.label_probs(places.to(self.compute.device))
@@ -281,8 +280,8 @@ class Trainer:
 
     def _outcome(self) -> Outcome:
         label_probs, labels = self.method.label_probs(), self.method.labels
-        if label_probs is not None and isinstance(labels, ShardedLabelStore):
-            label_probs = labels.whole(label_probs)
+        if label_probs is not None and labels is not None:
+            label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self.predictor.probs(self.learner, "train")
         held_out = self.splits.validation is not None

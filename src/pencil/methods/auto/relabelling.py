@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import hard_labels
+from pencil.labels.forms import label_form
 from pencil.labels.losses import at_least_fp32
-from pencil.labels.sharded import ShardedLabelStore
-from pencil.labels.store import CHUNK, LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.store import CHUNK
 from pencil.methods.auto.noise_model import (
     NoiseModel,
     confusion_shape,
@@ -19,7 +20,6 @@ from pencil.methods.auto.noise_model import (
     remaining_trust,
 )
 from pencil.methods.base import Context, Method, Task
-from pencil.methods.kinds import label_kind
 
 
 class Relabelling(Method):
@@ -41,7 +41,7 @@ class Relabelling(Method):
 
     def begin_labels(self, task: Task) -> None:
         self.task = task
-        self.labels = task.layout.place(task.given_labels, self._store)
+        self.labels = task.layout.build(task.given_labels, self._store)
         self.corrected = False
         self.temperature, self.trust = 1.0, 1.0
         self.noise: list[float] = []
@@ -49,9 +49,9 @@ class Relabelling(Method):
         self.shares: Tensor | None = None
         self.choices: list[str] = []
 
-    def _store(self, given_labels: Tensor, top_k: int | None) -> LabelStore:
+    def _store(self, given_labels: Tensor, top_k: int | None) -> Labels:
         task = self.task
-        return label_kind(False).store(
+        return label_form(False).store(
             given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype
         )
 
@@ -60,7 +60,7 @@ class Relabelling(Method):
         assert self.labels is not None
         if self.corrected:
             return self.labels.probs(rows)
-        return self.labels.to_probs(self._own_store().initial_logits(rows))
+        return self.labels.to_probs(self.labels.local.initial_logits(rows))
 
     def relabel(self, context: Context) -> None:
         """Estimate the noise, and start every label at its posterior."""
@@ -103,17 +103,13 @@ class Relabelling(Method):
 
     def _write(self, label_logits: Tensor) -> None:
         assert self.labels is not None
-        store, rows = self._own_store(), self.labels.own_rows
+        store, rows = self.labels.local, self.labels.local_rows
         own = torch.arange(len(label_logits)) if rows is None else rows
         store.reset()  # pinned rows and all
         self.corrected = True
         for places in torch.arange(len(own)).split(CHUNK):
             values = label_logits[own[places].to(label_logits.device)].to(self.task.dtype)
             store.write(places.to(self.task.device), values)
-
-    def _own_store(self) -> LabelStore:
-        assert self.labels is not None
-        return self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
 
     def _noise_model(self) -> NoiseModel:
         assert self.transition is not None

@@ -74,5 +74,5 @@ def test_k_must_be_a_number_of_entries(given):
 
 
 def test_a_layout_without_a_world_keeps_all_labels(given):
-    store = LabelLayout(top_k=2).place(given, lambda labels, k: TopKLabelStore(labels, CLASSES, k=k))
-    assert len(store) == 50 and store.own_rows is None and store.k == 2
+    store = LabelLayout(top_k=2).build(given, lambda labels, k: TopKLabelStore(labels, CLASSES, k=k))
+    assert len(store) == 50 and store.local_rows is None and store.k == 2
