@@ -1,5 +1,6 @@
 """Layouts, and a sharded store on several ranks against the same store in one process."""
 
+import numpy as np
 import torch
 from ranks import in_ranks
 
@@ -57,6 +58,7 @@ def written(kind, world, pinned):
         "read": labels[torch.tensor([ROWS - 1, 0, 8])].numpy(),
         "probs": labels.gather(labels.probs()).numpy(),
         "evidence": labels.gather(labels.evidence(1.0)).numpy(),
+        "at_place_1": labels.probs(torch.tensor([1])).numpy(),
         "initial": labels.gather(labels.initial_logits()).numpy(),
         "mean": float(labels.mean(labels.probs()[:, 0].double().mean())),
     }
@@ -76,4 +78,6 @@ def test_three_ranks_hold_what_one_process_holds():
             assert theirs["local_rows"] == list(range(rank, ROWS, 3)) and theirs["rows"] == alone["rows"] == ROWS
             for name in ("read", "probs", "evidence", "initial"):
                 assert (theirs[name] == alone[name]).all(), (kind, pinned, name)
+            at_place_1 = alone["probs"][[rank + 3]]  # places count among the local rows
+            np.testing.assert_allclose(theirs["at_place_1"], at_place_1, rtol=1e-6)
             assert abs(theirs["mean"] - alone["mean"]) < 1e-12

@@ -128,7 +128,7 @@ class ShardedLabelStore:
         return self.local.to_probs(label_logits)
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        return self.local.probs() if rows is None else self.to_probs(self[rows])
+        return self.local.probs(rows)
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
         return self.local.evidence(pull, rows)
