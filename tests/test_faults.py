@@ -284,8 +284,9 @@ def test_rows_that_came_or_went_are_refused_or_mapped_by_key(tmp_path, monkeypat
 
 def resumed_state(path, data, monkeypatch):
     """The state right after the trainer was restored with changed rows."""
-    from pencil.data import Splits, from_arrays
     from pencil.resume import resume
+
+    from pencil.data import Splits, from_arrays
     from pencil.training import Trainer
 
     seen = {}

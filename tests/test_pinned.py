@@ -17,7 +17,7 @@ from pencil import DataError, RecipeError, Stopped
 from pencil.data import Splits, from_arrays
 from pencil.data.given import as_distribution
 from pencil.decisions import pinned_labels
-from pencil.labels.multilabel_store import BinaryLabelStore
+from pencil.labels.multilabel_store import MultilabelStore
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import LabelStore
 from pencil.labels.top_k import TopKLabelStore
@@ -51,14 +51,14 @@ def moved(store, reset_at=None):
     [
         (False, lambda labels, k: LabelStore(labels, CLASSES)),
         (False, lambda labels, k: TopKLabelStore(labels, CLASSES, k=2)),
-        (True, lambda labels, k: BinaryLabelStore(labels)),
+        (True, lambda labels, k: MultilabelStore(labels)),
     ],
     ids=["dense", "top-k", "binary"],
 )
 @pytest.mark.parametrize("reset_at", [None, 5])
 def test_pinned_rows_keep_their_bits_and_the_others_move_as_ever(multilabel, make, reset_at):
-    free = LabelLayout().place(given(multilabel), make)
-    pinned = LabelLayout(pinned=PINNED).place(given(multilabel), make)
+    free = LabelLayout().build(given(multilabel), make)
+    pinned = LabelLayout(pinned=PINNED).build(given(multilabel), make)
     start = pinned.label_logits.clone()
     assert start.equal(free.label_logits)
     moved(free, reset_at), moved(pinned, reset_at)

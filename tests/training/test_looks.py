@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pencil.training.looks import mixed
 from ranks import in_ranks
 from torch import nn
 
@@ -14,7 +15,6 @@ from pencil.methods.base import Method, Phase, Terms
 from pencil.methods.schedules import Constant
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import join
-from pencil.training.looks import mixed
 
 
 def pictures(rows, seed=0):

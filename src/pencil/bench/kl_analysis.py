@@ -56,7 +56,7 @@ class Watcher(Observer):
             return
         labels = self.job.method.labels
         assert labels is not None
-        rows = self.rows.to(labels.label_logits.device)
+        rows = self.rows.to(labels.given_labels.device)
         logits, label_logits = self.trainer.predict()[rows], labels[rows]
         if self.divergence == "forward":
             gradient = forward_kl_label_gradient(label_logits, logits)

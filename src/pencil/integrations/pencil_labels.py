@@ -1,12 +1,12 @@
-"""PENCIL's three phases for a loop that is not ours: which loss to train on in this epoch, and when labels move."""
+"""PENCIL's three phases for any training loop: the loss of the current epoch, and when labels move."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from pencil.data.given import as_given_labels
 from pencil.errors import RecipeError, TrainingError
 from pencil.labels.losses import Compatibility, cross_entropy, pencil_loss
 from pencil.labels.store import LabelStore, init_scale
@@ -17,13 +17,36 @@ STATE = "label_logits"
 
 
 class PencilLabels:
-    """The labels of a training set, which learn beside a network.
+    """The learnable labels of a training set, for a training loop outside pencil.
 
-    The loop says three things: which epoch has begun (:meth:`begin_epoch`), what the network says about which rows
-    (:meth:`loss`, which gives what to train on), and that the optimizer has stepped (:meth:`optimizer_stepped`, upon
-    which labels move). The integrations say the first and the last by themselves. ``step``, ``pull``, ``beta`` and
-    ``compatibility`` are those of the method ``pencil``; the learning rate is the loop's own: high and constant while
-    labels move, falling in the end.
+    The loop makes three calls: :meth:`begin_epoch` when an epoch begins, :meth:`loss` for the loss of a batch, and
+    :meth:`optimizer_stepped` after the optimizer's step, which moves the labels of that batch. The integrations make
+    the first and the last themselves. The learning rate is the loop's: high and constant while labels move, decaying
+    in fine-tuning.
+
+    Parameters
+    ----------
+    given_labels
+        Class indices of shape ``(rows,)`` or distributions of shape ``(rows, classes)``, in the order of the dataset.
+    num_classes
+        Number of classes; by default the largest class index plus one, or the number of columns.
+    backbone_epochs
+        Epochs of cross-entropy with the given labels.
+    correction_epochs
+        Epochs in which labels move. All later epochs fine-tune the network on labels that no longer move.
+    step, pull, beta, compatibility, class_mean
+        As in the method ``pencil``: step size of the labels, strength and kind of the compatibility loss (see
+        :meth:`pencil.LabelStore.update`), weight of the entropy loss and the mean over classes (see
+        :func:`pencil.pencil_loss`).
+    scale
+        K of Eq. 8; by default such that the given class starts at a probability of 0.999.
+
+    Attributes
+    ----------
+    store
+        The :class:`pencil.LabelStore` that holds the labels.
+    epoch
+        The current epoch, counted from zero; None outside of training.
     """
 
     def __init__(
@@ -43,65 +66,74 @@ class PencilLabels:
         if backbone_epochs < 0 or correction_epochs < 1:
             raise RecipeError(
                 f"backbone_epochs is {backbone_epochs} and correction_epochs {correction_epochs}; "
-                "expected at least 0 and 1: without correction no label ever moves."
+                "expected at least 0 and 1, since labels move in correction epochs only; set more epochs."
             )
-        self.store = LabelStore(given_labels, num_classes)
-        self.store.scale = init_scale(INIT_PROBABILITY, self.store.num_classes) if scale is None else scale
-        self.store.reset()
+        given, classes = as_given_labels(given_labels, num_classes)
+        self.store = LabelStore(given, classes, scale=init_scale(INIT_PROBABILITY, classes) if scale is None else scale)
         self.backbone_epochs, self.correction_epochs = backbone_epochs, correction_epochs
         self.step, self.pull, self.beta = step, pull, beta
         self.compatibility: Compatibility = compatibility
         self.class_mean = class_mean
         self.epoch: int | None = None
-        self._said: list[tuple[Tensor, Tensor]] = []
+        self._pending: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
         return len(self.store)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Epochs count from zero."""
+        """Set the current epoch, counted from zero."""
         self.epoch = epoch
 
     @property
     def phase(self) -> PhaseName:
+        """The phase of the current epoch."""
         if self.epoch is None:
             raise TrainingError(
-                "no epoch has begun; expected begin_epoch(0) first: give the Lightning Trainer "
-                "callbacks=[PencilCallback(labels)], or train with PencilTrainer."
+                "no epoch has begun; expected begin_epoch(0) before the first loss; pass "
+                "callbacks=[PencilCallback(labels)] to the Lightning Trainer, or train with PencilTrainer."
             )
         if self.epoch < self.backbone_epochs:
             return "backbone"
         return "correction" if self.epoch < self.backbone_epochs + self.correction_epochs else "finetune"
 
     def loss(self, logits: Tensor, rows: Tensor) -> Tensor:
-        """What this batch is trained on; ``rows`` are the places of its examples in ``given_labels``."""
+        """Return the loss of a batch in the current phase.
+
+        Parameters
+        ----------
+        logits
+            The network's logits, of shape ``(batch, classes)``.
+        rows
+            Row numbers of the batch's examples in ``given_labels``, each named once; see :class:`WithRows`.
+        """
         phase = self.phase
-        self._follow(logits.device)
+        if self.store.label_logits.device != logits.device:  # once: from then on no step waits for a copy
+            self.store.to(logits.device)
         rows = self._checked(rows.to(logits.device), logits)
         if phase == "backbone":
             return cross_entropy(logits, self.store.given_labels.index_select(0, rows))
         if phase == "correction":
-            self._said.append((rows, logits.detach()))
+            self._pending.append((rows, logits.detach()))
         beta = self.beta if phase == "correction" else 0.0
         return pencil_loss(logits, self.store[rows], beta=beta, class_mean=self.class_mean)
 
     def optimizer_stepped(self) -> None:
         """Move the labels of every batch since the last step: one, or several where gradients are accumulated."""
-        said, self._said = self._said, []
-        for rows, logits in said:
+        pending, self._pending = self._pending, []
+        for rows, logits in pending:
             self.store.update(rows, logits, step=self.step, pull=self.pull, compatibility=self.compatibility)
 
     def forget(self) -> None:
-        """The step on what was said last did not happen, so no label moves for it."""
-        self._said = []
+        """Discard the batches since the last step, whose own step was skipped: their labels do not move."""
+        self._pending = []
 
     def probs(self) -> Tensor:
-        """The label distributions; a printed compatibility term so strong that no label could flip is taken out."""
+        """Return the label distributions; a printed compatibility loss that lets no label flip is removed."""
         holds_all = self.compatibility == "printed" and self.pull >= 1
         return self.store.evidence(self.pull if holds_all else 0.0)
 
     def corrected(self) -> Tensor:
-        """The most probable class of every row."""
+        """Return the corrected label of every row: its most probable class."""
         return self.probs().argmax(dim=1)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -112,45 +144,43 @@ class PencilLabels:
         if seen != expected:
             raise TrainingError(
                 f"the saved labels are of {seen[0]:,} rows and {seen[1]} classes; expected {expected[0]:,} and "
-                f"{expected[1]}: go on with the training set that they were saved with."
+                f"{expected[1]}; resume with the training set that they were saved with."
             )
         self.store.load_state_dict(state)
         self.forget()
 
-    def _follow(self, device: torch.device) -> None:
-        """Labels live where the network speaks, so that no step waits for a copy."""
-        store = self.store
-        if store.label_logits.device != device:
-            store.label_logits, store.given_labels = store.label_logits.to(device), store.given_labels.to(device)
-            store.pinned = None if store.pinned is None else store.pinned.to(device)
-
     def _checked(self, rows: Tensor, logits: Tensor) -> Tensor:
-        """Rows that cannot be right would teach the wrong labels without a word."""
+        """Return the rows; wrong ones would silently train on the labels of other examples."""
         expected = (len(rows), self.store.num_classes)
         if rows.ndim != 1 or tuple(logits.shape) != expected:
             raise TrainingError(
                 f"logits are of shape {tuple(logits.shape)} and rows of {tuple(rows.shape)}; "
-                f"expected one row number for each example and {self.store.num_classes} logits."
+                f"expected one row number for each example and {self.store.num_classes} logits; pass both of one batch."
             )
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
             raise TrainingError(
-                f"a batch has rows {int(rows.min())} to {int(rows.max())}; expected 0 to {len(self) - 1}, the places "
-                "in given_labels: wrap the training set in WithRows, and call loss in training only."
+                f"a batch has rows {int(rows.min())} to {int(rows.max())}; expected 0 to {len(self) - 1}, the row "
+                "numbers of given_labels; wrap the training set in WithRows, and call loss in training only."
             )
         if len(rows.unique()) < len(rows):
-            raise TrainingError("a batch names a row twice; expected each once: draw examples without replacement.")
+            raise TrainingError("a batch names a row twice; expected each once; sample examples without replacement.")
         return rows
 
 
 ROW = "row"
-"""The name of the row number in examples that are mappings."""
+"""The key of the row number in examples that are mappings."""
 
 
 class WithRows(Dataset[Any]):
-    """Any map-style dataset, each of whose examples also says its row: ``(x, y, row)``, or a mapping with a ``row``.
+    """Any map-style dataset with the row number added to every example: ``(x, y, row)``, or a mapping with ``row``.
 
     >>> WithRows([("a", 0), ("b", 1)])[1]
     ('b', 1, 1)
+
+    Parameters
+    ----------
+    dataset
+        Examples are tuples or mappings; example ``i`` has row number ``i``.
     """
 
     def __init__(self, dataset: Any):

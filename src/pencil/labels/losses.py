@@ -1,6 +1,6 @@
 """The losses of the paper, one pure function per equation.
 
-Every function takes logits of shape ``(batch, classes)``, works in log space and in at least fp32, and returns the mean
+Every loss takes logits of shape ``(batch, classes)``, computes in log space and in at least fp32, and returns the mean
 over the batch. ``f = softmax(logits)`` is the network's prediction, ``y_d = softmax(label_logits)`` the label
 distribution (Eq. 7), ``given_labels`` the possibly wrong labels: class indices ``(batch,)`` or distributions
 ``(batch, classes)``.
@@ -18,16 +18,17 @@ COMPATIBILITIES = get_args(Compatibility)
 
 
 def at_least_fp32(values: Tensor) -> Tensor:
-    """Half-precision logits come up to fp32 (bf16's spacing near 10 exceeds a typical label update); fp64 stays."""
+    """Return half-precision values as fp32 (bf16's spacing near 10 exceeds a typical label update); fp64 stays."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def log_probs(logits: Tensor) -> Tensor:
+    """Return ``log softmax(logits)`` in at least fp32."""
     return at_least_fp32(logits).log_softmax(dim=1)
 
 
 def row_dot(left: Tensor, right: Tensor) -> Tensor:
-    """Row by row; unlike torch's dot products it stays in fp32 under autocast."""
+    """Return the dot product of each row; unlike torch's dot products it stays in fp32 under autocast."""
     return (left * right).sum(dim=1)
 
 
@@ -37,13 +38,13 @@ def cross_entropy(logits: Tensor, given_labels: Tensor) -> Tensor:
 
 
 def forward_kl(logits: Tensor, label_logits: Tensor) -> Tensor:
-    """KL(y_d || f), Eq. 2-3: the loss of DLDL. It cannot revive a class that the label rules out (Eq. 24)."""
+    """KL(y_d || f), Eq. 2-3: the loss of DLDL. A class with a label probability near zero stays there (Eq. 24)."""
     log_y = log_probs(label_logits)
     return (log_y.exp() * (log_y - log_probs(logits))).sum(dim=1).mean()
 
 
 def inverse_kl(logits: Tensor, label_logits: Tensor) -> Tensor:
-    """KL(f || y_d), Eq. 4-5: a class that the label rules out today can still come back (Eq. 28)."""
+    """KL(f || y_d), Eq. 4-5: a class with a label probability near zero can still gain probability (Eq. 28)."""
     log_f = log_probs(logits)
     return (log_f.exp() * (log_f - log_probs(label_logits))).sum(dim=1).mean()
 
@@ -51,35 +52,52 @@ def inverse_kl(logits: Tensor, label_logits: Tensor) -> Tensor:
 def compatibility_loss(label_logits: Tensor, given_labels: Tensor, kind: Compatibility = "printed") -> Tensor:
     """L_o, which keeps the label distribution near the given label.
 
-    ``printed`` is the paper's CE(y_hat, y_d). ``published`` is what the authors' code computes: it passes ``y_d``,
-    already a probability, to a cross-entropy that applies softmax once more. Its force fades once a label has flipped,
-    which is why their runs correct labels at an ``alpha`` whose printed form never could.
+    Parameters
+    ----------
+    label_logits
+        Label logits of shape ``(batch, classes)``.
+    given_labels
+        Class indices ``(batch,)`` or distributions ``(batch, classes)``.
+    kind
+        "printed" is the paper's CE(y_hat, y_d). "published" is what the authors' code computes: it passes ``y_d``,
+        already a probability, to a cross-entropy that applies softmax once more. Its gradient vanishes once a label
+        has flipped, which is why their code corrects labels at an ``alpha`` at which the printed form cannot.
     """
     if kind not in COMPATIBILITIES:
-        raise ValueError(f"compatibility is {kind!r}; it is one of {', '.join(COMPATIBILITIES)}")
+        raise ValueError(f"compatibility is {kind!r}; expected one of {', '.join(COMPATIBILITIES)}")
     if kind == "published":
         return cross_entropy(at_least_fp32(label_logits).softmax(dim=1), given_labels)
     return cross_entropy(label_logits, given_labels)
 
 
 def entropy_loss(logits: Tensor) -> Tensor:
-    """H(f), the L_e of the paper: it lets the network commit to one class instead of settling on a flat label."""
+    """H(f), the L_e of the paper: it drives the network to one class instead of a flat distribution."""
     log_f = log_probs(logits)
     return -(log_f.exp() * log_f).sum(dim=1).mean()
 
 
 def pencil_loss(logits: Tensor, label_logits: Tensor, *, beta: float = 0.0, class_mean: bool = True) -> Tensor:
-    """The part of the overall loss that trains the network: ``L_c / c + beta * L_e / c``.
+    """Return the part of the overall loss that trains the network: ``L_c / c + beta * L_e / c``.
 
     ``alpha * L_o`` does not depend on the network; it acts on the labels alone, in :meth:`pencil.LabelStore.update`.
-    For the same reason no gradient flows into ``label_logits``: their update is closed form. ``class_mean=False``
-    leaves out the ``1 / c``, so that the network's effective learning rate does not shrink with the number of classes.
+
+    Parameters
+    ----------
+    logits
+        The network's logits, of shape ``(batch, classes)``.
+    label_logits
+        Label logits of the same rows, ``labels[rows]``. No gradient flows into them: their update is closed form.
+    beta
+        Weight of the entropy loss L_e.
+    class_mean
+        False omits the ``1 / c``, so that the network's effective learning rate does not shrink with the number of
+        classes.
     """
     return network_losses(logits, label_logits, beta=beta, class_mean=class_mean).loss
 
 
 class NetworkLosses(NamedTuple):
-    """The network's loss, which can be differentiated, its parts L_c and L_e, and the probabilities met on the way."""
+    """The network's differentiable loss; its parts L_c and L_e and both distributions, without gradient."""
 
     loss: Tensor
     classification: Tensor
@@ -89,17 +107,17 @@ class NetworkLosses(NamedTuple):
 
 
 def network_losses(logits: Tensor, label_logits: Tensor, *, beta: float, class_mean: bool) -> NetworkLosses:
-    """:func:`pencil_loss` with all that one pass over a batch can say about network and labels."""
+    """Return :func:`pencil_loss` with its parts and the distributions of network and labels, from a single pass."""
     scale = 1 / logits.shape[1] if class_mean else 1.0
     return NetworkLosses(*_NetworkLosses.apply(logits, label_logits, beta, scale))
 
 
 class _NetworkLosses(torch.autograd.Function):
-    """``scale * (L_c + beta * L_e)`` with its gradient written out, in as few passes over the batch as it takes.
+    """``scale * (L_c + beta * L_e)`` with its closed-form gradient, in few passes over the batch.
 
     Per row, with ``b = (1 - beta) * logits - label_logits``, the gradient with respect to the logits is
     ``f * (b - <f, b>)``: the derivative of ``log f`` adds nothing, since ``<f, d log f>`` is zero, and the normalisers
-    of both softmaxes cancel. So no matrix of logarithms is needed; the losses themselves take one number per row.
+    of both softmaxes cancel. So no matrix of logarithms is needed; the losses need one number per row.
     """
 
     @staticmethod
@@ -128,5 +146,5 @@ class _NetworkLosses(torch.autograd.Function):
 
 
 def _log_sum_exp(logits: Tensor, probs: Tensor) -> Tensor:
-    """The normaliser of a softmax, read off its largest entry, which is at least ``1 / c``."""
+    """Return the normaliser of a softmax, computed from its largest entry, which is at least ``1 / c``."""
     return logits.amax(dim=1) - probs.amax(dim=1).log_()

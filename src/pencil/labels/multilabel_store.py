@@ -1,4 +1,4 @@
-"""The learnable labels of multi-label data: one logit per (example, class), and what they say in the end."""
+"""The label store of multi-label data: one label logit per (example, class)."""
 
 import math
 from typing import Any
@@ -10,14 +10,38 @@ from pencil.data.given import as_indicators
 from pencil.errors import RecipeError
 from pencil.labels.losses import Compatibility
 from pencil.labels.multilabel_losses import Divergence, binary_label_gradient
-from pencil.labels.store import LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.rows import apply_gradient, drop_pinned, set_rows
 
 
-class BinaryLabelStore(LabelStore):
-    """Probabilities per entry, kept as fp32 logits. They start at the given probability, cut off at ``probability``.
+class MultilabelStore:
+    """The label probabilities of multi-label data (an example may have several classes), kept as fp32 logits.
 
-    Entries given as NaN are unknown: they stay at one half and are neither trained on nor changed.
+    Unknown entries stay at one half; they are neither trained on nor changed.
+
+    Parameters
+    ----------
+    given_labels
+        Probabilities of shape ``(rows, classes)``, NaN where an entry is unknown.
+    probability
+        Initial probability of an entry that is given as 1 (and one minus that of a 0); soft labels in between start
+        at the given probability.
+    device
+        Where the labels are kept.
+    dtype
+        Of the label logits; fp32 under mixed precision too.
+
+    Attributes
+    ----------
+    label_logits
+        The label logits of all rows.
+    known
+        True for the entries that are given.
+    pinned
+        True for the rows that never move; None where every row may move.
     """
+
+    local_rows: Tensor | None = None
 
     def __init__(
         self,
@@ -31,14 +55,30 @@ class BinaryLabelStore(LabelStore):
             raise RecipeError(f"initial probability is {probability}; expected one between 0.5 and 1.")
         self.given_labels = as_indicators(given_labels).to(device, dtype)
         self.num_classes = self.given_labels.shape[1]
-        self.scale = math.log(probability / (1 - probability))
-        self.dtype = dtype
         self.known = ~self.given_labels.isnan()
+        self.scale = math.log(probability / (1 - probability))
+        self.pinned: Tensor | None = None
         self.reset()
 
+    @property
+    def local(self) -> Labels:
+        return self
+
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
+        """Return the logits of the given probabilities, clipped at the initial probability."""
         given = self.given_labels if rows is None else self.given_labels[rows]
         return given.nan_to_num(0.5).logit().clamp_(-self.scale, self.scale)
+
+    def reset(self) -> None:
+        """Replace all labels by the given labels."""
+        self.label_logits = self.initial_logits()
+
+    def __len__(self) -> int:
+        return len(self.label_logits)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return a copy of the label logits of these rows."""
+        return self.label_logits.index_select(0, rows)
 
     def update(
         self,
@@ -50,20 +90,61 @@ class BinaryLabelStore(LabelStore):
         compatibility: Compatibility = "printed",
         divergence: Divergence = "inverse",
     ) -> None:
-        """``y_tilde -= step * gradient`` for these rows; see :func:`binary_label_gradient`."""
+        """``y_tilde -= step * gradient`` for these rows, with the gradient of :func:`binary_label_gradient`.
+
+        Parameters
+        ----------
+        rows
+            Row numbers of the examples, each named once.
+        logits
+            The network's logits for them, of shape ``(batch, classes)``; no gradient flows back.
+        step
+            Step size, ``lambda / B`` in the paper's symbols.
+        pull
+            Strength of the compatibility loss, the paper's ``alpha``.
+        compatibility, divergence
+            Which loss the gradient is of; see :func:`binary_label_gradient`.
+
+        Raises
+        ------
+        TrainingError
+            If logits are not finite. No label has changed then.
+        """
         label_logits, given = self[rows], self.given_labels.index_select(0, rows)
         gradient = binary_label_gradient(
             label_logits, logits.detach(), given, pull=pull, compatibility=compatibility, divergence=divergence
         )
-        self._refuse_non_finite(rows, gradient)
-        self.write(rows, label_logits.sub_(gradient, alpha=step))
+        apply_gradient(self, rows, label_logits, gradient, step)
+
+    def write(self, rows: Tensor, label_logits: Tensor) -> None:
+        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+        set_rows(self.label_logits, *drop_pinned(self.pinned, rows, label_logits))
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
+        """Return ``y_d = sigmoid(y_tilde)``."""
         return label_logits.sigmoid()
 
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        """Return the label probabilities of these rows, of all by default."""
+        return self.to_probs(self.label_logits if rows is None else self[rows])
+
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """``(1 + pull) * y_d - pull * y_hat``: the printed compatibility term taken out, as for one class."""
+        """Return ``(1 + pull) * y_d - pull * y_hat``: the printed compatibility term removed, as for single labels."""
         probs = self.probs(rows)
         if not pull:
             return probs
         return probs.mul_(1 + pull).sub_(self.to_probs(self.initial_logits(rows)), alpha=pull).clamp_(0, 1)
+
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """Return the value itself: all rows are local."""
+        return local_mean
+
+    def gather(self, local_values: Tensor) -> Tensor:
+        """Return the values themselves: all rows are local."""
+        return local_values
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"label_logits": self.label_logits}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.label_logits.copy_(state["label_logits"])

@@ -1,4 +1,4 @@
-"""Reading labels: the corrected class of every row, how sure it is, and how far that can be trusted."""
+"""Reading labels: the corrected label of every row, its confidence, and how well confidences are calibrated."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,23 @@ from pencil.data.given import hard_labels
 
 @dataclass(frozen=True)
 class LabelReading:
-    """What a set of label distributions says, row by row, beside the labels that were given."""
+    """Given and corrected labels of single-label data, one entry per row.
+
+    Attributes
+    ----------
+    given, corrected
+        Class indices.
+    confidence
+        Probability of the corrected class.
+    given_probability
+        Probability of the given class.
+    margin
+        Confidence minus the second largest probability.
+    entropy
+        Entropy of the label distribution, in nats.
+    changed
+        Whether the corrected class differs from the given one.
+    """
 
     given: Tensor
     corrected: Tensor
@@ -23,7 +39,15 @@ class LabelReading:
 
 
 def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
-    """Corrected label, its probability, the given label's, the lead over the runner-up and the entropy in nats."""
+    """Return the corrected labels of single-label data.
+
+    Parameters
+    ----------
+    label_probs
+        Label distributions of shape ``(rows, classes)``, as of :meth:`pencil.LabelStore.probs`.
+    given_labels
+        Class indices ``(rows,)`` or distributions ``(rows, classes)``.
+    """
     given = hard_labels(given_labels)
     best = label_probs.topk(2, dim=1)
     corrected = best.indices[:, 0]
@@ -42,23 +66,42 @@ BINS = 10
 
 
 def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
-    """How far confidences can be trusted: in each tenth that is not empty, how sure labels are and how many are right.
+    """Return the calibration of confidences: rows, mean confidence and accuracy of each tenth that is not empty.
 
-    ``error`` is the expected calibration error, the mean distance between the two, weighted by the rows.
+    ``error`` is the expected calibration error: the mean distance between the two, weighted by the rows.
+
+    Parameters
+    ----------
+    confidence
+        Probability of the corrected class of each row.
+    right
+        Whether the corrected class of each row is right.
     """
-    places = (confidence.double() * BINS).long().clamp(0, BINS - 1)
+    numbers = (confidence.double() * BINS).long().clamp(0, BINS - 1)
     bins, error = [], 0.0
-    for place in places.unique().tolist():
-        inside = places == place
-        sure, share = float(confidence[inside].double().mean()), float(right[inside].double().mean())
-        bins.append({"rows": int(inside.sum()), "confidence": sure, "right": share})
-        error += float(inside.double().mean()) * abs(sure - share)
+    for number in numbers.unique().tolist():
+        inside = numbers == number
+        mean_confidence, accuracy = float(confidence[inside].double().mean()), float(right[inside].double().mean())
+        bins.append({"rows": int(inside.sum()), "confidence": mean_confidence, "right": accuracy})
+        error += float(inside.double().mean()) * abs(mean_confidence - accuracy)
     return {"error": error, "bins": bins}
 
 
 @dataclass(frozen=True)
 class EntryReading:
-    """What the labels say entry by entry, beside what was given; unknown entries are never counted as changed."""
+    """Given and corrected labels of multi-label data, one entry per (row, class).
+
+    Attributes
+    ----------
+    given, corrected
+        Whether the class is present.
+    known
+        Whether the entry is given.
+    confidence
+        Probability of what was read, present or absent.
+    changed
+        Whether the corrected entry differs from the given one; never true for unknown entries.
+    """
 
     given: Tensor
     corrected: Tensor
@@ -68,7 +111,15 @@ class EntryReading:
 
 
 def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
-    """Present above one half; confidence is the probability of what is said, present or absent."""
+    """Return the corrected labels of multi-label data: a class is present above one half.
+
+    Parameters
+    ----------
+    label_probs
+        Label probabilities of shape ``(rows, classes)``.
+    given_labels
+        Given probabilities of the same shape, NaN for unknown entries.
+    """
     known = ~given_labels.isnan()
     given, corrected = given_labels > 0.5, label_probs > 0.5
     return EntryReading(

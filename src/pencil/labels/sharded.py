@@ -1,4 +1,4 @@
-"""Where label rows live when they are many: dealt out over processes, or reduced to their largest entries."""
+"""Where the label rows of a run are kept: replicated on every process, or sharded over them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,106 +7,147 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pencil.labels.store import LabelStore
+from pencil.labels.protocol import Labels
 
 
-class Exchange(Protocol):
-    """What a sharded store needs of the world of processes (see ``training/world.py``)."""
+class Collectives(Protocol):
+    """The collective operations that a sharded store needs (``training/distributed.py`` implements them)."""
 
     rank: int
     size: int
 
-    def all_to_all(self, mine: Tensor, towards: Tensor) -> tuple[Tensor, list[int]]: ...
+    def all_to_all(self, rows: Tensor, ranks: Tensor, /) -> tuple[Tensor, list[int]]: ...
 
-    def return_to_senders(self, answers: Tensor, counts: list[int], towards: Tensor) -> Tensor: ...
+    def return_to_senders(self, rows: Tensor, counts: list[int], ranks: Tensor, /) -> Tensor: ...
 
-    def all_reduce_sum(self, values: Tensor) -> Tensor: ...
+    def all_reduce_sum(self, values: Tensor, /) -> Tensor: ...
 
-    def all_gather_ints(self, *mine: int) -> list[tuple[int, ...]]: ...
+    def all_gather_ints(self, *values: int) -> list[tuple[int, ...]]: ...
 
-    def all_gather(self, mine: Tensor, counts: list[int]) -> Tensor: ...
+    def all_gather(self, rows: Tensor, counts: list[int], /) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class LabelLayout:
-    """How the labels of a run are kept: whole on every process or dealt out over them, all entries or ``top_k``.
+    """How the labels of a run are kept.
 
-    ``pinned`` is true for the rows whose labels never move.
+    Parameters
+    ----------
+    sharded_over
+        The processes over which rows are sharded; None replicates all rows on every process.
+    top_k
+        How many label logits are kept per row; None keeps all.
+    pinned
+        True for the rows whose labels never move; None where every row may move.
     """
 
-    sharded_over: Exchange | None = None
+    sharded_over: Collectives | None = None
     top_k: int | None = None
     pinned: Tensor | None = None
 
-    def place(self, given_labels: Tensor, make: Callable[[Tensor, int | None], LabelStore]) -> LabelStore:
-        """The store of these labels, or of this process's share of them; ``make(given_labels, top_k)`` builds it."""
+    def build(self, given_labels: Tensor, make_store: Callable[[Tensor, int | None], Labels]) -> Labels:
+        """Return the store of these labels.
+
+        Parameters
+        ----------
+        given_labels
+            Given labels of all rows.
+        make_store
+            ``make_store(given_labels, top_k)`` returns the store of the rows that this process holds.
+        """
         world = self.sharded_over
-        mine = slice(None) if world is None else slice(world.rank, None, world.size)
-        store = make(given_labels[mine], self.top_k)
+        local = slice(None) if world is None else slice(world.rank, None, world.size)
+        store = make_store(given_labels[local], self.top_k)
         if self.pinned is not None:
-            store.pinned = self.pinned[mine].to(given_labels.device)
+            store.pinned = self.pinned[local].to(given_labels.device)
         return store if world is None else ShardedLabelStore(store, world, len(given_labels))
 
 
-WHOLE = LabelLayout()
+REPLICATED = LabelLayout()
 
 
-class ShardedLabelStore(LabelStore):
-    """Row ``i`` lives on rank ``i mod W``; rows are fetched and written by all-to-all, by all ranks together.
+class ShardedLabelStore:
+    """Any label store, sharded over processes: row ``i`` is on rank ``i mod W``.
 
-    ``inner`` is any store of this rank's rows. What is read as a whole (``probs()``, ``label_logits``) are these rows,
-    ``own_rows`` of all.
+    ``labels[rows]`` and :meth:`write` exchange rows by all-to-all, so all ranks call them together, each with rows of
+    its own. See :class:`pencil.labels.Labels` for which members are about the local rows.
+
+    Parameters
+    ----------
+    local
+        The store of this rank's rows.
+    world
+        The processes that hold the other rows.
+    count
+        Number of rows on all ranks.
     """
 
-    def __init__(self, inner: LabelStore, world: Exchange, count: int):
-        self.inner, self.world, self.count = inner, world, count
-        self.own_rows: Tensor = torch.arange(world.rank, count, world.size)
-        self.num_classes, self.scale, self.dtype = inner.num_classes, inner.scale, inner.dtype
-        self.given_labels = inner.given_labels
+    def __init__(self, local: Labels, world: Collectives, count: int):
+        self.local, self.world, self.count = local, world, count
+        self.local_rows: Tensor = torch.arange(world.rank, count, world.size)
 
     @property
-    def label_logits(self) -> Tensor:  # type: ignore[override]
-        return self.inner.label_logits
+    def num_classes(self) -> int:
+        return self.local.num_classes
+
+    @property
+    def given_labels(self) -> Tensor:
+        return self.local.given_labels
+
+    @property
+    def pinned(self) -> Tensor | None:
+        return self.local.pinned
+
+    @pinned.setter
+    def pinned(self, pinned: Tensor | None) -> None:
+        self.local.pinned = pinned
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the label logits of these rows, from the ranks that hold them."""
         owners = rows % self.world.size
-        asked, counts = self.world.all_to_all(rows, owners)
-        return self.world.return_to_senders(self.inner[asked // self.world.size], counts, owners)
+        requested, counts = self.world.all_to_all(rows, owners)
+        return self.world.return_to_senders(self.local[requested // self.world.size], counts, owners)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
+        """Replace the label logits of these rows on the ranks that hold them; pinned rows stay as they are."""
         owners = rows % self.world.size
-        theirs, _ = self.world.all_to_all(rows, owners)
-        values, _ = self.world.all_to_all(label_logits, owners)
-        self.inner.write(theirs // self.world.size, values)
+        received_rows, _ = self.world.all_to_all(rows, owners)
+        received_logits, _ = self.world.all_to_all(label_logits, owners)
+        self.local.write(received_rows // self.world.size, received_logits)
 
     def reset(self) -> None:
-        self.inner.reset()
+        self.local.reset()
+
+    def initial_logits(self, rows: Tensor | None = None) -> Tensor:
+        return self.local.initial_logits(rows)
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
-        return self.inner.to_probs(label_logits)
+        return self.local.to_probs(label_logits)
+
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        return self.local.probs(rows)
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """Of my own rows, or of these places among them."""
-        return self.inner.evidence(pull, rows)
+        return self.local.evidence(pull, rows)
 
-    def mean(self, value: Tensor) -> Tensor:
-        """A mean over my rows, as one over all rows."""
-        return self.world.all_reduce_sum(value * len(self.own_rows)) / self.count
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """Return the mean over all rows of the training set, given the mean over the local rows."""
+        return self.world.all_reduce_sum(local_mean * len(self.local_rows)) / self.count
 
-    def whole(self, mine: Tensor) -> Tensor:
-        """What every rank has of its rows, in the order of all rows."""
-        counts = [count for (count,) in self.world.all_gather_ints(len(mine))]
-        gathered = self.world.all_gather(mine, counts)
-        everything = torch.empty_like(gathered)
+    def gather(self, local_values: Tensor) -> Tensor:
+        """Return the values of all rows in order, given those of the local rows."""
+        counts = [count for (count,) in self.world.all_gather_ints(len(local_values))]
+        gathered = self.world.all_gather(local_values, counts)
+        in_order = torch.empty_like(gathered)
         for rank, part in enumerate(gathered.split(counts)):
-            everything[rank :: self.world.size] = part
-        return everything
+            in_order[rank :: self.world.size] = part
+        return in_order
 
     def state_dict(self) -> dict[str, Tensor]:
-        return self.inner.state_dict()
+        return self.local.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.inner.load_state_dict(state)
+        self.local.load_state_dict(state)

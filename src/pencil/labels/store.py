@@ -1,4 +1,4 @@
-"""The learnable label distributions: one row of logits per training example, and their closed-form update."""
+"""The label store of single-label data: one row of label logits per example, and their closed-form update."""
 
 import math
 from typing import Any
@@ -7,20 +7,30 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import as_given_labels
-from pencil.errors import RecipeError, TrainingError
+from pencil.errors import RecipeError
 from pencil.labels.losses import COMPATIBILITIES, Compatibility, at_least_fp32, row_dot
+from pencil.labels.protocol import Labels
+from pencil.labels.rows import apply_gradient, drop_pinned, set_rows
 
 CHUNK = 65536
-"""Rows that are processed at a time where all at once would not fit."""
+"""Rows that are processed at a time where all at once would not fit into memory."""
 PAPER_INIT_SCALE = 10.0
 """K of Eq. 8."""
 
 
 def init_scale(probability: float, num_classes: int) -> float:
-    """The K of Eq. 8 at which the given class starts with this probability: ``log((c - 1) p / (1 - p))``."""
+    """Return the K of Eq. 8 that gives the given class this initial probability: ``log((c - 1) p / (1 - p))``."""
     if not 1 / num_classes < probability < 1:
         raise RecipeError(f"initial probability is {probability}; expected one between 1/{num_classes} and 1.")
     return math.log((num_classes - 1) * probability / (1 - probability))
+
+
+def scaled_given_labels(given_labels: Tensor, num_classes: int, scale: float, dtype: torch.dtype) -> Tensor:
+    """Return the initial label logits ``y_tilde = K * y_hat`` (Eq. 8) of class indices or distributions."""
+    if given_labels.ndim == 2:
+        return given_labels * scale
+    zeros = torch.zeros(len(given_labels), num_classes, device=given_labels.device, dtype=dtype)
+    return zeros.scatter_(1, given_labels[:, None], scale)
 
 
 def label_gradient(
@@ -31,15 +41,27 @@ def label_gradient(
     pull: float = 0.0,
     compatibility: Compatibility = "printed",
 ) -> Tensor:
-    """``(y_d - f) + pull * (y_d - y_hat)``: the direction in which Eq. 28 and the compatibility loss move the labels.
+    """Return ``(y_d - f) + pull * (y_d - y_hat)``: the gradient of Eq. 28 and that of the compatibility loss.
 
     It is the gradient of the overall loss with respect to ``label_logits``, times ``B * c``, so that it depends on
-    neither batch size nor class count; ``pull = alpha * c``. With ``compatibility="published"`` the second term is the
-    gradient of what the authors' code computes, ``y_d * (g - <y_d, g>)`` with ``g = softmax(y_d) - y_hat``. Every row
-    sums to zero (Proposition 1).
+    neither batch size nor class count. Every row sums to zero (Proposition 1).
+
+    Parameters
+    ----------
+    label_probs
+        Label distributions ``y_d``, of shape ``(batch, classes)``.
+    probs
+        The network's predictions ``f``, of the same shape.
+    given_labels
+        Class indices ``(batch,)`` or distributions ``(batch, classes)``.
+    pull
+        Strength of the compatibility loss, ``alpha * c`` in the paper's symbols.
+    compatibility
+        "printed" is the formula above. With "published" the second term is the gradient of what the authors' code
+        computes: ``y_d * (g - <y_d, g>)`` with ``g = softmax(y_d) - y_hat``.
     """
     if compatibility not in COMPATIBILITIES:
-        raise ValueError(f"compatibility is {compatibility!r}; it is one of {', '.join(COMPATIBILITIES)}")
+        raise ValueError(f"compatibility is {compatibility!r}; expected one of {', '.join(COMPATIBILITIES)}")
     gradient = label_probs - probs
     if pull == 0:
         return gradient
@@ -51,7 +73,7 @@ def label_gradient(
 
 
 def forward_kl_label_gradient(label_logits: Tensor, logits: Tensor) -> Tensor:
-    """``y_d * (log(y_d / f) - KL(y_d || f))``, Eq. 24: nearly zero for every class that the label rules out."""
+    """Return ``y_d * (log(y_d / f) - KL(y_d || f))``, Eq. 24: nearly zero for a class of low label probability."""
     log_y = label_logits.log_softmax(dim=1)
     log_ratio = log_y - at_least_fp32(logits).log_softmax(dim=1)
     label_probs = log_y.exp()
@@ -59,32 +81,65 @@ def forward_kl_label_gradient(label_logits: Tensor, logits: Tensor) -> Tensor:
 
 
 def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tensor:
-    """What the network said about each row: the label distribution with the printed compatibility term taken out.
+    """Return the evidence of each row: the label distribution without the printed compatibility term.
 
-    The printed update comes to rest at ``y_d = (f + pull * y_hat) / (1 + pull)``, where the given class keeps the
-    maximum whenever ``pull >= 1``. The evidence ``(1 + pull) * y_d - pull * y_hat`` is ``f`` there, so a label can be
-    read off it. The initial distribution, nearly ``y_hat``, takes its place here: so a label that has not moved reads
-    as it was given. On the way to rest the evidence can leave the simplex; it is cut back to it.
+    The printed update converges to ``y_d = (f + pull * y_hat) / (1 + pull)``, where the given class keeps the maximum
+    whenever ``pull >= 1``. The evidence ``(1 + pull) * y_d - pull * y_hat`` equals ``f`` there, so the corrected label
+    is its maximum. The initial distribution, nearly ``y_hat``, replaces ``y_hat`` here, so that a label that has not
+    moved is read as it was given. Before convergence the evidence can leave the simplex; it is clipped and normalised.
     """
     evidence = label_probs.mul(1 + pull).sub_(initial_probs, alpha=pull).clamp_(min=0)
     return evidence.div_(evidence.sum(dim=1, keepdim=True))
 
 
+def update_single_labels(
+    labels: Labels, rows: Tensor, logits: Tensor, *, step: float, pull: float, compatibility: Compatibility
+) -> None:
+    """Update any store of single-label data whose rows are all local; see :meth:`LabelStore.update`."""
+    label_logits = labels[rows]
+    gradient = label_gradient(
+        label_logits.softmax(dim=1),
+        at_least_fp32(logits.detach()).softmax(dim=1),
+        labels.given_labels.index_select(0, rows),
+        pull=pull,
+        compatibility=compatibility,
+    )
+    apply_gradient(labels, rows, label_logits, gradient, step)
+
+
 class LabelStore:
     """The label distributions of a training set, kept as fp32 logits (``y_tilde``), one row per example.
+
+    ``labels[rows]`` returns the label logits to train on; :meth:`update` moves the same rows after the network has
+    predicted them.
 
     >>> import torch
     >>> labels = LabelStore(torch.tensor([0, 2, 1]), num_classes=3)
     >>> labels.probs().argmax(dim=1)
     tensor([0, 2, 1])
 
-    ``labels[rows]`` gives the logits to train on; :meth:`update` moves the same rows once the network has spoken.
-    ``own_rows`` says which rows are held here, where that is not all of them; ``pinned`` is true for rows that stay as
-    they were given, whatever is written to them.
+    Parameters
+    ----------
+    given_labels
+        Class indices of shape ``(rows,)`` or distributions of shape ``(rows, classes)``: a tensor, an array or a list.
+    num_classes
+        Number of classes; by default the largest class index plus one, or the number of columns.
+    scale
+        K of Eq. 8: the initial label logits are ``K * y_hat``. See :func:`pencil.labels.init_scale`.
+    device
+        Where the labels are kept; the network's device avoids copies.
+    dtype
+        Of the label logits; fp32 under mixed precision too.
+
+    Attributes
+    ----------
+    label_logits
+        The label logits of all rows.
+    pinned
+        True for the rows that never move; None where every row may move.
     """
 
-    own_rows: Tensor | None = None
-    pinned: Tensor | None = None
+    local_rows: Tensor | None = None
 
     def __init__(
         self,
@@ -97,27 +152,34 @@ class LabelStore:
     ):
         given, self.num_classes = as_given_labels(given_labels, num_classes)
         self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
-        self.scale = scale
-        self.dtype = dtype
+        self.scale, self.dtype = scale, dtype
+        self.pinned: Tensor | None = None
         self.reset()
 
+    @property
+    def local(self) -> Labels:
+        return self
+
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
-        """``y_tilde = K * y_hat`` (Eq. 8)."""
+        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows, of all by default."""
         given = self.given_labels if rows is None else self.given_labels[rows]
-        if given.ndim == 2:
-            return given * self.scale
-        zeros = torch.zeros(len(given), self.num_classes, device=given.device, dtype=self.dtype)
-        return zeros.scatter_(1, given[:, None], self.scale)
+        return scaled_given_labels(given, self.num_classes, self.scale, self.dtype)
 
     def reset(self) -> None:
-        """Back to the labels as they were given."""
+        """Replace all labels by the given labels."""
         self.label_logits = self.initial_logits()
+
+    def to(self, device: torch.device | str) -> "LabelStore":
+        """Move the store to a device and return it."""
+        self.label_logits, self.given_labels = self.label_logits.to(device), self.given_labels.to(device)
+        self.pinned = None if self.pinned is None else self.pinned.to(device)
+        return self
 
     def __len__(self) -> int:
         return len(self.label_logits)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """The label logits of these rows, to train on; a copy."""
+        """Return a copy of the label logits of these rows."""
         return self.label_logits.index_select(0, rows)
 
     def update(
@@ -129,55 +191,52 @@ class LabelStore:
         pull: float = 0.0,
         compatibility: Compatibility = "printed",
     ) -> None:
-        """``y_tilde -= step * [(y_d - f) + pull * (y_d - y_hat)]`` for these rows; every other row stays as it is.
+        """``y_tilde -= step * [(y_d - f) + pull * (y_d - y_hat)]`` for these rows; all other rows stay as they are.
 
-        ``step = lambda / (B * c)`` and ``pull = alpha * c`` in the paper's symbols. Each row is named once.
+        Parameters
+        ----------
+        rows
+            Row numbers of the examples, each named once.
+        logits
+            The network's logits for them, of shape ``(batch, classes)``; no gradient flows back.
+        step
+            Step size, ``lambda / (B * c)`` in the paper's symbols.
+        pull
+            Strength of the compatibility loss, ``alpha * c`` in the paper's symbols.
+        compatibility
+            Which compatibility loss; see :func:`pencil.labels.label_gradient`.
+
+        Raises
+        ------
+        TrainingError
+            If logits are not finite. No label has changed then.
         """
-        label_logits = self[rows]
-        gradient = label_gradient(
-            label_logits.softmax(dim=1),
-            at_least_fp32(logits.detach()).softmax(dim=1),
-            self.given_labels.index_select(0, rows),
-            pull=pull,
-            compatibility=compatibility,
-        )
-        self._refuse_non_finite(rows, gradient)
-        self.write(rows, label_logits.sub_(gradient, alpha=step))
-
-    def _refuse_non_finite(self, rows: Tensor, gradient: Tensor) -> None:
-        if not gradient.sum().isfinite():
-            bad = rows[~gradient.isfinite().all(dim=1)].tolist()
-            raise TrainingError(f"the logits of row {bad[0]} are not finite; the labels are as they were before.")
+        update_single_labels(self, rows, logits, step=step, pull=pull, compatibility=compatibility)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Set these rows, each of which is named once; pinned ones stay as they are."""
-        if self.pinned is not None:
-            free = ~self.pinned.index_select(0, rows)
-            rows, label_logits = rows[free], label_logits[free]
-        self._set(rows, label_logits)
-
-    def _set(self, rows: Tensor, label_logits: Tensor) -> None:
-        if rows.is_cpu:  # NumPy writes rows several times faster than torch's index_copy_ and index_add_ do
-            self.label_logits.numpy()[rows.numpy()] = label_logits.numpy()
-        else:
-            self.label_logits.index_copy_(0, rows, label_logits)
+        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+        set_rows(self.label_logits, *drop_pinned(self.pinned, rows, label_logits))
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
-        """``y_d``, Eq. 7."""
+        """Return ``y_d = softmax(y_tilde)``, Eq. 7."""
         return label_logits.softmax(dim=1)
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions of these rows, of all by default."""
+        """Return the label distributions of these rows, of all by default."""
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """The label distributions with a printed compatibility term of this strength taken out again."""
+        """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
         probs = self.probs(rows)
         return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
 
-    def mean(self, value: Tensor) -> Tensor:
-        """A mean over the rows that are held here, as one over all rows."""
-        return value
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """Return the value itself: all rows are local."""
+        return local_mean
+
+    def gather(self, local_values: Tensor) -> Tensor:
+        """Return the values themselves: all rows are local."""
+        return local_values
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"label_logits": self.label_logits}

@@ -1,31 +1,82 @@
-"""Label logits reduced to the largest entries of each row, for very many classes."""
+"""A label store that keeps the largest label logits of each row, for very many classes."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pencil.data.given import as_given_labels
 from pencil.errors import RecipeError
-from pencil.labels.store import CHUNK, LabelStore
+from pencil.labels.losses import Compatibility
+from pencil.labels.protocol import Labels
+from pencil.labels.rows import drop_pinned
+from pencil.labels.store import CHUNK, PAPER_INIT_SCALE, anchor_free, scaled_given_labels, update_single_labels
 
 
-class TopKLabelStore(LabelStore):
-    """The ``k`` largest logits of each row in half precision; the others share what is left of the row's sum.
+class TopKLabelStore:
+    """The ``k`` largest label logits of each row in half precision; all other classes have equal logits.
 
-    An update never changes the sum of a row's logits (Proposition 1), so the rest needs no memory: every class that is
-    not among the ``k`` has ``(sum - sum of the k) / (c - k)``. With ``k = c`` nothing is rounded, and it is the dense
-    store. Per row ``k * (2 + 2)`` bytes (4 + 2 above 32,767 classes) take the place of ``4 * c``.
+    An update never changes the sum of a row's logits (Proposition 1), so the other classes need no memory: each has
+    ``(sum - sum of the k) / (c - k)``. With ``k = c`` nothing is rounded, and the store equals
+    :class:`pencil.LabelStore`. A row takes ``k * (2 + 2)`` bytes (4 + 2 above 32,767 classes) instead of ``4 * c``.
+
+    Parameters
+    ----------
+    given_labels
+        Class indices of shape ``(rows,)`` or distributions of shape ``(rows, classes)``.
+    num_classes
+        Number of classes; by default the largest class index plus one, or the number of columns.
+    k
+        How many label logits are kept per row; more than the number of classes means all.
+    scale
+        K of Eq. 8: the initial label logits are ``K * y_hat``.
+    device
+        Where the labels are kept.
+    dtype
+        Of the label logits that ``labels[rows]`` returns.
+
+    Attributes
+    ----------
+    top, index
+        The ``k`` largest label logits of each row, and their classes.
+    row_sums
+        The sum of each row's label logits.
+    pinned
+        True for the rows that never move; None where every row may move.
     """
 
-    def __init__(self, given_labels: Any, num_classes: int | None = None, *, k: int, **options: Any):
+    local_rows: Tensor | None = None
+
+    def __init__(
+        self,
+        given_labels: Any,
+        num_classes: int | None = None,
+        *,
+        k: int,
+        scale: float = PAPER_INIT_SCALE,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
         if k < 1:
             raise RecipeError(f"training.label_top_k is {k}; expected at least 1.")
-        self.k = k
-        super().__init__(given_labels, num_classes, **options)
+        given, self.num_classes = as_given_labels(given_labels, num_classes)
+        self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
+        self.k = min(k, self.num_classes)
+        self.scale, self.dtype = scale, dtype
+        self.pinned: Tensor | None = None
+        self.reset()
+
+    @property
+    def local(self) -> Labels:
+        return self
+
+    def initial_logits(self, rows: Tensor | None = None) -> Tensor:
+        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows, dense; of all by default."""
+        given = self.given_labels if rows is None else self.given_labels[rows]
+        return scaled_given_labels(given, self.num_classes, self.scale, self.dtype)
 
     def reset(self) -> None:
-        """Never all rows at once: the dense matrix is what there is no room for."""
-        self.k = min(self.k, self.num_classes)
+        """Replace all labels by the given labels, chunk by chunk: the dense matrix may not fit into memory."""
         given, exact = self.given_labels, self.k == self.num_classes
         index_type = torch.int16 if self.num_classes <= 2**15 - 1 else torch.int32
         self.index = torch.empty(len(given), self.k, dtype=index_type, device=given.device)
@@ -37,22 +88,68 @@ class TopKLabelStore(LabelStore):
             self._set(chunk, dense)
 
     @property
-    def label_logits(self) -> Tensor:  # type: ignore[override]
-        """All rows, dense: for small stores."""
+    def label_logits(self) -> Tensor:
+        """The label logits of all rows, dense: for small stores."""
         return self[torch.arange(len(self), device=self.index.device)]
 
     def __len__(self) -> int:
         return len(self.top)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return the label logits of these rows, dense."""
         top, index = self.top[rows].to(self.dtype), self.index[rows].long()
         rest = (self.row_sums[rows] - top.sum(dim=1)) / max(1, self.num_classes - self.k)
         return rest.unsqueeze(1).repeat(1, self.num_classes).scatter_(1, index, top)
+
+    def update(
+        self,
+        rows: Tensor,
+        logits: Tensor,
+        *,
+        step: float,
+        pull: float = 0.0,
+        compatibility: Compatibility = "printed",
+    ) -> None:
+        """Update these rows as :meth:`pencil.LabelStore.update` does, and keep the ``k`` largest label logits."""
+        update_single_labels(self, rows, logits, step=step, pull=pull, compatibility=compatibility)
+
+    def write(self, rows: Tensor, label_logits: Tensor) -> None:
+        """Keep the ``k`` largest label logits of these rows, each named once; pinned rows stay as they are.
+
+        A constant is added to each row so that its sum stays what it was: the other classes are computed from the sum,
+        and the distribution does not depend on the constant. An update needs none (Proposition 1).
+        """
+        rows, label_logits = drop_pinned(self.pinned, rows, label_logits)
+        if self.k < self.num_classes:
+            shift = (self.row_sums[rows] - label_logits.sum(dim=1)) / self.num_classes
+            label_logits = label_logits + shift.unsqueeze(1)
+        self._set(rows, label_logits)
 
     def _set(self, rows: Tensor, label_logits: Tensor) -> None:
         top, index = label_logits.topk(self.k, dim=1, sorted=False)
         self.top[rows] = top.to(self.top.dtype)
         self.index[rows] = index.to(self.index.dtype)
+
+    def to_probs(self, label_logits: Tensor) -> Tensor:
+        """Return ``y_d = softmax(y_tilde)``, Eq. 7."""
+        return label_logits.softmax(dim=1)
+
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        """Return the label distributions of these rows, of all by default."""
+        return self.to_probs(self.label_logits if rows is None else self[rows])
+
+    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
+        """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
+        probs = self.probs(rows)
+        return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
+
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """Return the value itself: all rows are local."""
+        return local_mean
+
+    def gather(self, local_values: Tensor) -> Tensor:
+        """Return the values themselves: all rows are local."""
+        return local_values
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"top": self.top, "index": self.index}

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
-from pencil.labels.sharded import WHOLE, LabelLayout
-from pencil.labels.store import LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.sharded import REPLICATED, LabelLayout
 from pencil.methods.schedules import AnySchedule, Constant
 from pencil.methods.state import load_state, state_tree
 
@@ -92,7 +92,7 @@ class Task:
     device: torch.device
     multilabel: bool = False
     dtype: torch.dtype = torch.float32
-    layout: LabelLayout = WHOLE
+    layout: LabelLayout = REPLICATED
     epochs: int | None = None
     seconds: float | None = None
 
@@ -212,7 +212,7 @@ class Method(ABC):
     """
 
     requirements: Requirements = Requirements()
-    labels: LabelStore | None = None
+    labels: Labels | None = None
     state: Any = None
 
     @abstractmethod
@@ -247,7 +247,7 @@ class Method(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` and labels as a tree of tensors and plain values."""
         tree: dict[str, Any] = {"state": state_tree(self.state)}
-        if self.labels is not None and self.labels.own_rows is None:  # each process saves its own shard of labels
+        if self.labels is not None and self.labels.local_rows is None:  # each process saves its own shard of labels
             tree["labels"] = self.labels.state_dict()
         return tree
 

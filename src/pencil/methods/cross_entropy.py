@@ -1,8 +1,8 @@
 """Plain cross-entropy on the given labels: the baseline of every comparison."""
 
 from pencil.data.examples import Batch
+from pencil.labels.forms import label_form
 from pencil.methods.base import Epochs, Method, Outputs, Phase, Requirements, Task, Terms
-from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
@@ -16,9 +16,9 @@ class CrossEntropy(Method):
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.kind = label_kind(task.multilabel)
+        self.form = label_form(task.multilabel)
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """Eq. 1 on the given labels."""
-        return Terms(self.kind.given_loss(outputs.logits, batch.given_labels))
+        return Terms(self.form.given_loss(outputs.logits, batch.given_labels))

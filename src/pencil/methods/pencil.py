@@ -10,12 +10,12 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.labels.forms import label_form
 from pencil.labels.losses import Compatibility, NetworkLosses
 from pencil.labels.multilabel_losses import Divergence
-from pencil.labels.sharded import ShardedLabelStore
-from pencil.labels.store import CHUNK, LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.store import CHUNK
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
-from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
@@ -111,10 +111,10 @@ class Pencil(Method):
         defaults = DEFAULTS[task.multilabel]
         self.compatibility = defaults.compatibility if self.compatibility_given is None else self.compatibility_given
         self.beta = defaults.beta if self.beta_given is None else self.beta_given
-        self.kind = label_kind(
+        self.form = label_form(
             task.multilabel, self.divergence, self.compatibility, self.init_probability, self.init_scale
         )
-        per_lambda, per_alpha = self.kind.scale(task.batch_size, task.num_classes)
+        per_lambda, per_alpha = self.form.paper_factors(task.batch_size, task.num_classes)
         self.label_pull = defaults.pull if self.pull is None else self.pull
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
@@ -124,14 +124,14 @@ class Pencil(Method):
                 "its maximum; corrected labels are read with the compatibility term removed",
                 stacklevel=2,
             )
-        self.labels = task.layout.place(task.given_labels, partial(self._store, task))
+        self.labels = task.layout.build(task.given_labels, partial(self._store, task))
         step: AnySchedule = as_schedule(defaults.step) if self.step is None else self.step
         if self.label_lr is not None:
             step = self.label_lr.scaled(per_lambda)
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
 
-    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> LabelStore:
-        return self.kind.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
+    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> Labels:
+        return self.form.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
         """Correction and fine-tuning, ``rounds`` times; labels are reset before each round unless they are carried."""
@@ -160,7 +160,7 @@ class Pencil(Method):
 
     def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """Eq. 1 on the given labels; at a high learning rate the network learns patterns before mistakes."""
-        return Terms(self.kind.given_loss(outputs.logits, batch.given_labels))
+        return Terms(self.form.given_loss(outputs.logits, batch.given_labels))
 
     def correction_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """``L_c / c + beta * L_e / c``; the labels' own part of the loss acts in :meth:`correct_labels`."""
@@ -174,7 +174,7 @@ class Pencil(Method):
         """Move labels as :meth:`pencil.LabelStore.update` does, with the probabilities that the loss has computed."""
         assert self.labels is not None
         losses, logits, label_logits = carry
-        gradient = self.kind.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
+        gradient = self.form.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
@@ -190,16 +190,16 @@ class Pencil(Method):
     def _compatibility(self) -> Tensor:
         """Mean L_o over the rows of this process, in chunks."""
         assert self.labels is not None
-        labels = self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
-        given, total = labels.given_labels, torch.zeros((), dtype=torch.float64)
+        local = self.labels.local
+        given, total = local.given_labels, torch.zeros((), dtype=torch.float64)
         for rows in torch.arange(len(given), device=given.device).split(CHUNK):
-            total += self.kind.compatibility(labels[rows], given[rows]).cpu().double() * len(rows)
+            total += self.form.compatibility_loss(local[rows], given[rows]).cpu().double() * len(rows)
         return total / max(1, len(given))
 
     def _network_terms(self, logits: Tensor, batch: Batch, beta: float) -> Terms:
         assert self.labels is not None
         label_logits = self.labels[batch.rows]
-        losses = self.kind.network_losses(
+        losses = self.form.network_losses(
             logits, label_logits, batch.given_labels, beta=beta, class_mean=self.class_mean
         )
         parts = {"classification": losses.classification, "entropy": losses.entropy}

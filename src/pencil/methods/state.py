@@ -21,10 +21,12 @@ def load_state(state: Any, tree: Any) -> Any:
     """
     if not is_dataclass(state):
         return tree
-    kinds = get_type_hints(type(state))
-    return type(state)(**{
+    build: Any = type(state)
+    kinds = get_type_hints(build)
+    values = {
         part.name: _load_field(getattr(state, part.name), tree[part.name], kinds[part.name]) for part in fields(state)
-    })  # fmt: skip
+    }
+    return build(**values)
 
 
 def _load_field(current: Any, value: Any, kind: Any) -> Any:

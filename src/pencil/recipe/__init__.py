@@ -18,16 +18,3 @@ __all__ = [
     "read",
     "shipped",
 ]
-    "CUSTOM",
-    "DEFAULT_METHOD",
-    "Recipe",
-    "Tree",
-    "assign",
-    "find",
-    "merge",
-    "method_name",
-    "override",
-    "parse",
-    "read",
-    "shipped",
-]

@@ -146,8 +146,8 @@ def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> No
         state["method"]["labels"] = _gathered_labels(checkpoint, state)
     if changed_from is not None:
         state = _matched_state(state, trainer, changed_from, trainer.splits.train)
-    if labels is not None and labels.own_rows is not None:
-        state["method"]["labels"] = {name: rows[labels.own_rows] for name, rows in state["method"]["labels"].items()}
+    if labels is not None and labels.local_rows is not None:
+        state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
     trainer.load_state_dict(state)
 
 

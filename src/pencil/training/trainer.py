@@ -13,7 +13,6 @@ from pencil.data.given import as_distribution
 from pencil.data.inputs import View
 from pencil.data.pinned import hold_pinned
 from pencil.errors import TrainingError
-from pencil.labels.sharded import ShardedLabelStore
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
@@ -282,7 +281,7 @@ class Trainer:
     def _label_metrics(self) -> Record:
         """Metrics of the labels, in chunks, so that labels are never held twice; sharded ones are added up."""
         labels, train = self.method.labels, self.splits.train
-        local = torch.arange(len(train)) if labels is None or labels.own_rows is None else labels.own_rows
+        local = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
         totals = LabelTotals()
         for places in torch.arange(len(local)).split(CHUNK):
             label_probs = self.method.label_probs(places.to(self.compute.device))
@@ -293,8 +292,8 @@ class Trainer:
 
     def _outcome(self) -> Outcome:
         label_probs, labels = self.method.label_probs(), self.method.labels
-        if label_probs is not None and isinstance(labels, ShardedLabelStore):
-            label_probs = labels.whole(label_probs)
+        if label_probs is not None and labels is not None:
+            label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
         validation = self.splits.validation
@@ -326,7 +325,7 @@ class Trainer:
     def local_state_dict(self) -> dict[str, Any]:
         """Return what only this rank has: its shard of the labels."""
         labels = self.method.labels
-        return {"labels": labels.state_dict()} if labels is not None and labels.own_rows is not None else {}
+        return {"labels": labels.state_dict()} if labels is not None and labels.local_rows is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to where :meth:`state_dict` was taken, in a trainer that was built in the same way."""

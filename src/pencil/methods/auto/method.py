@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
+from pencil.labels.forms import label_form
 from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
-from pencil.labels.sharded import ShardedLabelStore
-from pencil.labels.store import CHUNK, LabelStore
+from pencil.labels.protocol import Labels
+from pencil.labels.store import CHUNK
 from pencil.methods.auto.noise_model import (
     SIGNIFICANT,
     NoiseModel,
@@ -38,7 +39,6 @@ from pencil.methods.base import (
     Terms,
 )
 from pencil.methods.elr import early_learning_loss, moved_targets
-from pencil.methods.kinds import label_kind
 from pencil.methods.schedules import Cosine
 
 BACKBONE_WITHOUT_HELD_OUT = 0.2
@@ -134,13 +134,13 @@ class Auto(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.task = task
-        self.labels = task.layout.place(task.given_labels, self._make_store)
+        self.labels = task.layout.build(task.given_labels, self._make_store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
         return self.plan()
 
-    def _make_store(self, given_labels: Tensor, top_k: int | None) -> LabelStore:
+    def _make_store(self, given_labels: Tensor, top_k: int | None) -> Labels:
         task = self.task
-        return label_kind(False).store(
+        return label_form(False).store(
             given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype
         )
 
@@ -212,11 +212,7 @@ class Auto(Method):
         assert self.labels is not None
         if self.state.corrected:
             return self.labels.probs(rows)
-        return self.labels.to_probs(self._local_store().initial_logits(rows))
-
-    def _local_store(self) -> LabelStore:
-        assert self.labels is not None
-        return self.labels.inner if isinstance(self.labels, ShardedLabelStore) else self.labels
+        return self.labels.to_probs(self.labels.local.initial_logits(rows))
 
     # ---- noise and posterior
 
@@ -253,7 +249,7 @@ class Auto(Method):
     def _write_labels(self, label_logits: Tensor) -> None:
         """Set the label logits of all rows; pinned rows stay as given."""
         assert self.labels is not None
-        store, rows = self._local_store(), self.labels.own_rows
+        store, rows = self.labels.local, self.labels.local_rows
         local = torch.arange(len(label_logits)) if rows is None else rows
         store.reset()
         self.state.corrected = True

@@ -1,8 +1,9 @@
+"""The store of the k largest label logits per row, against the dense store and Proposition 1."""
+
 import pytest
 import torch
 
 from pencil import RecipeError
-from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import LabelStore
 from pencil.labels.top_k import TopKLabelStore
 
@@ -71,8 +72,3 @@ def test_state_goes_through_a_dict(given):
 def test_k_must_be_a_number_of_entries(given):
     with pytest.raises(RecipeError, match="label_top_k is 0; expected at least 1"):
         TopKLabelStore(given, CLASSES, k=0)
-
-
-def test_a_layout_without_a_world_keeps_all_labels(given):
-    store = LabelLayout(top_k=2).place(given, lambda labels, k: TopKLabelStore(labels, CLASSES, k=k))
-    assert len(store) == 50 and store.own_rows is None and store.k == 2

@@ -15,7 +15,7 @@ from pencil.labels.multilabel_losses import (
     forward_binary_kl,
     inverse_binary_kl,
 )
-from pencil.labels.multilabel_store import BinaryLabelStore
+from pencil.labels.multilabel_store import MultilabelStore
 from pencil.labels.reading import read_entries
 
 BATCH, CLASSES = 5, 4
@@ -90,7 +90,7 @@ def test_extreme_logits_stay_finite():
 
 def test_store_starts_at_the_given_probability_and_moves_known_entries_only():
     given = torch.tensor([[1.0, 0.0, 0.7, NAN], [0.2, NAN, 1.0, 0.0]])
-    labels = BinaryLabelStore(given, probability=0.99)
+    labels = MultilabelStore(given, probability=0.99)
     torch.testing.assert_close(labels.probs()[0], torch.tensor([0.99, 0.01, 0.7, 0.5]))
     before = labels.label_logits.clone()
     labels.update(torch.tensor([0]), torch.tensor([[-5.0, 5.0, 0.0, 9.0]]), step=2.0)
@@ -103,7 +103,7 @@ def test_store_starts_at_the_given_probability_and_moves_known_entries_only():
 def test_printed_anchor_is_taken_out_of_what_is_read():
     """At rest y_d = (f + pull * y_hat) / (1 + pull), so the evidence is f."""
     given, logits, pull = torch.tensor([[1.0, 0.0]]), torch.tensor([[-2.0, 1.0]]), 3.0
-    labels = BinaryLabelStore(given, probability=0.999)
+    labels = MultilabelStore(given, probability=0.999)
     for _ in range(4000):
         labels.update(torch.tensor([0]), logits, step=0.5, pull=pull)
     assert (labels.probs() > 0.5).tolist() == [[True, False]]  # the anchor holds both
@@ -118,7 +118,7 @@ def test_reading_counts_no_unknown_entry():
 
 def test_bad_values_are_refused():
     with pytest.raises(RecipeError, match=r"expected one between 0.5 and 1"):
-        BinaryLabelStore(torch.ones(1, 2), probability=0.4)
-    labels = BinaryLabelStore(torch.ones(2, 2))
+        MultilabelStore(torch.ones(1, 2), probability=0.4)
+    labels = MultilabelStore(torch.ones(2, 2))
     with pytest.raises(TrainingError, match="row 1 are not finite"):
         labels.update(torch.tensor([0, 1]), torch.tensor([[0.0, 0.0], [NAN, 0.0]]), step=1.0)

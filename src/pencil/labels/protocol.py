@@ -1,0 +1,78 @@
+"""The protocol of a label store: what methods, the trainer and resuming a run need of it."""
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Labels(Protocol):
+    """The learnable labels of a training set: one row of label logits per example.
+
+    A process holds all rows, or in a sharded store some of them: its local rows. ``labels[rows]`` and :meth:`write`
+    take row numbers of the whole training set, and in a sharded store all ranks call them together. Every other member
+    is about the local rows and needs no other rank, except :meth:`mean` and :meth:`gather`.
+
+    Attributes
+    ----------
+    num_classes
+        Number of columns of the label logits.
+    given_labels
+        Given labels of the local rows.
+    pinned
+        True for the local rows that never move; None where every row may move.
+    local_rows
+        Row numbers of the local rows; None where all rows are local.
+    local
+        The store of the local rows, whose row numbers count from zero; the store itself where all rows are local.
+    """
+
+    pinned: Tensor | None
+
+    @property
+    def num_classes(self) -> int: ...
+
+    @property
+    def given_labels(self) -> Tensor: ...
+
+    @property
+    def local_rows(self) -> Tensor | None: ...
+
+    @property
+    def local(self) -> "Labels": ...
+
+    def __len__(self) -> int:
+        """Return the number of rows of the whole training set."""
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Return a copy of the label logits of these rows."""
+
+    def write(self, rows: Tensor, label_logits: Tensor) -> None:
+        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+
+    def reset(self) -> None:
+        """Replace all labels, pinned ones too, by the given labels."""
+
+    def initial_logits(self, rows: Tensor | None = None) -> Tensor:
+        """Return the label logits that :meth:`reset` sets, of all local rows or of these places among them."""
+
+    def to_probs(self, label_logits: Tensor) -> Tensor:
+        """Return the label distributions of label logits."""
+
+    def probs(self, rows: Tensor | None = None) -> Tensor:
+        """Return the label distributions of all local rows, or of these places among them."""
+
+    def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
+        """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
+
+    def mean(self, local_mean: Tensor) -> Tensor:
+        """Return the mean over all rows of the training set, given the mean over the local rows."""
+
+    def gather(self, local_values: Tensor) -> Tensor:
+        """Return the values of all rows in order, given those of the local rows."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what :meth:`load_state_dict` needs to restore the labels of the local rows; not a copy."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the labels of the local rows."""
