@@ -24,7 +24,6 @@ from pencil.data import Examples, Splits, from_arrays
 from pencil.methods import CrossEntropy, Method, Pencil
 from pencil.models import ModelSettings, build
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.record import Sums
 
 BATCH, CLASSES, SIZE = 8, 80, 224
 PLAIN = ModelSettings(name="efficientnet_b0")
@@ -46,8 +45,8 @@ def make_step(model: ModelSettings | None, method: Method, phase: str, examples:
         network = build(model, examples.input_shape, CLASSES, seed=0)
     trainer = Trainer(network, Splits(examples), method, TrainingSettings(batch_size=BATCH, device="cpu"))
     chosen, batch = find_phase(trainer, phase), next(examples.batches(BATCH))
-    trainer.networks.train()
-    return lambda: trainer.step(chosen, 0.0, batch, Sums())
+    trainer.networks.trained.train()
+    return lambda: trainer.step(chosen, 0.0, batch)
 
 
 def compare(first: ModelSettings, other: ModelSettings, method: Method, phase: str, pairs: int) -> dict[str, float]:

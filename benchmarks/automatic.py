@@ -37,7 +37,7 @@ TASKS = {
 }
 METHODS = {
     "cross_entropy": {"name": "cross_entropy", "lr": {"kind": "cosine", "start": 0.05}},
-    "pencil_auto": {"name": "pencil_auto", "lr": 0.05},
+    "auto": {"name": "auto", "lr": 0.05},
 }
 
 
@@ -66,7 +66,7 @@ def ratios(task: str, seeds: Sequence[int]) -> tuple[float, float]:
     for seed in seeds:
         order = list(METHODS) if seed % 2 else list(reversed(METHODS))
         runs = {method: trained(task, method, seed) for method in order}
-        plain, automatic = runs["cross_entropy"], runs["pencil_auto"]
+        plain, automatic = runs["cross_entropy"], runs["auto"]
         best = max(record["test_accuracy"] for record in plain.metrics)
         took = [sum(record["seconds"] for record in run.metrics) for run in (automatic, plain)]
         finish.append(took[0] / took[1])

@@ -27,7 +27,6 @@ from pencil.labels.store import LabelStore
 from pencil.methods import CrossEntropy, Method, Pencil, Phase
 from pencil.models import ModelSettings, build
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.record import Sums
 
 BATCH = 128
 ROWS = 2048
@@ -114,9 +113,9 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
     timings = interleaved(
         {
-            "cross_entropy": lambda: plain.step(train, 0.0, batch, Sums()),
-            "control": lambda: control.step(train, 0.0, batch, Sums()),
-            "correction": lambda: corrected.step(correction, 0.0, batch, Sums()),
+            "cross_entropy": lambda: plain.step(train, 0.0, batch),
+            "control": lambda: control.step(train, 0.0, batch),
+            "correction": lambda: corrected.step(correction, 0.0, batch),
             "authors": authors_way(theirs.model, batch, labels, alpha=0.1, beta=0.4),
         },
         max(4, round(repeats * repeats_scale)),

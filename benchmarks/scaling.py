@@ -31,7 +31,7 @@ from pencil.methods import Pencil
 from pencil.models import ModelSettings, build
 from pencil.runs.checkpoints import Checkpoints
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.checkpointing import Pauses, StopRequest
+from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.distributed import SINGLE_PROCESS, ProcessGroup, World
 
 BATCH = 128
@@ -54,7 +54,7 @@ def correct(trainer: Trainer, steps: int) -> float:
     phase = next(phase for phase in trainer.phases if phase.name == "correction")
     order = torch.arange(BATCH * steps) % len(trainer.splits.train)
     pieces = [trainer.world.local(chunk) for chunk in order.split(BATCH)]
-    trainer.networks.train()
+    trainer.networks.trained.train()
     start = time.perf_counter()
     for chunk, batch in zip(order.split(BATCH), trainer.splits.train.pieces(pieces), strict=True):
         trainer.step(phase, 0.0, batch, trainer._sums, chunk)
@@ -66,7 +66,7 @@ def checkpoint_cost(rounds: int) -> dict[str, Any]:
     correct(trainer, 1)  # so that there is momentum to be saved
     minutes = trainer.settings.checkpoint_minutes
     with tempfile.TemporaryDirectory() as folder:
-        pauses = Pauses(Checkpoints(Path(folder)), StopRequest(), minutes=minutes)
+        pauses = Checkpointer(Checkpoints(Path(folder)), StopRequest(), minutes=minutes)
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()

@@ -19,7 +19,7 @@ ORDER = [
     ("runs",),
     ("loggers", "export", "report", "review"),
     ("job",),
-    ("check", "resume"),
+    ("check",),
     ("fitting",),
     ("bench", "integrations"),
     ("cli",),

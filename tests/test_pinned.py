@@ -23,7 +23,7 @@ from pencil.labels.store import LabelStore
 from pencil.labels.top_k import TopKLabelStore
 from pencil.methods import METHODS, find_method
 from pencil.review.session import Review
-from pencil.training import Trainer, TrainingSettings, pausing
+from pencil.training import Trainer, TrainingSettings, checkpointing
 
 CLASSES, ROWS = 5, 60
 PINNED = torch.arange(40) % 3 == 0
@@ -103,7 +103,7 @@ class Watch:
 
 def train(name="pencil", make=blobs, epochs=5, *, forget=False, top_k=None, **options):
     """Train with pinned rows, or with the same labels and none of them pinned."""
-    if find_method(name).needs_transition:
+    if find_method(name).requirements.transition_matrix:
         options["transition"] = TRANSITION
     splits = Splits(make(ROWS, 0), make(30, 1))
     if forget:
@@ -161,17 +161,17 @@ def test_soft_labels_of_joint_optimization_stay():
     trainer, *_ = train("joint_optimization", update_from=0.2, window=2)
     part = trainer.splits.train
     sure = as_distribution(part.given_labels, 3).double()
-    assert trainer.method.soft_labels[part.pinned].equal(sure[part.pinned])
-    assert not trainer.method.soft_labels[~part.pinned].equal(sure[~part.pinned])
+    assert trainer.method.state.soft_labels[part.pinned].equal(sure[part.pinned])
+    assert not trainer.method.state.soft_labels[~part.pinned].equal(sure[~part.pinned])
 
 
 def test_no_method_leaves_out_what_a_person_has_looked_at():
     trainer, *_ = train("truncated_lq", epochs=20, k=0.9)
-    assert trainer.method.chosen[trainer.splits.train.pinned].all() and not trainer.method.chosen.all()
+    assert trainer.method.state.chosen[trainer.splits.train.pinned].all() and not trainer.method.state.chosen.all()
     pytest.importorskip("cleanlab")
     for forget in (True, False):
         trainer, *_ = train("confident_learning", epochs=20, forget=forget)
-        assert trainer.method.issues[blobs(ROWS, 0).pinned].any() == forget
+        assert trainer.method.state.issues[blobs(ROWS, 0).pinned].any() == forget
 
 
 # Runs
@@ -225,7 +225,7 @@ def test_fit_takes_reviews_and_writes_down_that_it_did(tmp_path):
 
 
 def stopped(monkeypatch, step, *arguments, **options):
-    places, original = iter(range(10**9)), pausing.Pauses.__call__
+    places, original = iter(range(10**9)), checkpointing.Checkpointer.__call__
 
     def look(self, trainer):
         if next(places) == step:
@@ -233,7 +233,7 @@ def stopped(monkeypatch, step, *arguments, **options):
         original(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pausing.Pauses, "__call__", look)
+        patch.setattr(checkpointing.Checkpointer, "__call__", look)
         with pytest.raises(Stopped):
             fit(*arguments, **options)
 

@@ -14,7 +14,7 @@ import pencil
 from pencil import RecipeError, Stopped
 from pencil.loggers import trackers as sinks
 from pencil.recipe import parse
-from pencil.training import pausing
+from pencil.training import checkpointing
 from pencil.training.settings import SinkName
 
 EPOCHS = 4
@@ -42,10 +42,10 @@ def train(out, *names, resume=False):
 
 def stop_and_go_on(out, *names):
     """Killed in the third epoch, with a checkpoint of the second: the second epoch ends, and is logged, twice."""
-    original, saved = pausing.Pauses.__call__, []
+    original, saved = checkpointing.Checkpointer.__call__, []
 
     def look(self, trainer):
-        where = (len(trainer.records), trainer.at.step)
+        where = (len(trainer.records), trainer.position.step)
         if where == (1, 2) and not saved:
             saved.append(where)
             self.request.signal = "SIGTERM"
@@ -56,7 +56,7 @@ def stop_and_go_on(out, *names):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pausing.Pauses, "__call__", look)
+        patch.setattr(checkpointing.Checkpointer, "__call__", look)
         with pytest.raises(KeyboardInterrupt):
             train(out, *names)
     assert (out / "metrics.jsonl").read_text().count("\n") == 2
@@ -160,7 +160,7 @@ def test_logging_may_begin_when_a_run_goes_on(tmp_path):
     log = sinks.Log(parse({"training": {"log": ["tensorboard"]}}), out)
     with log:
         log.begin([{"epoch": 1, "phase": "backbone", "loss": 2.0}, {"epoch": 2, "phase": "backbone", "loss": 1.0}])
-        log.epoch_ended({"epoch": 3, "phase": "backbone", "loss": 0.5})
+        log.on_epoch_end({"epoch": 3, "phase": "backbone", "loss": 0.5})
     assert tensorboard_curve(out, "loss") == [(1, 2.0), (2, 1.0), (3, 0.5)]
 
 

@@ -49,7 +49,7 @@ def test_cells_are_the_whole_grid_seed_by_seed(spec):
     assert len(cells) == 12 and [cell.seed for cell in cells] == [1] * 6 + [2] * 6
     assert len({cell.identity() for cell in cells}) == 12
     pencil = next(cell for cell in cells if cell.method == "pencil" and cell.noise == "half")
-    assert pencil.recipe().data.noise.rate == 0.5 and pencil.recipe().method["name"] == "pencil_auto"
+    assert pencil.recipe().data.noise.rate == 0.5 and pencil.recipe().method["name"] == "auto"
     changed = spec.model_copy(update={"recipe": {**spec.recipe, "training": {"epochs": 4}}})
     assert not {cell.identity() for cell in changed.cells()} & {cell.identity() for cell in cells}
 

@@ -8,6 +8,7 @@ from baselines import batch_of, from_recipe, started, trainer_for
 from pencil import RecipeError
 from pencil.data import from_arrays
 from pencil.data.noise import circular_matrix, flip, symmetric_matrix
+from pencil.methods import Outputs
 from pencil.methods.cnn_crf import CnnCrf, annealed, auxiliary_distribution, e_step, estimate_prior
 
 T = torch.tensor([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.3, 0.1, 0.6]], dtype=torch.float64)
@@ -81,10 +82,10 @@ def test_with_a_uniform_prior_the_network_alone_is_tempered():
 def test_zeros_of_the_matrix_rule_classes_out_and_nothing_breaks():
     method = CnnCrf(transition=tuple(map(tuple, circular_matrix(3, 0.4).tolist())), alpha_start=0.0)
     batch = batch_of((0, 1, 2))
-    belief = started(method, (0, 1, 2))["train"].loss(torch.zeros(3, 3), batch).carry
+    belief = started(method, (0, 1, 2))["train"].loss(Outputs(torch.zeros(3, 3)), batch).carry
     torch.testing.assert_close(belief, torch.from_numpy(circular_matrix(3, 0.4)).float().t())
     impossible = CnnCrf(transition=((1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)))  # no class is given as 1
-    terms = started(impossible, (0, 1, 2))["train"].loss(torch.zeros(3, 3), batch)
+    terms = started(impossible, (0, 1, 2))["train"].loss(Outputs(torch.zeros(3, 3)), batch)
     torch.testing.assert_close(terms.carry[1], torch.full((3,), 1 / 3))
     assert terms.loss.isfinite()
 
@@ -93,7 +94,7 @@ def test_the_loss_is_cross_entropy_with_a_constant_belief():
     method = CnnCrf(transition=TRANSITION)
     phase = started(method, dtype=torch.float64)["train"]
     logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    terms = phase.loss(logits, batch_of((0, 1, 2, 0)))
+    terms = phase.loss(Outputs(logits), batch_of((0, 1, 2, 0)))
     assert not terms.carry.requires_grad
     terms.loss.backward()
     belief, _ = e_step_of(logits.detach().log_softmax(1), torch.tensor([0, 1, 2, 0]), alpha=40.0)
@@ -105,7 +106,7 @@ def test_the_loss_is_cross_entropy_with_a_constant_belief():
 def test_beliefs_are_kept_by_row():
     method = CnnCrf(transition=TRANSITION)
     phase, batch = started(method)["train"], batch_of((0, 2), rows=[3, 2])
-    terms = phase.loss(torch.randn(2, 3), batch)
+    terms = phase.loss(Outputs(torch.randn(2, 3)), batch)
     phase.after_step(terms.carry, batch, 0.0)
     torch.testing.assert_close(method.label_probs()[[3, 2]], terms.carry)
     assert method.label_probs()[:2].tolist() == [[1, 0, 0], [0, 1, 0]]
@@ -164,7 +165,7 @@ def test_what_it_refuses():
         started(CnnCrf(transition=TRANSITION), classes=4)
     with pytest.raises(RecipeError, match=r"method\.alpha_end"):
         from_recipe("cnn_crf", alpha_end=-1)
-    assert CnnCrf.needs_transition
+    assert CnnCrf.requirements.transition_matrix
 
 
 def test_from_a_recipe_and_within_a_budget(blobs):

@@ -6,13 +6,14 @@ from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
 from pencil.data import from_arrays
-from pencil.methods.co_teaching import CoTeaching, co_teaching_losses, forget_share, small_loss_rows
+from pencil.methods import Outputs
+from pencil.methods.co_teaching import CoTeaching, co_teaching_losses, forget_fraction, small_loss_rows
 from pencil.training import Observer
 
 
 def test_the_share_that_is_forgotten_rises_over_the_ramp():
-    assert [forget_share(t, 200, 0.5, 0.05) for t in (0, 1, 5, 10, 199)] == pytest.approx([0, 0.05, 0.25, 0.5, 0.5])
-    assert forget_share(0, 10, 0.3, ramp=0.0) == 0.3
+    assert [forget_fraction(t, 200, 0.5, 0.05) for t in (0, 1, 5, 10, 199)] == pytest.approx([0, 0.05, 0.25, 0.5, 0.5])
+    assert forget_fraction(0, 10, 0.3, ramp=0.0) == 0.3
 
 
 @pytest.mark.parametrize(("forget", "kept"), [(0.0, range(10)), (0.3, [0, 1, 2, 4, 6, 8, 9]), (0.9, [6]), (0.99, [6])])
@@ -40,7 +41,7 @@ def test_with_nothing_forgotten_it_is_twice_cross_entropy():
     method, (first, second) = CoTeaching(), torch.randn(2, 4, 3)
     phase, batch = started(method)["train"], batch_of((0, 1, 2, 0))
     expected = sum(torch.nn.functional.cross_entropy(logits, batch.given_labels) for logits in (first, second))
-    torch.testing.assert_close(phase.loss((first, second), batch).loss, expected)
+    torch.testing.assert_close(phase.loss(Outputs(first, (second,)), batch).loss, expected)
 
 
 def test_soft_given_labels_are_taken():
@@ -61,7 +62,7 @@ def shares(method, context, epochs):
     phase, found = started(method)["train"], []
     for epoch in range(epochs):
         phase.before_epoch(epoch, epochs, context)
-        found.append(method.metrics()["forget_share"])
+        found.append(method.metrics()["forget_fraction"])
     return found
 
 
@@ -81,21 +82,21 @@ def test_without_validation_rows_training_rows_serve():
 @pytest.mark.parametrize("validation", [True, False])
 def test_two_networks_are_trained_and_the_first_is_kept(blobs, validation):
     class Watch(Observer):
-        def stepped(self):
-            self.second = trainer.networks[1]
+        def on_step(self):
+            self.second = trainer.networks.trained[1]
 
     watch = Watch()
     trainer = trainer_for(blobs, CoTeaching(epochs=12, ramp=0.5), validation=validation, observers=(watch,))
-    start = [[p.detach().clone() for p in network.parameters()] for network in trainer.networks]
+    start = [[p.detach().clone() for p in network.parameters()] for network in trainer.networks.trained]
     outcome = trainer.run()
-    first, second = trainer.networks
+    first, second = trainer.networks.trained
     assert outcome.model is first and second is watch.second
     for network, before in zip((first, second), start, strict=True):
         assert not any(torch.equal(a, b) for a, b in zip(network.parameters(), before, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert set(outcome.best_weights) == set(first.state_dict())
     last = outcome.records[-1]
-    assert last["test_accuracy"] > 0.95 and 0 < last["forget_share"] < 0.2
+    assert last["test_accuracy"] > 0.95 and 0 < last["forget_fraction"] < 0.2
     assert (outcome.label_probs.argmax(1) == blobs.clean_labels).double().mean() > 0.95  # the network's predictions
 
 
@@ -104,9 +105,9 @@ def test_wrong_labels_are_not_among_the_rows_that_are_kept(blobs):
     trainer = trainer_for(blobs, method)
     trainer.run()
     inputs = blobs.inputs.values
-    for network in trainer.networks:
+    for network in trainer.networks.trained:
         losses = torch.nn.functional.cross_entropy(network.eval()(inputs), blobs.given_labels, reduction="none")
-        kept = small_loss_rows(losses, method.forget)
+        kept = small_loss_rows(losses, method.state.forget)
         assert (blobs.given_labels == blobs.clean_labels)[kept].all() and len(kept) == 87
 
 
@@ -121,4 +122,4 @@ def test_from_a_recipe_and_within_a_budget(blobs):
 def test_soft_labels_train(blobs):
     soft = torch.nn.functional.one_hot(blobs.given_labels, 3) * 0.9 + 0.1 / 3
     outcome = trainer_for(from_arrays(blobs.inputs.values, soft), CoTeaching(epochs=4), validation=False).run()
-    assert outcome.records[-1]["forget_share"] < 0.8
+    assert outcome.records[-1]["forget_fraction"] < 0.8

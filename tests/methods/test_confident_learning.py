@@ -90,13 +90,13 @@ class Watch(Observer):
 
         method.loss = loss
 
-    def started(self, phases, steps_per_epoch, steps_done):
+    def on_start(self, phases, steps_per_epoch, steps_done):
         self.pending = []
 
-    def stepped(self):
+    def on_step(self):
         self.pending += self.current
 
-    def epoch_ended(self, record):
+    def on_epoch_end(self, record):
         self.rows.setdefault(record["phase"], set()).update(self.pending)
         self.pending = []
         self.networks[record["phase"]] = self.trainer.model
@@ -113,9 +113,9 @@ def test_every_row_is_judged_by_a_network_that_has_not_seen_it(blobs):
     for number, name in enumerate(names):
         held = (method.fold_of == number).nonzero()[:, 0]
         assert watch.rows[name] == set(range(90)) - set(held.tolist())
-        torch.testing.assert_close(method.out_of_fold_probs[held], watch.said[name][held])
+        torch.testing.assert_close(method.state.out_of_fold_probs[held], watch.said[name][held])
     wrong = (blobs.given_labels != blobs.clean_labels).nonzero()[:, 0].tolist()
-    assert method.issues.nonzero()[:, 0].tolist() == wrong
+    assert method.state.issues.nonzero()[:, 0].tolist() == wrong
     assert watch.rows["final"] == set(range(90)) - set(wrong)
     assert (outcome.label_probs.argmax(1) == blobs.clean_labels).all()
     assert outcome.records[-1]["test_accuracy"] > 0.95 and outcome.records[-1]["pruned_rows"] == 3
@@ -140,7 +140,7 @@ def test_a_row_that_cannot_be_read_stays_as_given():
 
     method.collect(0, Context())
     method.prune(Context())
-    assert method.out_of_fold_probs.isfinite().all() and method.out_of_fold_probs[2].tolist() == [1, 0]
+    assert method.state.out_of_fold_probs.isfinite().all() and method.state.out_of_fold_probs[2].tolist() == [1, 0]
 
 
 def test_from_a_recipe_and_within_a_budget(blobs):

@@ -9,7 +9,7 @@ import torch
 import pencil
 from pencil import RecipeError, recipe
 from pencil.data import Batch, Splits
-from pencil.methods import METHODS, Task
+from pencil.methods import METHODS, Outputs, Task
 from pencil.methods.dldl import Dldl
 from pencil.methods.schedules import Cosine
 from pencil.models import mlp
@@ -34,14 +34,14 @@ def test_the_loss_is_that_of_smoothed_labels():
             y = 0.7 if k == given[row] else 0.1
             expected += y * math.log(y / (math.exp(logits[row, k]) / total)) / 3
     batch = Batch(rows, torch.zeros(3, 1), given[rows])
-    assert phase.loss(logits[rows], batch).loss.item() == pytest.approx(expected, rel=1e-6)
+    assert phase.loss(Outputs(logits[rows]), batch).loss.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_network_stops_at_the_soft_label():
     given = torch.tensor([1])
     phase = started(Dldl(init_probability=0.8), given, 3)
     logits = torch.tensor([[0.1, 0.8, 0.1]], dtype=torch.float64).log().requires_grad_()
-    phase.loss(logits, Batch(torch.tensor([0]), torch.zeros(1, 1), given)).loss.backward()
+    phase.loss(Outputs(logits), Batch(torch.tensor([0]), torch.zeros(1, 1), given)).loss.backward()
     torch.testing.assert_close(logits.grad, torch.zeros_like(logits), atol=1e-7, rtol=0)
 
 
@@ -65,12 +65,12 @@ def test_soft_given_labels_are_taken_as_they_are():
     given = torch.tensor([[0.6, 0.4, 0.0], [0.1, 0.9, 0.0]])
     phase = started(Dldl(init_probability=0.9), given, 3)
     logits = given.clamp(min=1e-9).log().requires_grad_()
-    phase.loss(logits, Batch(torch.arange(2), torch.zeros(2, 1), given)).loss.backward()
+    phase.loss(Outputs(logits), Batch(torch.arange(2), torch.zeros(2, 1), given)).loss.backward()
     torch.testing.assert_close(logits.grad, torch.zeros(2, 3), atol=1e-6, rtol=0)
 
 
 def test_through_a_recipe_and_a_budget(blobs):
-    assert METHODS["dldl"] is Dldl and not Dldl.needs_transition
+    assert METHODS["dldl"] is Dldl and not Dldl.requirements.transition_matrix
     chosen = recipe.parse({"method": {"name": "dldl", "init_probability": 0.8}})
     assert recipe.parse(tomllib.loads(chosen.to_toml())).method == chosen.method
     method = chosen.build_method()

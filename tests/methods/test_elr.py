@@ -7,6 +7,7 @@ import torch
 from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
+from pencil.methods import Outputs
 from pencil.methods.elr import Elr, early_learning_loss, moved_targets
 
 
@@ -23,7 +24,7 @@ def test_targets_equal_a_loops():
         rows = [[0, 2], [3, 1]][step % 2]
         logits = 4 * torch.randn(2, 3)
         batch = batch_of([given[row] for row in rows], rows)
-        terms = phase.loss(logits, batch)
+        terms = phase.loss(Outputs(logits), batch)
         penalties = []
         for row, values in zip(rows, logits.tolist(), strict=True):
             f = slow_probs(values)
@@ -32,7 +33,7 @@ def test_targets_equal_a_loops():
         ce = -logits.log_softmax(1)[range(2), batch.given_labels].mean().item()
         assert terms.loss.item() == pytest.approx(ce + 3 * sum(penalties) / 2, rel=1e-4)
         phase.after_step(terms.carry, batch, 0.0)
-    torch.testing.assert_close(method.targets, torch.tensor(targets))
+    torch.testing.assert_close(method.state.targets, torch.tensor(targets))
     expected = torch.tensor([[t / sum(row) for t in row] for row in targets])
     torch.testing.assert_close(method.label_probs(), expected)
 
@@ -61,7 +62,7 @@ def test_a_row_that_was_never_met_reads_as_given():
     method = Elr()
     phase = started(method)["train"]
     batch = batch_of((0, 1))
-    phase.after_step(phase.loss(torch.tensor([[0.0, 2.0, 0.0]] * 2), batch).carry, batch, 0.0)
+    phase.after_step(phase.loss(Outputs(torch.tensor([[0.0, 2.0, 0.0]] * 2)), batch).carry, batch, 0.0)
     probs = method.label_probs()
     assert probs[2].tolist() == [0, 0, 1] and probs[3].tolist() == [1, 0, 0]
     torch.testing.assert_close(probs[0], torch.tensor([0.0, 2.0, 0.0]).softmax(0))  # not shrunk by the start at zero

@@ -140,7 +140,7 @@ def test_sure_networks_zeros_and_half_precision_stay_finite():
 @pytest.mark.parametrize("matrix", [symmetric_matrix(3, 1.0), map_matrix(3, 0.5, {0: 1, 1: 0})])
 def test_a_singular_matrix_has_no_backward_loss(matrix):
     with pytest.raises(
-        RecipeError, match=r"is singular \(.* to \S+\); backward needs its inverse: .* use method forward"
+        RecipeError, match=r"is singular \(.* to \S+\); backward needs its inverse, .* use method forward"
     ):
         inverse_transition(torch.tensor(matrix))
     task = Task(torch.tensor([0, 1, 2]), 3, 8, torch.device("cpu"))
@@ -194,8 +194,8 @@ def test_the_matrix_is_estimated_from_the_trained_network_and_the_next_one_is_fr
     method = ForwardEstimated(estimate_epochs=15, forward_epochs=20, lr=Cosine(0.1))
     outcome, trainer, first = train(noisy, method)
     assert [record["phase"] for record in outcome.records] == ["estimate"] * 15 + ["forward"] * 20
-    torch.testing.assert_close(method.matrix.sum(1), torch.ones(3))
-    assert (method.matrix - torch.tensor(NOISE)).abs().max() < 0.12
+    torch.testing.assert_close(method.state.transition.sum(1), torch.ones(3))
+    assert (method.state.transition - torch.tensor(NOISE)).abs().max() < 0.12
     assert trainer.model is not first
     weights = zip(trainer.model.parameters(), first.parameters(), strict=True)
     assert not any(torch.equal(mine, other) for mine, other in weights)
@@ -205,8 +205,8 @@ def test_the_matrix_is_estimated_from_the_trained_network_and_the_next_one_is_fr
 
 @pytest.mark.parametrize("method", [Forward, Backward])
 def test_the_true_matrix_must_be_given(blobs, method):
-    assert method.needs_transition
-    with pytest.raises(RecipeError, match=r"true transition matrix, which nobody has .* use method forward_estimated"):
+    assert method.requirements.transition_matrix
+    with pytest.raises(RecipeError, match=r"true transition matrix, which is known in .* use method forward_estimated"):
         train(blobs, method())
 
 
@@ -239,7 +239,10 @@ def test_through_a_recipe():
     assert recipe.parse({"method": {"name": "backward"}}).build_method().transition is None
     method = recipe.parse({"method": {"name": "forward_estimated", "forward_lr": 0.01}}).build_method()
     assert (method.estimate_epochs, method.forward_epochs, method.percentile) == (30, 30, 97)
-    assert (method.lr, method.forward_lr) == (Cosine(0.02), Constant(0.01)) and not method.needs_transition
+    assert (method.lr, method.forward_lr) == (
+        Cosine(0.02),
+        Constant(0.01),
+    ) and not method.requirements.transition_matrix
     with pytest.raises(RecipeError, match=r"method.percentile: .*; saw 120"):
         recipe.parse({"method": {"name": "forward_estimated", "percentile": 120}})
 

@@ -7,6 +7,7 @@ import torch
 from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
+from pencil.methods import Outputs
 from pencil.methods.joint_optimization import JointOptimization, joint_loss, prior_loss
 from pencil.training import Observer
 
@@ -38,12 +39,14 @@ def test_the_prior_loss_vanishes_only_where_the_mean_prediction_is_the_prior():
 def test_the_prior_is_off_unless_asked_for():
     logits, batch = torch.randn(4, 3), batch_of((0, 1, 2, 0))
     without, strong = started(JointOptimization()), started(JointOptimization(alpha=99.0))
-    assert without["joint"].loss(logits, batch).loss == strong["joint"].loss(logits, batch).loss
-    with_prior = started(JointOptimization(prior="uniform"))["joint"].loss(logits, batch).loss
-    expected = without["joint"].loss(logits, batch).loss + 1.2 * prior_loss(logits, torch.full((3,), 1 / 3))
+    assert without["joint"].loss(Outputs(logits), batch).loss == strong["joint"].loss(Outputs(logits), batch).loss
+    with_prior = started(JointOptimization(prior="uniform"))["joint"].loss(Outputs(logits), batch).loss
+    expected = without["joint"].loss(Outputs(logits), batch).loss + 1.2 * prior_loss(logits, torch.full((3,), 1 / 3))
     torch.testing.assert_close(with_prior, expected)
-    counted = started(JointOptimization(prior="given"))["joint"].loss(logits, batch).loss  # given: 0, 1, 2, 0
-    expected = without["joint"].loss(logits, batch).loss + 1.2 * prior_loss(logits, torch.tensor([0.5, 0.25, 0.25]))
+    counted = started(JointOptimization(prior="given"))["joint"].loss(Outputs(logits), batch).loss  # given: 0, 1, 2, 0
+    expected = without["joint"].loss(Outputs(logits), batch).loss + 1.2 * prior_loss(
+        logits, torch.tensor([0.5, 0.25, 0.25])
+    )
     torch.testing.assert_close(counted, expected)
 
 
@@ -61,7 +64,7 @@ def test_labels_are_the_mean_of_the_last_epochs_predictions(window, update_from)
         logits = torch.randn(4, 3)
         for rows in ([2, 0], [3, 1]):
             batch = batch_of([given[row] for row in rows], rows)
-            terms = phases["joint"].loss(logits[rows], batch)
+            terms = phases["joint"].loss(Outputs(logits[rows]), batch)
             phases["joint"].after_step(terms.carry, batch, 0.0)
         said.append(logits.softmax(1))
     phases["final"].on_start(None)
@@ -74,7 +77,7 @@ def test_a_row_that_is_never_met_keeps_its_label():
     for epoch in range(3):
         phase.before_epoch(epoch, 3, None)
         batch = batch_of((0, 1, 2))
-        phase.after_step(phase.loss(torch.zeros(3, 3), batch).carry, batch, 0.0)
+        phase.after_step(phase.loss(Outputs(torch.zeros(3, 3)), batch).carry, batch, 0.0)
     method.relabel(None)
     assert method.label_probs()[3].tolist() == [1, 0, 0]
     torch.testing.assert_close(method.label_probs()[:3], torch.full((3, 3), 1 / 3))
@@ -85,7 +88,7 @@ def test_the_last_phase_trains_a_new_network_with_cross_entropy_alone(blobs):
         def __init__(self):
             self.networks = []
 
-        def epoch_ended(self, record):
+        def on_epoch_end(self, record):
             self.networks.append(trainer.model)
 
     watch = Watch()
@@ -94,8 +97,8 @@ def test_the_last_phase_trains_a_new_network_with_cross_entropy_alone(blobs):
     outcome = trainer.run()
     assert len({id(network) for network in watch.networks}) == 2 and outcome.model is watch.networks[-1]
     logits, batch = torch.randn(4, 3), batch_of((0, 1, 2, 0))
-    expected = -(method.soft_labels[:4] * logits.log_softmax(1)).sum(1).mean()
-    torch.testing.assert_close(trainer.phases[1].loss(logits, batch).loss, expected)
+    expected = -(method.state.soft_labels[:4] * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(trainer.phases[1].loss(Outputs(logits), batch).loss, expected)
 
 
 def test_it_corrects_the_labels_of_an_easy_task(blobs):

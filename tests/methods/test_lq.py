@@ -11,8 +11,8 @@ from torch.nn import functional
 import pencil
 from pencil import RecipeError, recipe
 from pencil.data import Batch, Splits, from_arrays
-from pencil.methods import METHODS, Task, fit_budget
-from pencil.methods.lq import Lq, TruncatedLq, confident, is_due, lq_loss, lq_losses, truncated_lq_losses
+from pencil.methods import METHODS, Outputs, Task, fit_budget
+from pencil.methods.lq import Lq, TruncatedLq, confident, is_due, lq_loss, lq_losses
 from pencil.methods.schedules import StepDecay
 from pencil.models import mlp
 from pencil.seeding import seeded
@@ -95,9 +95,9 @@ def test_improbable_labels_stay_finite():
 def test_pruned_rows_differ_from_truncated_ones_by_a_constant_only(k):
     """The truncated loss, row by row; leaving rows out gives its gradient, with the full batch as denominator."""
     logits = some_logits().requires_grad_()
-    losses = truncated_lq_losses(logits, GIVEN, 0.7, k)
     p = logits.softmax(1)[torch.arange(6), GIVEN]
     kept = p > k
+    losses = torch.where(kept, lq_losses(logits, GIVEN, 0.7), (1 - k**0.7) / 0.7)
     assert 0 < kept.sum() < 6
     for row in range(6):
         assert losses[row].item() == pytest.approx((1 - max(p[row].item(), k) ** 0.7) / 0.7)
@@ -131,25 +131,25 @@ def test_it_prunes_by_the_best_network_when_due_and_never_all_rows():
         phase.before_epoch(epoch, phase.epochs, context)
     assert context.asked == [] and method.metrics() == {"rows_kept": 1.0}
     phase.before_epoch(10, phase.epochs, context)
-    assert context.asked == [True] and method.chosen.tolist() == [True, False, True, False]  # p = k is out
+    assert context.asked == [True] and method.state.chosen.tolist() == [True, False, True, False]  # p = k is out
     assert method.metrics() == {"rows_kept": 0.5}
     rows = torch.tensor([3, 0])
     logits = torch.randn(2, 2)
-    terms = phase.loss(logits, Batch(rows, torch.zeros(2, 1), given[rows]))
+    terms = phase.loss(Outputs(logits), Batch(rows, torch.zeros(2, 1), given[rows]))
     torch.testing.assert_close(terms.loss, lq_losses(logits[1:], given[:1], 0.7)[0] / 2)
     context.logits = -context.logits
     phase.before_epoch(13, phase.epochs, context)
-    assert method.chosen.tolist() == [False, True, False, False]  # a row that was out can come back
+    assert method.state.chosen.tolist() == [False, True, False, False]  # a row that was out can come back
     context.logits = torch.zeros(4, 2)
     phase.before_epoch(15, phase.epochs, context)
-    assert method.chosen.all()
+    assert method.state.chosen.all()
 
 
 def test_it_leaves_the_wrong_labels_out(blobs):
     wrong = blobs.given_labels != blobs.clean_labels
     method = TruncatedLq(epochs=12, lr=StepDecay(0.1, at=(8,)))
     outcome = train(blobs, method, validation=blobs)
-    assert torch.equal(~method.chosen, wrong)
+    assert torch.equal(~method.state.chosen, wrong)
     kept = [record["rows_kept"] for record in outcome.records]
     assert kept[:4] == [1.0] * 4 and kept[-1] == pytest.approx(1 - 3 / 90)
     assert (outcome.label_probs.argmax(1) == blobs.clean_labels).all() and method.label_probs() is None

@@ -5,7 +5,7 @@ import torch
 
 from pencil.data import Batch
 from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale
-from pencil.methods import METHODS, Pencil, Task, find_method
+from pencil.methods import METHODS, Outputs, Pencil, Task, find_method
 from pencil.methods.schedules import Constant, Linear
 
 
@@ -39,7 +39,7 @@ def test_printed_with_a_strong_pull_warns_and_reads_labels_without_the_anchor():
     logits = torch.tensor([[0.0, 8.0, 0.0], [0.0, 8.0, 0.0]])
     batch = Batch(torch.arange(2), torch.zeros(2, 1), torch.tensor([0, 1]))
     for _ in range(300):
-        terms = phases["correction"].loss(logits, batch)
+        terms = phases["correction"].loss(Outputs(logits), batch)
         phases["correction"].after_step(terms.carry, batch, 1.0)
     assert method.labels.probs().argmax(1).tolist() == [0, 1]  # by their own maximum labels cannot flip
     assert method.label_probs().argmax(1).tolist() == [1, 1]
@@ -59,12 +59,12 @@ def test_losses_of_the_phases():
     kl = (f * (f / y).log()).sum(1).mean()
     entropy = -(f * f.log()).sum(1).mean()
     torch.testing.assert_close(
-        phases["backbone"].loss(logits, batch).loss, -f.log()[torch.arange(4), batch.given_labels].mean()
+        phases["backbone"].loss(Outputs(logits), batch).loss, -f.log()[torch.arange(4), batch.given_labels].mean()
     )
-    torch.testing.assert_close(phases["correction"].loss(logits, batch).loss, (kl + 0.4 * entropy) / 3)
-    torch.testing.assert_close(phases["finetune"].loss(logits, batch).loss, kl / 3)
+    torch.testing.assert_close(phases["correction"].loss(Outputs(logits), batch).loss, (kl + 0.4 * entropy) / 3)
+    torch.testing.assert_close(phases["finetune"].loss(Outputs(logits), batch).loss, kl / 3)
     method.class_mean = False
-    torch.testing.assert_close(phases["finetune"].loss(logits, batch).loss, kl)
+    torch.testing.assert_close(phases["finetune"].loss(Outputs(logits), batch).loss, kl)
 
 
 def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # section 4.6
@@ -84,7 +84,7 @@ def test_the_method_moves_labels_with_inverse_kl_alone(divergence):  # section 4
     before = method.labels.probs().clone()
     logits, batch = torch.tensor([[0.0, 6.0, 0.0]] * 2), Batch(torch.arange(2), torch.zeros(2, 1), torch.tensor([0, 1]))
     for _ in range(20):
-        phase.after_step(phase.loss(logits, batch).carry, batch, 1.0)
+        phase.after_step(phase.loss(Outputs(logits), batch).carry, batch, 1.0)
     moved = (method.labels.probs() - before).abs().amax(dim=1)
     assert method.labels.probs().argmax(1).tolist() == ([1, 1] if divergence == "inverse" else [0, 1])
     assert moved[0] > 0.9 if divergence == "inverse" else moved.max() < 0.05

@@ -106,7 +106,7 @@ def test_best_weights_are_those_of_the_best_epoch(blobs):
         def __init__(self):
             self.weights = []
 
-        def epoch_ended(self, record):
+        def on_epoch_end(self, record):
             self.weights.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
 
     watcher = Snapshot()
@@ -139,7 +139,7 @@ def test_each_round_starts_from_the_given_labels(blobs):
         def __init__(self):
             self.moved = []
 
-        def stepped(self):
+        def on_step(self):
             start = LabelStore(blobs.given_labels, 3, scale=method.labels.scale).label_logits
             self.moved.append(int((method.labels.label_logits != start).any(dim=1).sum()))
 
@@ -176,13 +176,13 @@ def test_a_loss_that_is_not_finite_stops_before_weights_or_labels_move(blobs):
             self.steps = 0
             return (Phase("train", 3, self.loss, Constant(0.1)),)
 
-        def loss(self, logits, batch):
+        def loss(self, outputs, batch):
             self.steps += 1
             factor = torch.inf if self.steps == 8 else 1.0
-            return Terms(factor * cross_entropy(logits, batch.given_labels))
+            return Terms(factor * cross_entropy(outputs.logits, batch.given_labels))
 
     class Watch(Observer):
-        def stepped(self):
+        def on_step(self):
             self.weights = {k: v.clone() for k, v in model.named_parameters()}
 
     model, watch = network(), Watch()
@@ -206,7 +206,7 @@ def test_the_rows_of_a_bad_batch_are_named(blobs):
     x_bad = blobs.inputs.values[41, 0]
     method = short_pencil()
     with pytest.raises(
-        TrainingError, match=r"the loss became nan .* with the rows '41'; weights and labels are as they were"
+        TrainingError, match=r"the loss became nan .* with the rows '41'; weights and labels are unchanged"
     ):
         train(blobs, method, model=Poisoned())
 
@@ -214,9 +214,9 @@ def test_the_rows_of_a_bad_batch_are_named(blobs):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Linear(2, 7), r"gives \(2, 7\) for 2 inputs; expected \(2, 3\), one logit for each of the 3 classes"),
+        (nn.Linear(2, 7), r"returns \(2, 7\) for 2 inputs; expected \(2, 3\), one logit for each of the 3 classes"),
         (nn.Linear(5, 3), r"cannot train on inputs of shape \(2, 2\)"),
-        (nn.Identity(), r"gives \(2, 2\)"),
+        (nn.Identity(), r"returns \(2, 2\)"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(blobs, model, message):
@@ -252,7 +252,7 @@ def test_learning_rate_follows_its_schedule_within_an_epoch(blobs):
     seen = []
 
     class Watch(Observer):
-        def stepped(self):
+        def on_step(self):
             seen.append(trainer.optimizer.param_groups[0]["lr"])
 
     method = CrossEntropy(epochs=2, lr=Linear(1.0))

@@ -46,7 +46,7 @@ def pinned_many_labels(rows, seed):
 
 def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
     options = dict(OPTIONS.get(name, {}))
-    if find_method(name).needs_transition:
+    if find_method(name).requirements.transition_matrix:
         options["transition"] = TRANSITION
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
@@ -69,7 +69,7 @@ def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
 def jobs():
     """Every method with labels on every rank; where losses are by row also with labels dealt out."""
     found = {name: (name,) for name in sorted(METHODS)}
-    found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).by_row}
+    found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).requirements.row_losses}
     found |= {f"pencil for many classes, {layout}": ("pencil", layout, many_labels) for layout in LAYOUTS}
     found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 4, 83, 3)
     found["pencil with pinned rows, sharded"] = ("pencil", "sharded", pinned_blobs)

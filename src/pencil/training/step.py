@@ -58,7 +58,9 @@ class TrainingStep:
         self.networks, self.train, self.world = networks, train, world
         self.sharded, self.ema_logits = sharded, ema_logits
 
-    def __call__(self, phase: Phase, progress: float, batch: Batch, chunk: Tensor, where: str) -> StepResult | None:
+    def __call__(
+        self, phase: Phase, progress: float, batch: Batch, chunk: Tensor | None = None, where: str = "this step"
+    ) -> StepResult | None:
         """Take one step on this process's part of a batch.
 
         Parameters
@@ -68,7 +70,7 @@ class TrainingStep:
         batch
             This process's part, on the device of the networks.
         chunk
-            The rows of the whole batch.
+            The rows of the whole batch; by default those of ``batch``.
         where
             Epoch and phase for error messages.
 
@@ -77,6 +79,7 @@ class TrainingStep:
         StepResult or None
             None where so few rows can be read that batch statistics are out of reach: then nothing moves.
         """
+        chunk = batch.rows if chunk is None else chunk
         rows, counts = self._readable_rows(batch, chunk)
         if len(rows) < min(2, len(chunk)):
             return None

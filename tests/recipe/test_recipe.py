@@ -5,13 +5,13 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from pencil import RecipeError, recipe
-from pencil.methods import AutoPencil, CrossEntropy
+from pencil.methods import Auto, CrossEntropy
 from pencil.methods.schedules import Constant, StepDecay
 
 
 def test_defaults_make_a_recipe_and_a_method():
     made = recipe.parse({"data": {"source": "digits"}})
-    assert isinstance(made.build_method(), AutoPencil)
+    assert isinstance(made.build_method(), Auto)
     assert made.training.batch_size == 128 and made.data.validation is None
 
 

@@ -1,7 +1,6 @@
-"""PENCIL that sets itself: when it leaves the backbone phase, what it does to labels, and when it holds back."""
+"""The method auto: when it leaves the backbone phase, how it moves labels, when it abstains, and what runs instead."""
 
 import copy
-import warnings
 
 import numpy as np
 import pytest
@@ -11,8 +10,8 @@ from torch import nn
 import pencil
 from pencil import recipe
 from pencil.data import Splits, from_arrays
-from pencil.errors import TrainingError
-from pencil.methods import AutoPencil, CrossEntropy
+from pencil.errors import RecipeError, TrainingError
+from pencil.methods import Auto, CrossEntropy, Outputs
 from pencil.models import mlp
 from pencil.training import Trainer, TrainingSettings
 
@@ -40,7 +39,7 @@ def right(outcome, trainer):
 
 @pytest.fixture(scope="module")
 def noisy():
-    trainer = trainer_of(AutoPencil(lr=0.05), rows=1500, held_out=200)
+    trainer = trainer_of(Auto(lr=0.05), rows=1500, held_out=200)
     return trainer, trainer.run()
 
 
@@ -51,7 +50,7 @@ def test_it_leaves_the_backbone_before_mistakes_are_learned(noisy):
     assert 1 < phases.count("backbone") < 12
     assert phases.count("finetune") == 6
     assert phases == sorted(phases, key=["backbone", "correction", "finetune"].index)
-    assert "went back to epoch" in outcome.findings["choices"][0]
+    assert "network restored to epoch" in outcome.findings["choices"][0]
 
 
 def test_it_repairs_labels_and_beats_cross_entropy(noisy):
@@ -75,34 +74,34 @@ def test_the_learning_rate_is_one_cosine_over_all_phases(noisy):
 
 
 def test_clean_labels_stay(noisy):
-    trainer = trainer_of(AutoPencil(lr=0.05), rate=0.0)
+    trainer = trainer_of(Auto(lr=0.05), rate=0.0)
     outcome = trainer.run()
     assert right(outcome, trainer) > 0.98
     assert outcome.findings["noise_rate"]["low"] == 0.0
 
 
 def test_labels_without_meaning_are_left_alone():
-    trainer = trainer_of(AutoPencil(lr=0.05), rate=0.75)
+    trainer = trainer_of(Auto(lr=0.05), rate=0.75)
     with pytest.warns(UserWarning, match="better than chance"):
         outcome = trainer.run()
     assert torch.equal(outcome.label_probs.argmax(dim=1), trainer.splits.train.given_labels)
     assert {record["phase"] for record in outcome.records} == {"backbone"}
 
 
-def test_without_held_out_rows_it_takes_a_fixed_share():
-    outcome = trainer_of(AutoPencil(lr=0.05), held_out=0, epochs=10).run()
+def test_without_held_out_rows_the_backbone_has_a_fixed_length():
+    outcome = trainer_of(Auto(lr=0.05), held_out=0, epochs=10).run()
     phases = [record["phase"] for record in outcome.records]
     assert phases.count("backbone") == 2
-    assert "no rows are held out" in outcome.findings["choices"][0]
+    assert "no held-out rows" in outcome.findings["choices"][0]
 
 
 def test_a_network_that_cannot_memorise_is_left_to_learn():
     """One epoch more helps to the end: labels are read off only then."""
-    method = AutoPencil(lr=0.001)
+    method = Auto(lr=0.001)
     trainer = trainer_of(method, epochs=3)
     outcome = trainer.run()
     assert {record["phase"] for record in outcome.records} == {"backbone"}
-    assert "stayed in the backbone" in outcome.findings["choices"][0]
+    assert "ended in the backbone" in outcome.findings["choices"][0]
     assert right(outcome, trainer) > float(
         (trainer.splits.train.given_labels == trainer.splits.train.clean_labels).double().mean()
     )
@@ -110,29 +109,29 @@ def test_a_network_that_cannot_memorise_is_left_to_learn():
 
 def test_correction_that_does_harm_is_undone():
     """A fast learning rate after the switch ruins the network; what it had learned before is kept."""
-    method = AutoPencil(lr=0.05)
+    method = Auto(lr=0.05)
     trainer = trainer_of(method, epochs=10)
-    method.backbone_epochs, before = 0, method.correction_loss
+    before = method.correction_loss
 
-    def harmful(logits, batch):
-        return before(-logits, batch)
+    def harmful(outputs, batch):
+        return before(Outputs(-outputs.logits), batch)
 
     method.correction_loss = harmful
-    with pytest.warns(UserWarning, match="harder to explain"):
+    with pytest.warns(UserWarning, match="made predictions of held-out labels worse"):
         outcome = trainer.run()
     assert outcome.records[-1]["test_accuracy"] > 0.8
     assert right(outcome, trainer) > 0.8
 
 
 def test_the_kept_network_is_the_mean_of_the_trained_one():
-    trainer = trainer_of(AutoPencil(lr=0.05), epochs=2)
-    weights, learn = [], trainer.learner.learn
+    trainer = trainer_of(Auto(lr=0.05), epochs=2)
+    weights, update = [], trainer.networks.ema.update
 
-    def learn_and_note(loss, lr):
-        learn(loss, lr)
-        weights.append(copy.deepcopy(trainer.networks[0].state_dict()))
+    def update_and_note():
+        update()
+        weights.append(copy.deepcopy(trainer.networks.trained[0].state_dict()))
 
-    trainer.learner.learn = learn_and_note
+    trainer.networks.ema.update = update_and_note
     trainer.epoch(trainer.phases[0], 0)
     for name, value in trainer.model.state_dict().items():
         if value.is_floating_point():
@@ -140,18 +139,18 @@ def test_the_kept_network_is_the_mean_of_the_trained_one():
 
 
 def test_without_averaging_the_trained_network_is_kept():
-    trainer = trainer_of(AutoPencil(lr=0.05, average=False), epochs=2)
-    assert trainer.model is trainer.networks[0]
+    trainer = trainer_of(Auto(lr=0.05, average=False), epochs=2)
+    assert trainer.model is trainer.networks.trained[0]
 
 
-@pytest.mark.parametrize("options", [{"divergence": "inverse"}, {"anchored": False}, {"balance": 0.5}])
+@pytest.mark.parametrize("options", [{"divergence": "inverse"}, {"anchored": False}])
 def test_every_switch_trains(options):
-    trainer = trainer_of(AutoPencil(lr=0.05, **options))
+    trainer = trainer_of(Auto(lr=0.05, **options))
     assert right(trainer.run(), trainer) > 0.85
 
 
 def test_pinned_rows_stay_where_they_are():
-    trainer = trainer_of(AutoPencil(lr=0.05), epochs=8)
+    trainer = trainer_of(Auto(lr=0.05), epochs=8)
     method = trainer.method
     method.labels.pinned = torch.arange(600) < 50
     before = method.labels.label_logits[:50].clone()
@@ -161,29 +160,42 @@ def test_pinned_rows_stay_where_they_are():
 
 
 def test_it_plans_by_the_clock():
-    trainer = trainer_of(AutoPencil(lr=0.05), epochs=None, minutes=1.5 / 60)
+    trainer = trainer_of(Auto(lr=0.05), epochs=None, minutes=1.5 / 60)
     outcome = trainer.run()
     assert len(outcome.records) >= 3
     assert sum(record["seconds"] for record in outcome.records) < 6
 
 
 def test_other_methods_refuse_the_clock():
-    with pytest.raises(TrainingError, match=r"give training\.epochs"):
+    with pytest.raises(TrainingError, match=r"set training\.epochs"):
         trainer_of(CrossEntropy(), epochs=None, minutes=1.0)
 
 
-def test_pencil_without_numbers_sets_itself():
-    assert recipe.parse({}).method["name"] == "pencil_auto"
-    assert recipe.parse({"method": {"name": "pencil"}}).method["name"] == "pencil_auto"
-    assert recipe.parse({"method": {"step": 2.0}}).method["name"] == "pencil"
+def test_auto_is_the_default_and_pencil_is_never_replaced():
+    assert recipe.parse({}).method["name"] == "auto"
+    assert recipe.parse({"method": {"lr": 0.1}}).method["name"] == "auto"
+    assert recipe.parse({"method": {"name": "pencil"}}).method["name"] == "pencil"
+    points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
+    assert pencil.fit("mlp", (points, labels), epochs=3, method="pencil").summary["method"] == "pencil"
 
 
-def test_several_classes_at_once_have_numbers_of_their_own():
+def multilabel_points():
     points = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run = pencil.fit("mlp", (points, (points[:, :3] > 0).astype(np.float32)), epochs=3, multilabel=True)
-    assert run.recipe.method["name"] == "pencil"
+    return points, (points[:, :3] > 0).astype(np.float32)
+
+
+def test_on_multilabel_data_one_line_names_what_runs_instead():
+    settings = {"method.lr": 0.07}
+    with pytest.warns(UserWarning, match="auto cannot run on multi-label data yet; pencil runs instead"):
+        run = pencil.fit("mlp", multilabel_points(), epochs=3, multilabel=True, settings=settings)
+    method = run.recipe.method
+    assert method["name"] == "pencil" and method["lr"]["value"] == method["finetune_lr"]["start"] == 0.07
+
+
+@pytest.mark.parametrize("settings", [{"method.patience": 9}, {"method.patience": 4}, {"method.pace": 0.1}])
+def test_a_number_that_cannot_be_used_is_refused_even_at_its_default(settings):
+    with pytest.raises(RecipeError, match=f"has no {next(iter(settings)).removeprefix('method.')}; leave out"):
+        pencil.fit("mlp", multilabel_points(), epochs=3, multilabel=True, settings=settings)
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(600, 60), (200, 40), (90, 27)])
@@ -196,8 +208,39 @@ def test_of_few_rows_more_are_held_out_to_decide_by(rows, held_out):
     assert other.recipe.data.validation == 0.1
 
 
-def test_with_no_rows_to_decide_by_numbers_are_set_by_hand():
+def test_without_held_out_rows_one_line_names_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
-    settings = {"method.lr": 0.07, "data.validation": 0.0}
-    few = pencil.fit("mlp", (points, labels), epochs=3, method="pencil_auto", settings=settings).recipe
-    assert few.method["name"] == "pencil" and few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07
+    settings = {"method.lr": 0.07, "method.rounds": 2, "data.validation": 0.0}
+    with pytest.warns(
+        UserWarning, match="auto needs at least 5 held-out rows to decide by and there are 0; pencil runs"
+    ):
+        few = pencil.fit("mlp", (points, labels), epochs=5, settings=settings).recipe
+    assert few.method["name"] == "pencil" and few.method["rounds"] == 2
+    assert few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07
+
+
+def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
+    points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
+    settings = {"method.epochs": 4, "data.validation": 0.0}
+    with pytest.warns(UserWarning, match="pencil runs instead"):
+        assert pencil.fit("mlp", (points, labels), settings=settings).summary["epochs"] == 4
+
+
+def test_another_round_is_begun_as_long_as_it_pays():
+    def run(**options):
+        return trainer_of(Auto(lr=0.05, longest=0.05, **options), rate=0.3, rows=360, held_out=150).run()
+
+    once, again = run(), run(rounds=9)
+    phases = [record["phase"] for record in again.records]
+    rounds = 1 + sum(name.startswith("correction ") for name in set(phases))
+    assert 2 <= rounds < 9  # the first round pays here, and some round does not
+    left = len(once.records) - phases.count("backbone")
+    assert len(phases) == len(once.records) + (rounds - 1) * left
+    assert sum(choice.startswith("another round") for choice in again.findings["choices"]) == rounds - 1
+    assert any(choice.startswith("no further round") for choice in again.findings["choices"])
+
+
+@pytest.mark.parametrize("top_k", [2, 4])
+def test_it_repairs_labels_that_are_kept_by_their_largest_entries(top_k):
+    trainer = trainer_of(Auto(lr=0.05), label_top_k=top_k)
+    assert right(trainer.run(), trainer) > 0.9
