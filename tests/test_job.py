@@ -38,7 +38,7 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "clouds"
     return pencil.fit(
         "mlp", (x, given), out=out, test=(x, clean), clean_labels=clean, epochs=30, seed=1,
-        classes=["left", "right", "top"], settings={"training.batch_size": 16, "method.step": 4.0},
+        classes=["left", "right", "top"], method="pencil", settings={"training.batch_size": 16, "method.step": 4.0},
     )  # fmt: skip
 
 
@@ -167,11 +167,15 @@ def refit(x, y, settings):
             r"'training.batch_size'",
         ),
         (
-            lambda x, y: pencil.fit(net(), (x, y), epochs=2, settings={"method.step": 2.0}, out="r"),
+            lambda x, y: pencil.fit(net(), (x, y), epochs=2, method="pencil", settings={"method.step": 2.0}, out="r"),
             RecipeError,
             r"2 epochs cannot hold the 3 phases",
         ),
-        (lambda x, y: refit(x, y, {"method.init_probability": 1.5}), RecipeError, r"initial probability is 1.5"),
+        (
+            lambda x, y: refit(x, y, {"method.name": "pencil", "method.init_probability": 1.5}),
+            RecipeError,
+            r"initial probability is 1.5",
+        ),
         (lambda x, y: refit(x, y, {"data.augmentation": {"flip": True}}), DataError, r"data.augmentation needs images"),
         (lambda x, y: refit(x, y, {"data.normalize": {"mean": [0], "std": [1]}}), DataError, r"needs 2 means"),
         (lambda x, y: refit(x, y, {"training.batch_size": 1}), ModelError, r"cannot train on inputs of shape \(1, 2\)"),

@@ -112,7 +112,7 @@ def train(name="pencil", make=blobs, epochs=5, *, forget=False, top_k=None, **op
     network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     settings = TrainingSettings(batch_size=20, epochs=epochs, device="cpu", label_top_k=top_k)
     watch = None if forget else Watch(splits.train.pinned)
-    trainer = Trainer(network, splits, find_method(name)(**options), settings, seed=5, pause=watch)
+    trainer = Trainer(network, splits, find_method(name)(**options), settings, seed=5, on_pause=watch)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return trainer, trainer.run(), watch
@@ -196,7 +196,7 @@ def review(path, **said):
 
 
 SAID = {str(row): str(row % 7 % 3) for row in range(0, 90, 4)}
-QUICK = {"training.batch_size": 16, "method.step": 8.0}
+QUICK = {"training.batch_size": 16, "method.name": "pencil", "method.step": 8.0}
 
 
 def fit(path, out=None, **options):
@@ -244,7 +244,7 @@ def test_a_stopped_run_goes_on_with_the_same_reviews_only(tmp_path, monkeypatch)
     stopped(monkeypatch, 40, path, out)
     before = path.read_text()
     review(path, **{"9": "1"})
-    with pytest.raises(DataError, match=r"the reviewed labels in .* are others than when .* was started"):
+    with pytest.raises(DataError, match=r"the reviewed labels in .* differ from those when .* was started"):
         fit(path, out, resume=True)
     with pytest.raises(DataError, match="are others than when"):
         pencil.resume.resume(out, Splits(from_arrays(*cloud())), allow_changed=True)
@@ -271,7 +271,7 @@ def reviewed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reviewed")
     x, y = cloud()
     np.savez(folder / "mine.npz", x=x, y=y, classes=["ant", "bee", "cow"], keys=[f"p{i}" for i in range(90)])
-    words = ["--epochs", 10, "--set", "training.batch_size=16", "--set", "method.step=8"]
+    words = ["--method", "pencil", "--epochs", 10, "--set", "training.batch_size=16", "--set", "method.step=8"]
     command("train", "mine.npz", "--out", "first", *words, cwd=folder)
     with Review(folder / "first") as review:
         for row in review.queue.order[:4].tolist():

@@ -21,7 +21,7 @@ def test_numbers_become_schedules_and_come_back_from_toml():
     method = made.build_method()
     assert method.step == Constant(4.0) and method.finetune_lr == StepDecay(0.2, at=(4.0, 8.0))
     again = recipe.parse(tomllib.loads(made.to_toml()))
-    assert again == made
+    assert again.to_toml() == made.to_toml()
 
 
 @for_all(
@@ -45,7 +45,7 @@ def test_every_recipe_survives_toml(seed, batch, rate, kind, lr, optimizer, epoc
             | ({"epochs": epochs} if epochs else {}),
         }
     )
-    assert recipe.parse(tomllib.loads(made.to_toml())) == made
+    assert recipe.parse(tomllib.loads(made.to_toml())).to_toml() == made.to_toml()
     assert isinstance(made.build_method(), CrossEntropy)
 
 
@@ -71,16 +71,23 @@ def test_all_mistakes_are_reported_at_once_with_suggestions():
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"method": {"name": "pensil"}}, r"no method 'pensil'; expected cross_entropy, pencil"),
-        ({"method": {"step": 1.0, "label_lr": 200.0}}, r"both step and the paper's label_lr"),
-        ({"method": {"pull": 1.0, "alpha": 0.1}}, r"both pull and the paper's alpha"),
+        ({"method": {"name": "pensil"}}, r"no method 'pensil'; expected auto, pencil"),
+        ({"method": {"name": "pencil", "step": 1.0, "label_lr": 200.0}}, r"both step and the paper's label_lr"),
+        ({"method": {"name": "pencil", "pull": 1.0, "alpha": 0.1}}, r"both pull and the paper's alpha"),
         ({"method": {"name": "nowhere.py:Mine"}}, r"nowhere.py does not exist"),
         ({"method": {"name": "pencil", "compatibility": "prnted"}}, r"method.compatibility.*'printed' or 'published'"),
         ({"method": {"name": "pencil", "backbone_epochs": -1}}, r"method.backbone_epochs.*-1"),
         ({"method": {"name": "pencil", "rounds": 0}}, r"method.rounds"),
         ({"method": {"name": 3}}, r"method.name: expected a name; saw 3"),
         ({"method": {"name": "pencil", "lr": -1}}, r"method.lr.*greater than or equal to 0"),
-        ({"method": {"lr": {"kind": "multiply", "start": 1, "factor": 0.9, "every": 0}}}, r"every.*greater than 0"),
+        (
+            {"method": {"name": "pencil", "lr": {"kind": "multiply", "start": 1, "factor": 0.9, "every": 0}}},
+            r"every.*greater than 0",
+        ),
+        (
+            {"method": {"step": 2.0}},
+            r"method.step: there is no such key for method auto; pencil has it \(method.name = pencil\)",
+        ),
         ({"training": {"optimizer": {"nesterov": True, "momentum": 0}}}, r"nesterov needs a momentum"),
         ({"training": {"seed": 1}}, r"training.seed: there is no such key; did you mean 'seed'"),
     ],
@@ -129,14 +136,14 @@ def test_shipped_recipes_are_valid_and_described(name):
 def test_a_users_own_method_works_like_ours(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from pencil.losses import cross_entropy\n"
+        "from pencil.labels.losses import cross_entropy\n"
         "from pencil.methods import Method, Phase, Terms\n"
-        "from pencil.schedules import Schedule, as_schedule\n"
+        "from pencil.methods import Schedule, as_schedule\n"
         "class Mine(Method):\n"
         "    def __init__(self, *, q: float = 0.7, lr: Schedule = 0.1):\n"
         "        self.q, self.lr = q, as_schedule(lr)\n"
         "    def start(self, task):\n"
-        "        loss = lambda logits, batch: Terms(self.q * cross_entropy(logits, batch.given_labels))\n"
+        "        loss = lambda outputs, batch: Terms(self.q * cross_entropy(outputs.logits, batch.given_labels))\n"
         "        return (Phase('train', 2, loss, self.lr),)\n"
     )
     made = recipe.parse({"method": {"name": f"{path}:Mine", "q": 0.5}})

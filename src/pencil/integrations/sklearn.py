@@ -37,7 +37,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Share of rows held out to watch training, noisy like all others; PENCIL sets itself by them. None: a tenth, of
         very few rows more.
     settings : dict or None
-        Further recipe keys, such as ``{"method.step": 4.0}``.
+        Further recipe keys, such as ``{"method.lr": 0.05}``.
     multilabel : bool or None
         Whether a row may be of several classes at once. None: where ``y`` is a matrix of 0 and 1. True: a matrix of
         probabilities from 0 to 1 as well, NaN where nothing is known.

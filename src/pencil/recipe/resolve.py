@@ -5,6 +5,7 @@ which ``auto`` cannot run the one that :func:`runnable` returns.
 """
 
 import difflib
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from pencil.errors import RecipeError
-from pencil.methods import find_method
+from pencil.methods import METHODS, find_method
 from pencil.recipe.arguments import method_arguments, without_none
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
 
@@ -89,11 +90,21 @@ def _complete_method(tree: Tree) -> list[str]:
         valid = arguments.model_validate({key: value for key, value in tree["method"].items() if key != "name"})
         find_method(name)(**valid.__dict__)
     except ValidationError as error:
-        return _explain(error, ("method",), [f"method.{key}" for key in arguments.model_fields])
+        known = [f"method.{key}" for key in arguments.model_fields]
+        return [_with_owner(line, name) for line in _explain(error, ("method",), known)]
     except (RecipeError, ValueError) as error:
         return [f"method: {error}"]
     tree["method"] = {"name": name, **without_none(valid.model_dump(mode="json"))}
     return []
+
+
+def _with_owner(line: str, name: str) -> str:
+    """Name the method that has an argument which this one does not have."""
+    unknown = re.fullmatch(r"method\.(\w+): there is no such key\.", line)
+    if unknown is None:
+        return line
+    owners = [other for other in METHODS if unknown[1] in method_arguments(other).model_fields]
+    return f"{line[:-1]} for method {name}; {owners[0]} has it (method.name = {owners[0]})." if owners else line
 
 
 def method_name(tree: Mapping[str, Any]) -> str:
