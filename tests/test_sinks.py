@@ -15,7 +15,7 @@ from pencil import RecipeError, Stopped
 from pencil.loggers import trackers as sinks
 from pencil.recipe import parse
 from pencil.training import checkpointing
-from pencil.training.settings import SinkName
+from pencil.training.settings import TrackerName
 
 EPOCHS = 4
 
@@ -191,7 +191,7 @@ def test_a_run_without_a_directory_cannot_be_logged():
 
 
 def test_names_are_those_of_the_recipe():
-    assert tuple(sinks.SINKS) == tuple(sinks.NEEDED) == get_args(SinkName)
+    assert tuple(sinks.SINKS) == tuple(sinks.NEEDED) == get_args(TrackerName)
     with pytest.raises(RecipeError, match=r"training\.log\.0: .*; saw 'paper'"):
         parse({"training": {"log": ["paper"]}})
 

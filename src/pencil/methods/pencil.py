@@ -36,7 +36,7 @@ DEFAULTS = {
 
 
 class Pencil(Method):
-    """Backbone learning, then PENCIL learning and fine-tuning, the last two ``rounds`` times (sections 3.7 and 3.9).
+    """Backbone learning, then PENCIL learning and fine-tuning, the last two ``rounds`` times (sections 3.6 and 3.8).
 
     Parameters
     ----------
