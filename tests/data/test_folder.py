@@ -11,7 +11,7 @@ from pencil.data.inputs import Normalization
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.job import assemble, execute
+from pencil.job import run_recipe
 from pencil.methods import CrossEntropy, Pencil
 
 
@@ -139,8 +139,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     chosen = recipe.parse(tree)
     Watch.seen.clear()
     with pytest.warns(UserWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
-        job = assemble(chosen, load(chosen.data), method=Watch(epochs=2))
-        run = execute(job, tmp_path / "run")
+        run = run_recipe(chosen, tmp_path / "run", method=Watch(epochs=2))
     train = job.prepared.splits.train
     for batch in Watch.seen:
         keys = train.keys[batch.rows.numpy()].tolist()
@@ -174,7 +173,7 @@ def test_corrected_labels_are_those_of_their_keys_when_a_row_is_left_out(tmp_pat
     chosen = recipe.parse(tree)
     method = Pencil(backbone_epochs=4, correction_epochs=12, finetune_epochs=0, step=8.0)
     with pytest.warns(UserWarning, match="dark/03.png"):
-        run = execute(assemble(chosen, load(chosen.data), method=method))
+        run = run_recipe(chosen, method=method)
     changed = {row["key"]: row["corrected"] for row in run.labels.to_pylist() if row["changed"]}
     assert changed == {"dark/20.png": "light"}
     assert "dark/03.png" in run.labels["key"].to_pylist()
@@ -185,7 +184,7 @@ def test_the_policy_error_stops_training(pets):
     for cache in ("none", "memory"):
         chosen = recipe.parse({"data": {"source": str(pets), "cache": cache}, "training": {"epochs": 3}})
         with pytest.raises(DataError, match=r"image 'dog/3.png' \(row 13\) cannot be read: .*truncated"):
-            execute(assemble(chosen, load(chosen.data)))
+            run_recipe(chosen)
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
