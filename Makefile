@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends chromium
 LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
 
-.PHONY: help setup demo browser test test-slow lint format bench docs lock clean
+.PHONY: help setup demo browser test test-slow lint format bench docs reference lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -59,6 +59,9 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link is an err
 	$(BIN)/python docs/stage.py build/docs
 	$(BIN)/zensical build --strict --clean
 	@echo 'open site/index.html; for its search: $(BIN)/python -m http.server --directory site'
+
+reference: $(READY)  ## write docs/reference from the docstrings and the command line
+	$(BIN)/python docs/write_reference.py docs/reference
 
 lock: $(READY)  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
