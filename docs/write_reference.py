@@ -52,9 +52,6 @@ SECTIONS = {"parameters": "Parameters", "attributes": "Attributes", "returns": "
 VARIADIC = {"variadic positional": "*", "variadic keyword": "**"}
 
 
-# --- the API -----------------------------------------------------------------------------------------------------------
-
-
 def api_page() -> str:
     """Return the page of all public objects, module by module, with a list of them at the top of each module."""
     package = griffe.load("pencil", search_paths=[ROOT / "src"], docstring_parser="numpy", allow_inspection=False)
@@ -204,14 +201,13 @@ def markdown(text: str) -> str:
     return re.sub(r"(?m)^>>> .*(?:\n(?!\s*$).+)*", lambda session: f"```pycon\n{session[0]}\n```", text)
 
 
-# --- the command line --------------------------------------------------------------------------------------------------
-
-
 def cli_page() -> str:
     """Return Typer's page of all commands, with whole sentences and links in the list of commands."""
     command = [sys.executable, "-m", "typer", "pencil.cli", "utils", "docs", "--name", "pencil"]
     text = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    text = html.unescape(text).replace("```console\n$ ", "```text\n")  # `$ pencil` lines in these pages are run by tests
+    text = html.unescape(text).replace(
+        "```console\n$ ", "```text\n"
+    )  # `$ pencil` lines in these pages are run by tests
     text = text.removeprefix("# `pencil`\n\n")
     texts = dict(re.findall(r"(?m)^##+ `pencil ([\w -]+)`\n\n(.+(?:\n.+)*)", text))
     group = ""
