@@ -16,7 +16,11 @@ LOCKED = dict(line.split("==") for line in (ROOT / "requirements.lock").read_tex
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
-    subprocess.run([sys.executable, ROOT / "docs" / "write_reference.py", folder], check=True)
+    command = [sys.executable, ROOT / "docs" / "write_reference.py", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stale = [line for line in done.stderr.splitlines() if "does not appear in the function signature" in line]
+    assert stale == [], "a docstring describes a parameter that is not there"
     return folder
 
 

@@ -47,7 +47,7 @@ NAMES = ("mlp", *OURS, *TIMM)
 class ModelSettings(BaseModel):
     """The ``[model]`` part of a recipe: a backbone by name, its options, its initial weights and its head.
 
-    Parameters
+    Attributes
     ----------
     name : str
         A backbone: one of pencil's own, ``timm/NAME``, ``torchvision/NAME`` or ``my_model.py:Net``. ``auto`` chooses by
