@@ -177,7 +177,7 @@ def test_shipped_benchmarks_are_valid(name):
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"'tabel2' is no benchmark; expected .*table2"):
+    with pytest.raises(RecipeError, match=r"there is no benchmark 'tabel2'; expected .*table2"):
         read_spec("tabel2")
     (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')
     with pytest.raises(RecipeError, match=r"has 3 mistake\(s\)"):
