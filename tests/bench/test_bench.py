@@ -75,7 +75,7 @@ def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
     assert "| pencil | **81.0 ± 1.4** | **81.0 ± 1.4 (paper 91.5)** |" in text
     assert "failed (1 of 2) 62.0" in text
     assert text.count("(paper 91.5)") == 1  # beside the last epoch, of which the paper speaks, and nowhere else
-    assert "## digits: Seconds" in text and "| pencil | 1.50 | 1.50 |" in text
+    assert "## digits: Training time, seconds" in text and "| pencil | 1.50 | 1.50 |" in text
     page = tables.as_html(spec, list(entries.values()))
     assert '<td class="leads">81.0 ± 1.4</td>' in page and "<b>luck" not in page
 

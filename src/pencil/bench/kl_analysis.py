@@ -164,7 +164,7 @@ def _describe(numbers: dict[str, dict[str, Any]], seed: int) -> str:
         "# Inverse or forward KL (section 4.5, Figures 3 to 6)",
         "",
         f"Digits, 30 % symmetric noise, seed {seed}; `pencil bench kl-analysis`. Components of the gradient of L_c",
-        f"with respect to the label logits, mean absolute value over the correction phase and over {ROWS_PER_KIND} rows each.",
+        f"with respect to the label logits, mean size over the correction phase and over {ROWS_PER_KIND} rows each.",
         "",
         "| | inverse KL | forward KL |",
         "|---|---|---|",

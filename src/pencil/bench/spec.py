@@ -127,7 +127,7 @@ class Cell:
         return recipe.parse(self.tree, f"the cell {self.label}")
 
     def identity(self) -> str:
-        """Return a file name with a hash of everything that is run: recipe, pencil's version and the user's own files."""
+        """Return a file name with a hash of what is run: the recipe, the version of pencil and the user's own files."""
         chosen = self.recipe()
         data = chosen.data.model_copy(update={"root": None})  # the same data may be in another folder
         plain = chosen.model_copy(update={"name": "", "description": "", "paper": "", "data": data})
