@@ -116,7 +116,7 @@ def code(text: str) -> str:
 
 
 def function_signature(function: griffe.Function) -> str:
-    """Return ``name(parameters) -> type``, one parameter on each line where they do not fit on one."""
+    """Return ``name(parameters) -> type``."""
     returns = f" -> {plain(function.returns)}" if function.returns else ""
     return call(function.name, function.parameters, returns)
 
@@ -145,6 +145,7 @@ def attribute_signature(attribute: griffe.Object) -> str:
 
 
 def call(name: str, parameters: griffe.Parameters, returns: str) -> str:
+    """Return a signature, one parameter on each line where they do not fit on one."""
     words: list[str] = []
     for parameter in parameters:
         if parameter.name in ("self", "cls"):
