@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends chromium
+COVERAGE ?= --cov
 LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
 
-.PHONY: help setup demo browser test test-slow lint format bench docs lock clean
+.PHONY: help setup demo browser test test-slow lint format bench docs reference lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -33,8 +34,8 @@ browser:  ## chromium for the tests of the review page, where root and apt can i
 	{ test "$$(id -u)" = 0 && command -v apt-get >/dev/null && { $(CHROMIUM) || { timeout 60 apt-get update && $(CHROMIUM); }; }; } || \
 	echo '*** NO CHROMIUM: the review page will not be tested in a browser; install one and run this again ***' >&2
 
-test: $(READY) browser  ## all tests but the slow ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses=auto  # a process for each core, a thread in each
+test: $(READY) browser  ## all tests except the slow ones, with their coverage (COVERAGE= leaves it out)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses=auto $(COVERAGE)  # a process for each core, a thread in each
 
 test-slow: $(READY)  ## the slow tests: full-size figures
 	$(BIN)/python -m pytest -m slow --timeout=3600
@@ -44,7 +45,7 @@ lint: $(READY)  ## format check, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(READY)  ## format and mend what can be mended
+format: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -59,6 +60,9 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link is an err
 	$(BIN)/python docs/stage.py build/docs
 	$(BIN)/zensical build --strict --clean
 	@echo 'open site/index.html; for its search: $(BIN)/python -m http.server --directory site'
+
+reference: $(READY)  ## write docs/reference from the docstrings and the command line
+	$(BIN)/python docs/write_reference.py docs/reference
 
 lock: $(READY)  ## pin what is installed now
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock

@@ -1,15 +1,15 @@
-"""What the attention structure and label correction cost on multi-label data: ratios, interleaved in one process.
+"""The cost of the attention structure and of label correction on multi-label data, as ratios of step times.
 
     python benchmarks/attention.py [--pairs N] [--json]
 
-EfficientNet-B0 at 224 x 224, 80 classes, batches of 8, every step one of the trainer:
+EfficientNet-B0 at 224 x 224 pixels, 80 classes, batches of 8, steps of the trainer, interleaved in one process:
 
 1. binary cross-entropy on the network with the attention structure (width 2048) against the network with its own head;
 2. PENCIL's correction step against binary cross-entropy, both with the attention structure; the correction is that of
    the recipe open-images-pencil: both directions of KL and the printed compatibility loss;
-3. the same on a network of one linear layer, which shows in milliseconds what correction does beside the network.
+3. the same on a network of one linear layer, which shows the cost of correction alone, in milliseconds.
 
-In 1 and 2 a second trainer of the plain kind takes part: how far its ratio is from 1 is how far to trust the others.
+In 1 and 2 a second plain trainer is measured as a control: its ratio differs from 1 by the error of measurement.
 """
 
 import argparse
@@ -32,13 +32,13 @@ LIMITS = {"attention": 1.25, "correction": 1.03}
 
 
 def make_examples() -> Examples:
-    """Noise with about three classes in an image, as in MS-COCO; what a step costs does not hang on what it sees."""
+    """Random images with about three classes each, as in MS-COCO; their content does not affect the cost of a step."""
     y = (torch.rand(BATCH, CLASSES) < 3 / CLASSES).float()
     return from_arrays(torch.randn(BATCH, 3, SIZE, SIZE), y, classes=CLASSES, multilabel=True)
 
 
 def make_step(model: ModelSettings | None, method: Method, phase: str, examples: Examples) -> Callable[[], None]:
-    """A training step on the network named, or on hardly any."""
+    """Return a training step on this model, or on one linear layer if it is None."""
     if model is None:
         network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, CLASSES))
     else:
@@ -50,6 +50,7 @@ def make_step(model: ModelSettings | None, method: Method, phase: str, examples:
 
 
 def compare(first: ModelSettings, other: ModelSettings, method: Method, phase: str, pairs: int) -> dict[str, float]:
+    """Return the time of a plain step, and the ratios of the control and of the other step to it."""
     examples = make_examples()
     timings = interleaved(
         {
@@ -66,8 +67,8 @@ def compare(first: ModelSettings, other: ModelSettings, method: Method, phase: s
     }
 
 
-def alone(correction: Method) -> float:
-    """Milliseconds by which a correction step is longer than one of binary cross-entropy, the network aside."""
+def correction_alone(correction: Method) -> float:
+    """Return by how many milliseconds a correction step is longer than a cross-entropy step on one linear layer."""
     examples = make_examples()
     steps = {
         "plain": make_step(None, CrossEntropy(), "train", examples),
@@ -78,8 +79,8 @@ def alone(correction: Method) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what the attention structure costs")
-    parser.add_argument("--pairs", type=int, default=15, help="how often each step is taken")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=15, help="how often each step is measured")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -88,16 +89,16 @@ def main() -> None:
         "attention": compare(PLAIN, ATTENTION, CrossEntropy(), "train", options.pairs),
         "correction": compare(ATTENTION, ATTENTION, correction, "correction", options.pairs),
     }
-    more = alone(correction)
+    extra = correction_alone(correction)
     if options.json:
-        print(json.dumps(results | {"correction_alone_ms": more}))
+        print(json.dumps(results | {"correction_alone_ms": extra}))
         return
     for name, row in results.items():
         print(
             f"{name:>12}: {row['ratio']:.3f} of a plain step ({row['plain_ms']:.0f} ms); "
-            f"control {row['control']:.3f}; asked at most {LIMITS[name]}"
+            f"control {row['control']:.3f}; limit {LIMITS[name]}"
         )
-    print(f"{'alone':>12}: correction takes {more:.2f} ms more than binary cross-entropy")
+    print(f"{'alone':>12}: correction takes {extra:.2f} ms more than binary cross-entropy")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How long data takes beside training, and how much memory a large table needs. All figures are ratios of one run.
+"""The time of data loading relative to training, and the memory of a large table.
 
-python benchmarks/data.py [batches] [folder] [memory]
+    python benchmarks/data.py [batches] [folder] [memory]
+
+Times are ratios, measured in turns in one process.
 """
 
 import argparse
@@ -36,7 +38,7 @@ BATCH = 128
 
 
 def interleaved(repeats: int, **tasks: Callable[[], object]) -> dict[str, list[float]]:
-    """Seconds of each task, taken in turns, so that a busy neighbour slows all of them alike."""
+    """Return the seconds of each task, measured in turns, so that other load on the machine affects all alike."""
     for task in tasks.values():
         task()
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
@@ -49,11 +51,12 @@ def interleaved(repeats: int, **tasks: Callable[[], object]) -> dict[str, list[f
 
 
 def median_ratio(one: list[float], other: list[float]) -> float:
+    """Return the median of the ratios of paired measurements."""
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
 def batches() -> None:
-    """Pad, crop, flip and normalise whole uint8 batches, against torchvision's transforms image by image."""
+    """Compare padding, crops, flips and normalisation of whole uint8 batches with torchvision's transforms."""
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
@@ -89,12 +92,12 @@ def batches() -> None:
     )
     print(f"in-memory batches of {BATCH}, one thread:")
     print(f"  {median_ratio(seconds['theirs'], seconds['ours']):.1f} times as fast as torchvision's PIL pipeline")
-    share = median_ratio([value / 4 for value in seconds["ours"]], seconds["step"])
-    print(f"  {share:.2%} of a PreAct ResNet-32 training step")
+    fraction = median_ratio([value / 4 for value in seconds["ours"]], seconds["step"])
+    print(f"  {fraction:.2%} of a PreAct ResNet-32 training step")
 
 
 def write_photos(folder: Path, count: int) -> None:
-    """JPEGs of 500 x 375 pixels: smooth shapes with some noise, so that they compress as photographs do."""
+    """Write JPEGs of 500 x 375 pixels: smooth shapes with some noise, which compress about as photographs do."""
     rng = np.random.default_rng(0)
     for i in range(count):
         coarse = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -106,7 +109,7 @@ def write_photos(folder: Path, count: int) -> None:
 
 
 def folder() -> None:
-    """Photographs: decoded every time, from the cache, and while a network trains."""
+    """Compare photographs that are decoded every time with cached ones, and measure how long training waits."""
     with tempfile.TemporaryDirectory() as place:
         photos, cache = Path(place) / "photos", Path(place) / "cache"
         photos.mkdir()
@@ -116,7 +119,7 @@ def folder() -> None:
         augmentation = Augmentation(flip=True)
 
         def epoch(examples: object, work: Callable[[torch.Tensor], None] | None = None) -> float:
-            """Seconds spent waiting for data in one pass."""
+            """Return the seconds that one epoch waits for data."""
             waited, start = 0.0, time.perf_counter()
             for batch in examples.batches(32, view=View(0, 0, augmentation)):  # type: ignore[attr-defined]
                 waited += time.perf_counter() - start
@@ -137,7 +140,7 @@ def folder() -> None:
 
 
 def _overlap(plain: dict[int, object], epoch: Callable[..., float]) -> None:
-    """How long a training loop waits for decoding, done by itself or by a worker meanwhile."""
+    """Compare how long training waits for decoding in its own process and in a worker."""
     torch.set_num_threads(1)
     network = nn.Sequential(nn.Conv2d(3, 16, 7, stride=4), nn.ReLU(), nn.Conv2d(16, 32, 5, stride=2), nn.Flatten())
 
@@ -146,7 +149,7 @@ def _overlap(plain: dict[int, object], epoch: Callable[..., float]) -> None:
             network(inputs).sum().backward()
 
     waits = {workers: statistics.median(epoch(plain[workers], work) for _ in range(3)) for workers in (0, 1)}
-    print(f"  training waits {waits[1] / waits[0]:.2f} as long with one worker as without")
+    print(f"  training with one worker waits {waits[1] / waits[0]:.2f} of the time without")
 
 
 ROWS = 1_000_000
@@ -160,7 +163,7 @@ from pencil.data.table import from_table
 import pyarrow.csv, pyarrow.parquet, torch
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
-Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten, the parent's too
+Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which includes the parent's
 before = peak()
 loaded = from_table(Path(sys.argv[1]))
 loaded.train.fingerprint()
@@ -170,7 +173,7 @@ print((peak() - before) / 1024)
 
 
 def memory() -> None:
-    """Peak memory of loading, fingerprinting and splitting a table of a million paths; what a worker adds to it."""
+    """Measure the peak memory of loading, fingerprinting and splitting a table of a million paths, and of a worker."""
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
         write_photos(root, 64)
@@ -194,7 +197,7 @@ def memory() -> None:
 
 
 def _worker_memory(root: Path, rows: int) -> float:
-    """Megabytes that belong to one worker process alone while it reads."""
+    """Return the private memory of one worker process in megabytes while it reads."""
     loaded = from_table(root / f"{rows}.parquet")
     settings = DataSettings(cache="none", normalize="none", resize=32, workers=1, validation=0.0)
     train = prepare(settings, loaded, 0).splits.train

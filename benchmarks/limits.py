@@ -1,7 +1,7 @@
-"""Where correction fails, and how that looks: digits with too much noise, rare classes, strangers, too few rows.
+"""Where correction fails: digits with too much noise, rare classes, out-of-distribution rows, too few rows.
 
-`python benchmarks/limits.py` prints the rows of docs/results/limits.md. The numbers of PENCIL are spelled out here, so
-that they stay what they are when the library's own change.
+`python benchmarks/limits.py` prints the tables of docs/results/limits.md. PENCIL's settings are written out here, so
+that they stay the same when the library's defaults change.
 """
 
 import argparse
@@ -30,16 +30,20 @@ SHARED = {"data.augmentation": {"crop_padding": 1}, "training.epochs": 40}
 
 
 class Rows(NamedTuple):
+    """Training rows with their clean and given labels."""
+
     x: np.ndarray
     clean: np.ndarray
     given: np.ndarray
 
 
 class Outcome(NamedTuple):
+    """The result of one run; arrays have a value for each training row."""
+
     test: float
     validation: float
-    before: np.ndarray  # right or not, row by row
-    after: np.ndarray
+    before: np.ndarray  # whether each given label is right
+    after: np.ndarray  # whether each corrected label is right
     clean: np.ndarray
     confidence: np.ndarray
     changed: np.ndarray
@@ -47,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 def pool(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """A fixed quarter to test on, the rest in an order of the seed."""
+    """Return training inputs and labels in random order, and a fixed quarter as test inputs and labels."""
     x, y = load_digits(return_X_y=True)
     x = (x * 15.9375).astype(np.uint8).reshape(-1, 1, 8, 8)
     fixed = np.random.default_rng(0).permutation(len(x))
@@ -56,12 +60,14 @@ def pool(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def corrupt(y: np.ndarray, rate: float, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Return labels with symmetric noise."""
     return np.where(rng.random(len(y)) < rate, rng.integers(0, classes, len(y)), y)
 
 
 def fit(
     rows: Rows, test: tuple[np.ndarray, np.ndarray], seed: int, method: str, classes: int = 10, batch: int = 128, **own
 ) -> Outcome:
+    """Train once; ``own`` are settings of the method."""
     settings = {**SHARED, "training.batch_size": batch, **{f"method.{key}": value for key, value in own.items()}}
     run = pencil.fit(
         "small_cnn",
@@ -90,15 +96,18 @@ def fit(
 
 
 def percent(values: list[float]) -> str:
+    """Return mean and standard deviation in per cent."""
     spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
     return f"{100 * np.mean(values):.1f}{spread}"
 
 
 def print_row(name: str, cells: list[str]) -> None:
+    """Print a row of a Markdown table."""
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def general(outcomes: list[Outcome]) -> list[str]:
+    """Return test accuracy, labels right before and after, and the number of corrected classes of each run."""
     return [
         percent([o.test for o in outcomes]),
         percent([o.before.mean() for o in outcomes]),
@@ -115,6 +124,7 @@ METHODS: dict[str, dict[str, object]] = {
 
 
 def much_noise(seeds: list[int]) -> None:
+    """80 % symmetric noise."""
     for method, own in METHODS.items():
         outcomes = []
         for seed in seeds:
@@ -125,7 +135,7 @@ def much_noise(seeds: list[int]) -> None:
 
 
 def rare_classes(seeds: list[int]) -> None:
-    """Eights and nines at a tenth of the others, 30 % symmetric noise; `repeated`: rows of what is rare come often."""
+    """Eights and nines ten times rarer, 30 % symmetric noise; `repeated` oversamples rows of rare given classes."""
 
     def once(seed: int, method: str, own: dict[str, object], repeated: bool) -> Outcome:
         rng = np.random.default_rng(seed)
@@ -143,7 +153,7 @@ def rare_classes(seeds: list[int]) -> None:
         ("cross_entropy", "cross_entropy", {}, False),
         ("elr", "elr", {}, False),
         ("pencil", "pencil", PENCIL, False),
-        ("pencil, 15 epochs of backbone", "pencil", longer, False),
+        ("pencil, 15 backbone epochs", "pencil", longer, False),
         ("pencil, rare rows repeated", "pencil", PENCIL, True),
     ]
     for name, method, own, repeated in cases:
@@ -156,8 +166,8 @@ def rare_classes(seeds: list[int]) -> None:
         print_row(name, cells)
 
 
-def strangers(seeds: list[int]) -> None:
-    """Eights and nines are no class: they lie among the others under labels drawn at random."""
+def out_of_distribution(seeds: list[int]) -> None:
+    """Eights and nines belong to none of the eight classes and have labels drawn at random."""
     inside, outside = [], []
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -169,11 +179,12 @@ def strangers(seeds: list[int]) -> None:
             sure = o.confidence[chosen]
             found.append((o.after[chosen].mean(), o.changed[chosen].mean(), (sure < 0.9).mean(), np.median(sure)))
         print(f"seed {seed}: test {o.test:.1%}", flush=True)
-    for name, found in (("of the classes", inside), ("strangers", outside)):
+    for name, found in (("in distribution", inside), ("out of distribution", outside)):
         print_row(name, [percent([float(values[i]) for values in found]) for i in range(4)])
 
 
 def few_rows(seeds: list[int]) -> None:
+    """100 and 400 rows, 50 % symmetric noise."""
     careful = {**PENCIL, "backbone_epochs": 20, "correction_epochs": 13, "finetune_epochs": 7, "step": 1.0, "batch": 32}
     cases = [(100, "cross_entropy", {}), (100, "pencil", PENCIL), (400, "cross_entropy", {}), (400, "pencil", PENCIL)]
     for count, method, own in [*cases, (400, "pencil", careful)]:
@@ -186,7 +197,7 @@ def few_rows(seeds: list[int]) -> None:
 
 
 def confidence(seeds: list[int]) -> None:
-    """How many of the changed labels are right, by their confidence; 50 % noise, the rows of all seeds together."""
+    """The fraction of changed labels that are right, by confidence; 50 % noise, rows of all seeds together."""
     outcomes = []
     for seed in seeds:
         x, y, *test = pool(seed)
@@ -201,6 +212,7 @@ def confidence(seeds: list[int]) -> None:
 
 
 def backbone(seeds: list[int]) -> None:
+    """1 to 20 of 40 epochs in the backbone phase, 50 % symmetric noise."""
     for epochs in (1, 2, 5, 20):
         rest = 40 - epochs
         own = {**PENCIL, "backbone_epochs": epochs, "correction_epochs": rest - rest // 3, "finetune_epochs": rest // 3}
@@ -216,7 +228,7 @@ PARTS: dict[str, Callable[[list[int]], None]] = {
     "confidence": confidence,
     "noise": much_noise,
     "rare": rare_classes,
-    "strangers": strangers,
+    "out-of-distribution": out_of_distribution,
     "rows": few_rows,
     "backbone": backbone,
 }

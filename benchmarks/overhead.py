@@ -1,12 +1,12 @@
-"""What label correction costs: ratios, measured in one process, interleaved, median over repeats.
+"""The cost of label correction: ratios of times, interleaved in one process, median over repeats.
 
     python benchmarks/overhead.py [--repeats N] [--json]
 
-1. a correction step against a cross-entropy step of the same trainer; likewise the way the authors' published code does
-   it (label matrix in host NumPy float64, gather, convert, autograd through the labels, copy back); likewise a second
-   cross-entropy trainer, whose ratio would be 1 on a machine without noise;
-2. an epoch of the trainer against a bare hand-written PyTorch loop over the same tensors;
-3. the label store's update, 1,024 random rows at a time, against a plain copy of the same bytes.
+1. a correction step relative to a cross-entropy step of the same trainer; also a step of the authors' published code
+   (label matrix in NumPy float64, gather, convert, autograd through the labels, copy back), and as a control a second
+   cross-entropy trainer, whose ratio differs from 1 by the error of measurement;
+2. an epoch of the trainer relative to a hand-written PyTorch loop over the same tensors;
+3. the label store's update, 1,024 random rows at a time, relative to a plain copy of the same number of bytes.
 """
 
 import argparse
@@ -48,7 +48,7 @@ class Timing(NamedTuple):
 
 
 def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str, Timing]:
-    """Calls take turns, forwards and backwards; ratios are taken within a round, so that drift hits both sides."""
+    """Time the calls in turns, in alternating order; ratios are within a round, so that drift affects both sides."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(-2, repeats):
         names = list(calls) if repeat % 2 else list(reversed(calls))
@@ -65,6 +65,7 @@ def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str,
 
 
 def make_trainer(method: Method, model: str, size: int, channels: int, classes: int) -> Trainer:
+    """Return a trainer on random images."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (ROWS, size, size, channels), dtype=np.uint8)
     x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous().float().div_(255)
@@ -74,13 +75,14 @@ def make_trainer(method: Method, model: str, size: int, channels: int, classes: 
 
 
 def find_phase(trainer: Trainer, name: str) -> Phase:
+    """Return the phase of this name."""
     return next(phase for phase in trainer.phases if phase.name == name)
 
 
-def authors_way(
+def published_step(
     model: nn.Module, batch: Batch, label_matrix: np.ndarray, alpha: float, beta: float
 ) -> Callable[[], None]:
-    """One correction step with autograd through labels that live in a NumPy matrix."""
+    """Return a correction step of the authors' code: autograd through labels that are kept in a NumPy matrix."""
     softmax, log_softmax = nn.Softmax(dim=1), nn.LogSoftmax(dim=1)
     index, optimizer = batch.rows.numpy(), torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
 
@@ -102,13 +104,14 @@ def authors_way(
 
 
 def step_case(name: str, classes: int, repeats_scale: float) -> Row:
+    """Measure steps (1)."""
     model, size, channels, repeats = MODELS[name]
     plain = make_trainer(CrossEntropy(), model, size, channels, classes)
     corrected = make_trainer(Pencil(pull=1.0), model, size, channels, classes)
     train, correction = find_phase(plain, "train"), find_phase(corrected, "correction")
     batch = next(plain.splits.train.batches(BATCH))
-    theirs, control = (make_trainer(CrossEntropy(), model, size, channels, classes) for _ in range(2))
-    for trainer in (plain, corrected, theirs, control):
+    published, control = (make_trainer(CrossEntropy(), model, size, channels, classes) for _ in range(2))
+    for trainer in (plain, corrected, published, control):
         trainer.model.train()
     labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
     timings = interleaved(
@@ -116,7 +119,7 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
             "cross_entropy": lambda: plain.step(train, 0.0, batch),
             "control": lambda: control.step(train, 0.0, batch),
             "correction": lambda: corrected.step(correction, 0.0, batch),
-            "authors": authors_way(theirs.model, batch, labels, alpha=0.1, beta=0.4),
+            "authors": published_step(published.model, batch, labels, alpha=0.1, beta=0.4),
         },
         max(4, round(repeats * repeats_scale)),
     )
@@ -131,6 +134,7 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
 
 
 def bare_epoch(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Train for an epoch without pencil."""
     model.train()
     for rows in torch.randperm(len(x)).split(BATCH):
         optimizer.zero_grad()
@@ -139,6 +143,7 @@ def bare_epoch(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Op
 
 
 def epoch_case(name: str, repeats_scale: float) -> Row:
+    """Measure epochs (2)."""
     model, size, channels, repeats = MODELS[name]
     trainer = make_trainer(CrossEntropy(), model, size, channels, 10)
     train = find_phase(trainer, "train")
@@ -153,17 +158,17 @@ def epoch_case(name: str, repeats_scale: float) -> Row:
 
 
 def store_case(classes: int, repeats_scale: float) -> Row:
-    """A store that does not fit the cache; an update reads labels and logits and writes labels."""
+    """Measure updates (3) of a store larger than the cache; an update reads labels and logits and writes labels."""
     rows, batch = 40_000_000 // classes, 1024
     labels = LabelStore(torch.arange(rows) % classes, classes)
-    chosen, logits = torch.randperm(rows)[: 16 * batch].split(batch), torch.randn(batch, classes)
+    batches, logits = torch.randperm(rows)[: 16 * batch].split(batch), torch.randn(batch, classes)
     moved = 16 * 3 * batch * classes * 4
     source = torch.randn(moved // 8)  # a copy reads every byte once and writes it once
     target = torch.empty_like(source)
 
     def update() -> None:
-        for some in chosen:
-            labels.update(some, logits, step=1.0)
+        for rows_of_batch in batches:
+            labels.update(rows_of_batch, logits, step=1.0)
 
     timings = interleaved({"update": update, "copy": lambda: target.copy_(source)}, max(4, round(30 * repeats_scale)))
     return {
@@ -175,7 +180,7 @@ def store_case(classes: int, repeats_scale: float) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="what label correction costs")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=float, default=1.0, help="scale the number of repeats")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What it costs never to lose a run, and to train in many processes: ratios, measured in one session, taking turns.
+"""The cost of checkpoints and of training in several processes, measured in turns in one session.
 
     python benchmarks/scaling.py [--rounds N] [--json]
 
-1. saving a checkpoint of PreAct ResNet-32 with 45,000 x 10 labels, and its share of training at the default interval;
-2. two processes of one thread against one process of two threads: rows per second of the same training;
-3. what two ranks exchange about labels in a step at c = 1000, B = 128, as a share of the step, for both layouts;
-4. bytes of labels on each rank, for every layout.
+1. saving a checkpoint of PreAct ResNet-32 with 45,000 x 10 labels, as a fraction of training at the default interval;
+2. two processes of one thread relative to one process of two threads: rows per second of the same training;
+3. the exchange of labels between two ranks at c = 1000, B = 128, as a fraction of a step, for both layouts;
+4. bytes of labels per row, for dense and top-k labels.
 """
 
 import argparse
@@ -40,6 +40,7 @@ BATCH = 128
 def make_trainer(
     model: str, classes: int, rows: int, world: World = SINGLE_PROCESS, layout: str = "replicated"
 ) -> Trainer:
+    """Return a trainer on random images."""
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.standard_normal((min(rows, 4096), 3, 32, 32), dtype=np.float32))
     images = images[torch.arange(rows) % len(images)] if rows > len(images) else images
@@ -50,7 +51,7 @@ def make_trainer(
 
 
 def correct(trainer: Trainer, steps: int) -> float:
-    """Seconds of so many correction steps on this process's pieces of batches."""
+    """Return the seconds of this many correction steps on this rank's parts of the batches."""
     phase = next(phase for phase in trainer.phases if phase.name == "correction")
     order = torch.arange(BATCH * steps) % len(trainer.splits.train)
     pieces = [trainer.world.local(chunk) for chunk in order.split(BATCH)]
@@ -62,8 +63,9 @@ def correct(trainer: Trainer, steps: int) -> float:
 
 
 def checkpoint_cost(rounds: int) -> dict[str, Any]:
+    """Measure how long saving a checkpoint takes."""
     trainer = make_trainer("preact_resnet32", 10, 45_000)
-    correct(trainer, 1)  # so that there is momentum to be saved
+    correct(trainer, 1)  # so that there is momentum to save
     minutes = trainer.settings.checkpoint_minutes
     with tempfile.TemporaryDirectory() as folder:
         pauses = Checkpointer(Checkpoints(Path(folder)), StopRequest(), minutes=minutes)
@@ -74,11 +76,11 @@ def checkpoint_cost(rounds: int) -> dict[str, Any]:
             seconds.append(time.perf_counter() - start)
         size = sum(file.stat().st_size for file in Path(folder).glob("step-*/*"))
     median = statistics.median(seconds)
-    return {"seconds": median, "megabytes": size / 1e6, "share_of_training": median / (60 * minutes)}
+    return {"seconds": median, "megabytes": size / 1e6, "fraction_of_training": median / (60 * minutes)}
 
 
 class TimedRanks(ProcessGroup):
-    """Times what ranks exchange; a barrier before each exchange keeps waiting for a slower rank out of it."""
+    """Measures the exchange between ranks; a barrier before it excludes waiting for a slower rank."""
 
     spent = 0.0
 
@@ -100,7 +102,7 @@ class TimedRanks(ProcessGroup):
 
 
 def throughput(steps: int) -> float:
-    """Rows per second on this world."""
+    """Return the rows per second of training on all ranks."""
     size = int(os.environ["WORLD_SIZE"])
     trainer = make_trainer(
         "preact_resnet32", 10, 2048, ProcessGroup(torch.device("cpu")) if size > 1 else SINGLE_PROCESS
@@ -109,7 +111,8 @@ def throughput(steps: int) -> float:
     return steps * BATCH / correct(trainer, steps)
 
 
-def exchange_share(layout: str, steps: int) -> float:
+def exchange_fraction(layout: str, steps: int) -> float:
+    """Return the fraction of training time in which ranks exchange labels."""
     world = TimedRanks(torch.device("cpu"))
     trainer = make_trainer("timm/resnet18", 1000, 2048, world, layout)
     correct(trainer, 2)
@@ -119,6 +122,7 @@ def exchange_share(layout: str, steps: int) -> float:
 
 
 def in_processes(count: int, threads: int, function: Any, *arguments: Any) -> list[Any]:
+    """Run a function on every rank of a process group and return the results."""
     context = multiprocessing.get_context("spawn")
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -144,7 +148,7 @@ def _work(pipe: Any, names: dict[str, Any], threads: int, function: Any, argumen
 
 
 def label_bytes(rows: int = 10_000, classes: int = 1000) -> dict[str, float]:
-    """Bytes per row as they are in memory."""
+    """Return the bytes per row in memory."""
     given = torch.arange(rows) % classes
     dense, top = LabelStore(given, classes), TopKLabelStore(given, classes, k=8)
     return {
@@ -163,9 +167,9 @@ def main() -> None:
     for _ in range(options.rounds):
         (alone,) = in_processes(1, 2, throughput, 4)
         ratios.append(in_processes(2, 1, throughput, 4)[0] / alone)
-    found["two_ranks_beside_two_threads"] = {"median": statistics.median(ratios), "all": ratios}
-    found["exchange_share"] = {
-        layout: statistics.median(max(in_processes(2, 1, exchange_share, layout, 6)) for _ in range(options.rounds))
+    found["two_ranks_relative_to_two_threads"] = {"median": statistics.median(ratios), "all": ratios}
+    found["exchange_fraction"] = {
+        layout: statistics.median(max(in_processes(2, 1, exchange_fraction, layout, 6)) for _ in range(options.rounds))
         for layout in ("replicated", "sharded")
     }
     found["label_bytes_per_row_at_1000_classes"] = label_bytes()

@@ -1,4 +1,4 @@
-"""What keeping only the k largest entries of each label costs: agreement with dense labels, and final accuracy.
+"""The cost of keeping only the k largest entries of each label: agreement with dense labels, and accuracy.
 
     python benchmarks/top_k.py [--seeds 1 2 3] [--epochs N]
 
@@ -30,6 +30,7 @@ TREE = {
 
 
 def labels_and_summary(k: int | None, seed: int, epochs: int | None) -> tuple[np.ndarray, dict[str, float]]:
+    """Train with this k (None: dense) and return corrected labels and a few numbers."""
     training = {**TREE["training"], "label_top_k": k, "epochs": epochs}
     run = run_recipe(recipe.parse({**TREE, "training": training, "seed": seed}), progress=False)
     train = run.labels.filter(np.array(run.labels["split"].to_pylist()) == "train")

@@ -1,9 +1,8 @@
-"""The pages of the site: `python docs/stage.py FOLDER` copies docs/ there, with all that its links lead to.
+"""The pages of the site: `python docs/stage.py FOLDER` copies docs/ there, with every file that its pages link to.
 
-On a git host `[elr.py](../src/pencil/methods/elr.py)` opens the file. A site has pages only: so README and its
-neighbours become pages, every other file that is linked from outside docs/ becomes a page with its text, and links are
-turned to them. Links are written for the git host, always. One that leads nowhere is left as it is, for the build to
-report.
+Links are always written for the git host, where `[elr.py](../src/pencil/methods/elr.py)` opens the file. A site has
+pages only, so README, CONTRIBUTING and CHANGELOG become pages, every other linked file outside docs/ becomes a page
+with its text, and links are changed to these pages. A broken link is left as it is, for the build to report.
 """
 
 import posixpath
@@ -19,19 +18,19 @@ SOURCE = "---\nsearch:\n  exclude: true\n---\n\n# {path}\n\n~~~~~~~~{language}\n
 
 
 def page_of(path: str) -> str:
-    """Where a file of the repository lies in the site."""
+    """Return the path in the site of a file of the repository."""
     return PAGES.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else f"source/{path}.md")
 
 
 def source_page(path: str) -> str:
-    """A file as text, a folder as a list of what is in it."""
+    """Return a page with the text of a file, or with the list of files in a folder."""
     file = ROOT / path
     text = "\n".join(sorted(child.name for child in file.iterdir())) if file.is_dir() else file.read_text()
     return SOURCE.format(path=path, language="python" if file.suffix == ".py" else "text", text=text.rstrip())
 
 
 def relinked(path: str, outside: set[str]) -> str:
-    """A page's text with its links as they are in the site; what they lead to outside docs/ is added to a set."""
+    """Return a page's text with links for the site; linked files outside docs/ are added to ``outside``."""
     here = posixpath.dirname(page_of(path))
 
     def relink(match: re.Match[str]) -> str:
@@ -46,7 +45,7 @@ def relinked(path: str, outside: set[str]) -> str:
 
 
 def stage(folder: Path) -> None:
-    """Make the folder anew."""
+    """Write all pages to a folder, which is emptied first."""
     if folder.exists():
         shutil.rmtree(folder)
     shutil.copytree(ROOT / "docs", folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))

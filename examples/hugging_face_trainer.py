@@ -12,6 +12,8 @@ from pencil.integrations.hugging_face import PencilTrainer
 
 
 class Digits(torch.utils.data.Dataset):
+    """Digits as the model takes them."""
+
     def __init__(self, x, y):
         self.images, self.y = x.reshape(-1, 1, 8, 8), y
 
@@ -49,7 +51,7 @@ def main(epochs=20, folder="runs/hugging_face"):
         ),
         train_dataset=Digits(x, given),
         eval_dataset=Digits(x_test, y_test),
-        compute_metrics=lambda said: {"accuracy": float((said.predictions.argmax(1) == said.label_ids).mean())},
+        compute_metrics=lambda found: {"accuracy": float((found.predictions.argmax(1) == found.label_ids).mean())},
         pencil_labels=labels,
     )
     trainer.train()

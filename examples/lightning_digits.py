@@ -1,4 +1,4 @@
-"""PENCIL in Lightning: one line of training_step, a callback, and a dataset that says its rows.
+"""PENCIL in Lightning: one line of training_step, a callback, and a dataset with row numbers.
 
 Run it: python examples/lightning_digits.py        (pip install 'pencil-labels[lightning]')
 """
@@ -13,6 +13,8 @@ from pencil.integrations.lightning import PencilCallback
 
 
 class Digits(lightning.LightningModule):
+    """A plain classifier whose training loss is that of the labels."""
+
     def __init__(self, labels, epochs):
         super().__init__()
         self.network, self.labels, self.epochs = network(), labels, epochs

@@ -1,4 +1,4 @@
-"""PENCIL in a plain PyTorch loop: the label store and the losses, nothing else; beside cross-entropy.
+"""PENCIL in a plain PyTorch loop, with the label store and the losses only, compared with cross-entropy.
 
 Run it: python examples/own_loop.py
 """
@@ -13,7 +13,7 @@ from pencil.data.noise import flip, symmetric_matrix
 
 
 def noisy_digits(rate=0.5, seed=0):
-    """Training inputs, noisy and clean training labels, test inputs and labels."""
+    """Return training inputs, their given and clean labels, test inputs and test labels."""
     x, y = load_digits(return_X_y=True)
     parts = train_test_split(x / 16, y, test_size=0.25, random_state=seed)
     x, x_test, clean, y_test = (torch.as_tensor(part) for part in parts)
@@ -27,7 +27,7 @@ def network():
 
 
 def train(model, x, epochs, loss_of, after_step=lambda rows, logits, epoch: None):
-    """Any loop of yours: the learning rate is constant for three quarters of the epochs, then falls."""
+    """Train as in any loop: the learning rate is constant for three quarters of the epochs, then decays."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     last = epochs // 4
     for epoch in range(epochs):
@@ -44,7 +44,7 @@ def train(model, x, epochs, loss_of, after_step=lambda rows, logits, epoch: None
 
 def train_with_pencil(model, x, given, epochs):
     labels = pencil.LabelStore(given, num_classes=10)
-    backbone, finetune = 2, epochs - epochs // 4  # the epochs at which labels begin to move, and at which they rest
+    backbone, finetune = 2, epochs - epochs // 4  # the epochs in which labels start and stop moving
 
     def loss_of(rows, logits, epoch):
         if epoch < backbone:

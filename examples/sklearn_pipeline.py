@@ -1,9 +1,9 @@
-"""PENCIL in scikit-learn: a pipeline on tabular data, cross-validated, and the labels it would correct.
+"""PENCIL in scikit-learn: a cross-validated pipeline on tabular data, and its corrected labels.
 
 Run it: python examples/sklearn_pipeline.py
 
-With 57 noisy rows held out, how much noise is found hangs on which rows they are: with random_state=0 it takes 4 % of
-the labels for noise, where a quarter is wrong, and corrects hardly any. On so few rows look at several seeds.
+With 57 noisy held-out rows, the estimated noise rate depends on which rows they are: with random_state=0 it is 4 %,
+where a quarter of the labels is wrong, and hardly any label is corrected. With this few rows, try several seeds.
 """
 
 from sklearn.datasets import load_breast_cancer
@@ -27,11 +27,11 @@ def main(epochs=40, folds=3):
     for method in ("cross_entropy", "pencil"):
         predicted = cross_val_predict(classifier(method, epochs), x, given, cv=folds)
         scores[method] = accuracy_score(clean, predicted)
-        print(f"{method}: {scores[method]:.1%} of held-out rows right, by labels that it never saw")
+        print(f"{method}: {scores[method]:.1%} accuracy on held-out rows, measured against clean labels")
     agreement = cross_val_score(
         classifier("pencil", epochs), x, given, cv=folds
-    )  # all that can be known without clean ones
-    print(f"pencil agrees with {agreement.mean():.1%} of held-out labels as given, a quarter of which are wrong")
+    )  # what can be measured without clean labels
+    print(f"pencil agrees with {agreement.mean():.1%} of the given held-out labels, a quarter of which are wrong")
     pipeline = classifier("pencil", epochs).fit(x, given)
     corrected = pipeline[-1].labels_
     right = [accuracy_score(clean, found) for found in (given, corrected)]

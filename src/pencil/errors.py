@@ -1,8 +1,8 @@
-"""Errors a user can act on: each says what was seen, where, what was expected and what to do."""
+"""Errors that a user can act on: each names what was seen, where, what was expected and what to do."""
 
 
 class PencilError(Exception):
-    """Base of everything pencil refuses on purpose. The command line prints it as one line and exits with 2."""
+    """Base class of pencil's errors. The command line prints the message and exits with code 2."""
 
 
 class DataError(PencilError, ValueError):
@@ -18,12 +18,12 @@ class ModelError(PencilError, ValueError):
 
 
 class TrainingError(PencilError, RuntimeError):
-    """Training stopped before weights or labels could be harmed."""
+    """Training cannot continue; it has stopped before weights or labels were damaged."""
 
 
 class RunError(PencilError, OSError):
     """A run directory cannot be written or read."""
 
 
-class Stopped(PencilError):  # noqa: N818 - no error, but the way out
-    """Training was asked to stop, has saved everything, and can be resumed. The command line exits with 75."""
+class Stopped(PencilError):  # noqa: N818 - not a failure
+    """Training was asked to stop, has saved its state and can be resumed. The command line exits with code 75."""

@@ -1,4 +1,4 @@
-"""One seed in, independent streams out: randomness is a pure function of the seed and of what it is for."""
+"""Independent random streams from one seed: each is a pure function of the seed and its purpose."""
 
 import hashlib
 import random
@@ -11,17 +11,26 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for this purpose, the same on every machine and in every process."""
+    """Return a 63-bit seed for a purpose, the same on every machine and in every process.
+
+    Parameters
+    ----------
+    seed : int
+        The seed of the run.
+    *purpose : str or int
+        What the random numbers are for, such as ``"order", epoch``.
+    """
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """Return a generator on the CPU, seeded for a purpose."""
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 def reseed(seed: int, *purpose: str | int, gpu: bool = True) -> None:
-    """Seed the global generators of torch, NumPy and Python."""
+    """Seed the global generators of torch, NumPy and Python for a purpose; ``gpu=False`` leaves the GPUs' alone."""
     derived = derive_seed(seed, *purpose)
     (torch.manual_seed if gpu and _has_gpu() else torch.default_generator.manual_seed)(derived)
     np.random.seed(derived % 2**32)
@@ -30,15 +39,15 @@ def reseed(seed: int, *purpose: str | int, gpu: bool = True) -> None:
 
 @cache
 def _has_gpu() -> bool:
-    """Asked once: where there is none, torch notes a stack trace at every call that would seed it."""
+    """Return whether there is a GPU. Cached: without one, torch records a stack trace at every call that seeds it."""
     return torch.cuda.is_available()
 
 
 @contextmanager
 def seeded(seed: int, *purpose: str | int, gpu: bool = True) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python for a while, and leave them as they were found.
+    """Seed the global generators of torch, NumPy and Python inside a ``with`` block, and restore them afterwards.
 
-    Without ``gpu`` those of the GPUs are left alone, which a forked data worker must not touch.
+    ``gpu=False`` leaves the generators of GPUs alone; a forked data worker must not use them.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count() if gpu else 0)):

@@ -1,4 +1,4 @@
-"""A user's own Python file, named as ``my_file.py:Name``: a method or a model that pencil does not ship."""
+"""Methods and models from a user's own Python file, referred to as ``my_file.py:Name``."""
 
 import importlib.util
 import sys
@@ -10,25 +10,38 @@ from pencil.errors import PencilError, RecipeError
 
 
 def split_reference(name: str) -> tuple[Path, str] | None:
-    """The file and the name in it, or None where this is not such a reference."""
+    """Return the file and the name in it, or None if this is not such a reference."""
     path, colon, attribute = name.rpartition(":")
     return (Path(path).expanduser(), attribute) if colon and path.endswith(".py") else None
 
 
 def load_module(path: Path, wanted: str) -> ModuleType:
-    """The file as a module; it is run once for each version of it."""
+    """Import a user's file; it is executed again only if it has changed.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    wanted : str
+        The name that is looked for, for the message if there is no such file.
+
+    Raises
+    ------
+    RecipeError
+        If the file does not exist or raises an exception.
+    """
     if not path.is_file():
         raise RecipeError(f"{path} does not exist; expected a Python file that defines {wanted}.")
     return _load(path.resolve(), path.stat().st_mtime_ns)
 
 
 @cache
-def _load(path: Path, modified: int) -> ModuleType:
+def _load(path: Path, _modified: int) -> ModuleType:
     name = f"pencil_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look a class up by its module
+    sys.modules[name] = module  # dataclasses and pickle find a class by its module
     try:
         spec.loader.exec_module(module)
     except PencilError:

@@ -75,7 +75,7 @@ def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
     assert "| pencil | **81.0 ± 1.4** | **81.0 ± 1.4 (paper 91.5)** |" in text
     assert "failed (1 of 2) 62.0" in text
     assert text.count("(paper 91.5)") == 1  # beside the last epoch, of which the paper speaks, and nowhere else
-    assert "## digits: Seconds" in text and "| pencil | 1.50 | 1.50 |" in text
+    assert "## digits: Training time, seconds" in text and "| pencil | 1.50 | 1.50 |" in text
     page = tables.as_html(spec, list(entries.values()))
     assert '<td class="leads">81.0 ± 1.4</td>' in page and "<b>luck" not in page
 
@@ -177,7 +177,7 @@ def test_shipped_benchmarks_are_valid(name):
 
 
 def test_mistakes_are_named(tmp_path):
-    with pytest.raises(RecipeError, match=r"'tabel2' is no benchmark; expected .*table2"):
+    with pytest.raises(RecipeError, match=r"there is no benchmark 'tabel2'; expected .*table2"):
         read_spec("tabel2")
     (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')
     with pytest.raises(RecipeError, match=r"has 3 mistake\(s\)"):

@@ -1,4 +1,4 @@
-"""Section 4.6 on a small case: what the paper claims about the two directions of the KL divergence."""
+"""Section 4.5 on a small case: what the paper claims about the two directions of the KL divergence."""
 
 import json
 

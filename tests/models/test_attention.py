@@ -101,7 +101,9 @@ def test_attention_starts_as_a_mean_over_the_map():
 @pytest.mark.parametrize("ask", [lambda network, x: network(x), lambda network, x: network.maps(x)])
 def test_inputs_of_another_size_are_refused(ask):
     network = attend("timm/test_resnet", (3, 64, 64))
-    with pytest.raises(ModelError, match=r"96 x 64 pixels give a map of 3 x 2; .* for one of 2 x 2; use .* 64 x 64"):
+    with pytest.raises(
+        ModelError, match=r"96 x 64 pixels have a feature map of 3 x 2; .* for one of 2 x 2; use .* 64 x 64"
+    ):
         ask(network, torch.zeros(2, 3, 96, 64))
 
 
@@ -268,7 +270,7 @@ def test_a_users_network(own, kept, dropped, size, users):
     pixels = (3, 16, 16)
     network = copy.deepcopy(attend(f"{users}:{own}", pixels)).eval()
     assert set(network.backbone.state_dict()) == kept
-    assert set(attend(f"{users}:{own}", pixels).backbone.cut_off) == dropped
+    assert set(attend(f"{users}:{own}", pixels).backbone.removed_tensors) == dropped
     x = torch.randn(2, *pixels)
     assert network(x).shape == (2, 5) and torch.equal(network(x), network(x))
     assert network.map_size == size
@@ -280,8 +282,8 @@ def test_a_users_network(own, kept, dropped, size, users):
     ("own", "message"),
     [
         ("Branching", r"cannot be traced \(.*give it a method forward_features\(x\)"),
-        ("Two", "several maps reach its output"),
-        ("TwoWays", "goes another way from its map in training"),
+        ("Two", "its output depends on several feature maps"),
+        ("TwoWays", "continues differently after its feature map in training"),
         ("Tokens", r"its last features have shape \(16, 6\); expected \(channels, height, width\)"),
         ("Fixed", "inputs of one size only"),
     ],
@@ -294,11 +296,26 @@ def test_a_users_network_whose_map_cannot_be_found(own, message, users):
 @pytest.mark.parametrize(
     ("name", "shape", "more", "message"),
     [
-        ("timm/vit_tiny_patch16_224", (3, 224, 224), {}, r"features of shape \(197, 192\); expected a map .* timm/"),
+        (
+            "timm/vit_tiny_patch16_224",
+            (3, 224, 224),
+            {},
+            r"features of shape \(197, 192\); expected a feature map .* timm/",
+        ),
         ("timm/vit_tiny_patch16_224", (3, 64, 64), {}, r"cannot take inputs of shape \(3, 64, 64\): .*224"),
         ("timm/efficientvit_b0", (3, 64, 64), {}, "with the attention structure: Cannot disable pooling"),
-        ("torchvision/vit_b_16", (3, 32, 32), {"options": {"image_size": 32}}, "'torchvision/vit_b_16' has no map"),
-        ("mlp", (3, 8, 8), {}, r"'mlp' has no map .* expected \(channels, height, width\).*model.attention to false"),
+        (
+            "torchvision/vit_b_16",
+            (3, 32, 32),
+            {"options": {"image_size": 32}},
+            "'torchvision/vit_b_16' has no feature map",
+        ),
+        (
+            "mlp",
+            (3, 8, 8),
+            {},
+            r"'mlp' has no feature map .* expected \(channels, height, width\).*model.attention to false",
+        ),
         ("mlp", (9,), {}, r"needs images .* the inputs have shape \(9,\); set model.attention to false"),
         ("small_cnn", (9,), {}, "needs images"),
     ],
@@ -337,7 +354,7 @@ def test_a_head_for_another_map_is_refused_with_the_size_to_use(saved):
     path, _ = saved
     with pytest.raises(
         ModelError,
-        match=r"for a map of 4 x 4; inputs of 32 x 32 pixels give one of 8 x 8; use inputs of 16 x 16 pixels",
+        match=r"for a feature map of 4 x 4; inputs of 32 x 32 pixels have one of 8 x 8; use inputs of 16 x 16 pixels",
     ):
         attend("small_cnn", (3, 32, 32), weights=path)
 

@@ -102,7 +102,7 @@ def test_pretrained_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch):
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     settings = ModelSettings(name="torchvision/mobilenet_v3_small", pretrained=True)
-    with pytest.raises(ModelError, match=r"cannot be fetched \(no route to host\); put them in a file"):
+    with pytest.raises(ModelError, match=r"cannot be downloaded \(no route to host\); save them to a file"):
         build(settings, (3, 32, 32), 5, seed=0)
 
 
@@ -146,7 +146,7 @@ def test_a_users_own_file(tmp_path):
     network = build(ModelSettings(name=f"{path}:Net", options={"width": 7}), (5,), 3, seed=0)
     assert network[1].weight.shape == (7, 5) and network[2].weight.shape == (3, 7)
     assert build(ModelSettings(name=f"{path}:linear"), (5,), 3, seed=0)(torch.zeros(2, 5)).shape == (2, 3)
-    with pytest.raises(ModelError, match=r"gives a int; expected a torch.nn.Module"):
+    with pytest.raises(ModelError, match=r"returns a int; expected a torch.nn.Module"):
         build(ModelSettings(name=f"{path}:wrong"), (5,), 3, seed=0)
     with pytest.raises(ModelError, match="defines no model 'Other'"):
         build(ModelSettings(name=f"{path}:Other"), (5,), 3, seed=0)

@@ -1,1 +1,1 @@
-"""Grids of runs: every method on the same data, noise, backbone, budget and seeds, and tables of what came out."""
+"""Benchmarks: grids of runs, every method on the same data, noise, backbone, budget and seeds, and their tables."""

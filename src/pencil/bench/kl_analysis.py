@@ -1,8 +1,8 @@
-"""Section 4.6 and Figures 3 to 6: which direction of the KL divergence corrects labels, and why.
+"""Section 4.5 and Figures 3 to 6: which direction of the KL divergence corrects labels, and why.
 
 PENCIL runs twice on the same noisy digits, with the inverse and with the forward divergence. After every epoch of the
-correction phase the gradient of L_c with respect to the label logits is taken apart for a few rows: the component of
-the given class and that of the true class. The true class is looked up to draw the figures; training never sees it.
+correction phase, the gradient of L_c with respect to the label logits is recorded for a few rows: the component of the
+given class and that of the true class. The true class serves the figures only; training never sees it.
 """
 
 import json
@@ -26,13 +26,25 @@ from pencil.training import Observer, Record
 
 RECIPE = "digits-symmetric-50"
 RATE = 0.3
-CHOSEN = 2
-"""How many rows of each sort are followed, as in the paper's figures."""
+ROWS_PER_KIND = 2
+"""How many rows with a wrong label, and with a right one, are recorded, as in the paper's figures."""
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """What one direction does: correct labels per epoch, and the gradient components of the chosen rows."""
+    """The result of one direction.
+
+    Attributes
+    ----------
+    correct : list of float
+        The fraction of training labels that are right, after each epoch.
+    phases : list of str
+        The phase of each epoch.
+    wrong_given, wrong_true : ndarray
+        Rows with a wrong label: the gradient component of the given and of the true class, (rows, epochs).
+    right_given : ndarray
+        Rows with a right label: the component of their class, (rows, epochs).
+    """
 
     correct: list[float]
     phases: list[str]
@@ -41,8 +53,8 @@ class Analysis:
     right_given: np.ndarray
 
 
-class Watcher(Observer):
-    """Takes the label gradient of some rows apart after every epoch of the correction phase."""
+class GradientRecorder(Observer):
+    """Records the label gradient of some rows after every epoch of the correction phase."""
 
     def __init__(self, job: Job, rows: Tensor, divergence: Divergence):
         self.job, self.rows, self.divergence = job, rows, divergence
@@ -51,6 +63,7 @@ class Watcher(Observer):
         self.records: list[Record] = []
 
     def on_epoch_end(self, record: Record) -> None:
+        """Keep the epoch's record, and in the correction phase the label gradients."""
         self.records.append(record)
         if not record["phase"].startswith("correction"):
             return
@@ -62,12 +75,12 @@ class Watcher(Observer):
             gradient = forward_kl_label_gradient(label_logits, logits)
         else:
             gradient = label_logits.softmax(dim=1) - logits.softmax(dim=1)
-        scale = self.job.recipe.training.batch_size * labels.num_classes  # as the loss has it: a batch mean, over c
+        scale = self.job.recipe.training.batch_size * labels.num_classes  # as in the loss: a batch mean, divided by c
         self.gradients.append((gradient / scale).cpu())
 
 
-def follow(divergence: Divergence, seed: int = 1, epochs: int | None = None) -> Analysis:
-    """Train once and watch."""
+def train_and_record(divergence: Divergence, seed: int = 1, epochs: int | None = None) -> Analysis:
+    """Train once and return what was recorded."""
     tree = recipe.merge(
         recipe.find(RECIPE),
         {"seed": seed, "method": {"divergence": divergence}, "data": {"noise": {"kind": "symmetric", "rate": RATE}}},
@@ -81,33 +94,39 @@ def follow(divergence: Divergence, seed: int = 1, epochs: int | None = None) -> 
     assert isinstance(job.method, Pencil) and clean is not None
     is_wrong = train.given_labels != clean
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
-    wrong = order[is_wrong[order]][:CHOSEN]
-    right = order[~is_wrong[order]][:CHOSEN]
-    watcher = Watcher(job, torch.cat([wrong, right]), divergence)
-    watcher.trainer.run()
-    gradients = torch.stack(watcher.gradients).numpy()  # (epochs, rows, classes)
+    wrong = order[is_wrong[order]][:ROWS_PER_KIND]
+    right = order[~is_wrong[order]][:ROWS_PER_KIND]
+    recorder = GradientRecorder(job, torch.cat([wrong, right]), divergence)
+    recorder.trainer.run()
+    gradients = torch.stack(recorder.gradients).numpy()  # (epochs, rows, classes)
 
     def component(classes: Tensor, rows: range) -> np.ndarray:
         return np.stack([gradients[:, row, int(classes[place])] for place, row in enumerate(rows)])
 
     return Analysis(
-        [record["labels_correct"] for record in watcher.records],
-        [record["phase"] for record in watcher.records],
-        component(train.given_labels[wrong], range(CHOSEN)),
-        component(clean[wrong], range(CHOSEN)),
-        component(clean[right], range(CHOSEN, 2 * CHOSEN)),
+        [record["labels_correct"] for record in recorder.records],
+        [record["phase"] for record in recorder.records],
+        component(train.given_labels[wrong], range(ROWS_PER_KIND)),
+        component(clean[wrong], range(ROWS_PER_KIND)),
+        component(clean[right], range(ROWS_PER_KIND, 2 * ROWS_PER_KIND)),
     )
 
 
 def analyse(folder: Path, seed: int = 1, epochs: int | None = None) -> str:
-    """Both directions side by side: plots, numbers, and a few lines that say what they show."""
+    """Train with both directions, and write plots, ``results.json`` and ``results.md`` to a folder.
+
+    Returns
+    -------
+    str
+        The text of ``results.md``.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    found = {name: follow(name, seed, epochs) for name in ("inverse", "forward")}
+    found = {name: train_and_record(name, seed, epochs) for name in ("inverse", "forward")}
     ends = [epoch for epoch, pair in enumerate(pairwise(found["inverse"].phases), 1) if pair[0] != pair[1]]
-    percent = {f"{name} KL": [100 * share for share in one.correct] for name, one in found.items()}
+    percent = {f"{name} KL": [100 * fraction for fraction in one.correct] for name, one in found.items()}
     curves(folder / "correct-labels.svg", "Correct labels, digits with 30 % symmetric noise", "%", percent, ends)
     for name, one in found.items():
-        for row in range(CHOSEN):
+        for row in range(ROWS_PER_KIND):
             lines = {"given (wrong) class": one.wrong_given[row], "true class": one.wrong_true[row]}
             curves(
                 folder / f"wrong-{name}-{row + 1}.svg", f"Label gradient, wrong label, {name} KL", "component", lines
@@ -142,10 +161,10 @@ def _numbers(one: Analysis) -> dict[str, Any]:
 
 def _describe(numbers: dict[str, dict[str, Any]], seed: int) -> str:
     lines = [
-        "# Inverse or forward KL (section 4.6, Figures 3 to 6)",
+        "# Inverse or forward KL (section 4.5, Figures 3 to 6)",
         "",
         f"Digits, 30 % symmetric noise, seed {seed}; `pencil bench kl-analysis`. Components of the gradient of L_c",
-        f"with respect to the label logits, mean size over the correction phase and over {CHOSEN} rows each.",
+        f"with respect to the label logits, mean size over the correction phase and over {ROWS_PER_KIND} rows each.",
         "",
         "| | inverse KL | forward KL |",
         "|---|---|---|",
@@ -162,7 +181,7 @@ def _describe(numbers: dict[str, dict[str, Any]], seed: int) -> str:
         shown = [format(scale * numbers[name][key], form) for name in ("inverse", "forward")]
         lines.append(f"| {title} | {shown[0]} | {shown[1]} |")
     lines += ["", "![Correct labels per epoch](correct-labels.svg)", ""]
-    for sort in ("wrong", "right"):
-        names = [f"{sort}-{direction}-1.svg" for direction in ("inverse", "forward")]
-        lines += [f"![Label gradient of a row with a {sort} label]({name})" for name in names]
+    for kind in ("wrong", "right"):
+        names = [f"{kind}-{direction}-1.svg" for direction in ("inverse", "forward")]
+        lines += [f"![Label gradient of a row with a {kind} label]({name})" for name in names]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from pencil.bench.spec import Spec
 def curves(
     path: Path, title: str, unit: str, lines: Mapping[str, Sequence[float]], marks: Sequence[float] = ()
 ) -> None:
-    """One line per name over epochs 1, 2, 3 ...; vertical marks where a phase ends."""
+    """Write a plot with one line per name over the epochs 1, 2, 3 ..., and a vertical line after each of ``marks``."""
     figure, axes = canvas(title, unit)
     for name, values in lines.items():
         axes.plot(np.arange(1, len(values) + 1), values, label=name, linewidth=1.6)
@@ -22,7 +22,7 @@ def curves(
 
 
 def canvas(title: str, unit: str) -> tuple[Any, Any]:
-    """An empty figure; the non-interactive classes are used directly, so no display is ever looked for."""
+    """Return an empty figure and its axes; it needs no display, since matplotlib's SVG canvas is used directly."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -38,6 +38,7 @@ def canvas(title: str, unit: str) -> tuple[Any, Any]:
 
 
 def save(figure: Any, axes: Any, path: Path) -> None:
+    """Add the legend and write the figure as SVG."""
     axes.legend(fontsize=8, frameon=False, ncols=2)
     import matplotlib
 
@@ -46,15 +47,21 @@ def save(figure: Any, axes: Any, path: Path) -> None:
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """The mean over seeds in per cent, for as many epochs as all of them have: a method may end where it sees fit."""
+    """Return the mean over seeds in per cent, up to the last epoch that all have; a method may end early."""
     shortest = min(map(len, curves))
     found: list[float] = (100 * np.array([curve[:shortest] for curve in curves])).mean(axis=0).tolist()
     return found
 
 
 def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Test accuracy over epochs, one picture for each dataset and noise, the mean over seeds for each method."""
-    made = []
+    """Plot the test score over epochs, one file per dataset and noise, one line per method: the mean over seeds.
+
+    Returns
+    -------
+    list of Path
+        The files that were written.
+    """
+    written = []
     for dataset in spec.datasets:
         for noise in spec.noises:
             lines = {}
@@ -73,5 +80,5 @@ def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Pat
                 name = "".join(letter if letter.isalnum() else "-" for letter in words)
                 score = "mAP" if "test_map" in found[0] else "accuracy"
                 curves(folder / f"{name}.svg", f"{dataset.name}, {noise.name}", f"test {score}, %", lines)
-                made.append(folder / f"{name}.svg")
-    return made
+                written.append(folder / f"{name}.svg")
+    return written

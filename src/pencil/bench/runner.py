@@ -1,4 +1,4 @@
-"""Cells run side by side in worker processes; each result is a file, so an interrupted benchmark goes on from there."""
+"""Cells run in parallel worker processes; each result is a file, so that an interrupted benchmark can resume."""
 
 import json
 import multiprocessing
@@ -14,13 +14,30 @@ from pencil.errors import RunError
 
 Result = dict[str, Any]
 CURVES = ("test_accuracy", "test_map", "labels_correct", "validation_accuracy", "phase")
-"""What is kept of every epoch."""
+"""The metrics that are kept of every epoch."""
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: Path, processes: int, tell: Callable[[Cell, Result, int], None]
+    cells: Sequence[Cell], folder: Path, processes: int, report: Callable[[Cell, Result, int], None]
 ) -> dict[str, Result]:
-    """Run what has no result yet; ``tell(cell, result, left)`` hears of every cell that ends."""
+    """Run every cell that has no result yet.
+
+    Parameters
+    ----------
+    cells : sequence of Cell
+        The grid.
+    folder : Path
+        Has a file for each result.
+    processes : int
+        How many cells run at a time.
+    report : callable
+        Called as ``report(cell, result, left)`` after each cell; ``left`` is the number of cells still to run.
+
+    Returns
+    -------
+    dict
+        All results, old and new, by the identity of the cell.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     before = read_results(cells, folder)
     todo = [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
@@ -35,7 +52,7 @@ def run_cells(
                 cell, result = worker.finish()
                 _write(folder / f"{cell.identity()}.json", result)
                 left -= 1
-                tell(cell, result, left)
+                report(cell, result, left)
                 if todo:
                     worker.take(todo.pop(0))
     finally:
@@ -45,13 +62,13 @@ def run_cells(
 
 
 def read_results(cells: Sequence[Cell], folder: Path) -> dict[str, Result]:
-    """What there is so far, by the identity of the cell; a file that was cut short counts as none."""
+    """Return the results so far, by the identity of the cell; an incomplete file counts as no result."""
     found = {cell.identity(): _read(folder / f"{cell.identity()}.json") for cell in cells}
     return {name: result for name, result in found.items() if result is not None}
 
 
 class _Worker:
-    """A process that runs one cell after the other; a new one takes its place if it dies."""
+    """A process that runs one cell after the other and is replaced if it dies."""
 
     def __init__(self, number: int, threads: int):
         self.number, self.threads = number, threads
@@ -59,7 +76,7 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        """Not a daemon: a cell that reads images has worker processes of its own."""
+        """Start the process; not as a daemon, since a cell may have data workers of its own."""
         context = multiprocessing.get_context("spawn")
         self.pipe, inner = context.Pipe()
         self.process = context.Process(target=_work, args=(inner, self.number, self.threads))
@@ -98,7 +115,7 @@ def _work(pipe: Connection, number: int, threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-    if torch.cuda.is_available():  # cells take turns on the cards
+    if torch.cuda.is_available():  # processes are spread over the GPUs
         torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
         try:
@@ -109,25 +126,26 @@ def _work(pipe: Connection, number: int, threads: int) -> None:
 
 
 def run_cell(cell: Cell) -> Result:
-    """One run, reduced to its summary and curves; whatever goes wrong is told, and the grid goes on."""
+    """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid."""
     from pencil.job import run_recipe
 
     try:
         run = run_recipe(cell.recipe(), progress=False)
-    except Exception as error:  # noqa: BLE001 - a grid must survive any of its cells
+    except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     curves = {name: [record[name] for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
     return {"status": "done", "summary": run.summary, "curves": curves}
 
 
 def default_processes() -> int:
-    """A cell for each GPU, or for each core where there is none."""
+    """Return the number of GPUs, or the number of cores where there is none."""
     import torch
 
     return torch.cuda.device_count() or cores()
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

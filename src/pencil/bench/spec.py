@@ -1,4 +1,4 @@
-"""A benchmark as typed data: which datasets, noises, methods and seeds, and the recipe of every cell of that grid."""
+"""A benchmark as typed data: datasets, noises, methods and seeds, and the recipe of every cell of that grid."""
 
 import hashlib
 import tomllib
@@ -23,17 +23,23 @@ class _Strict(BaseModel):
 
 
 class Axis(_Strict):
-    """One dataset or one noise: its name in the tables, and what it changes in the recipe."""
+    """One dataset or one noise: its name in the tables, and the recipe keys that it sets."""
 
     name: str
     set: Tree = Field(default_factory=dict)
 
 
 class MethodRow(Axis):
-    """One row of the tables. ``recipe`` names a shipped recipe to start from, with ``{noise}`` in it filled in.
+    """One method: a row of the tables.
 
-    ``by_noise`` changes the recipe further for some noises. ``paper`` holds the paper's figures in per cent, by the
-    name of the noise: ``{best = 93.26, last = 93.28}``, or one of the two.
+    Attributes
+    ----------
+    recipe : str or None
+        A shipped recipe to start from; ``{noise}`` in its name is replaced by the name of the noise.
+    by_noise : dict
+        Further recipe keys, by the name of the noise.
+    paper : dict
+        The paper's numbers in per cent, by the name of the noise: ``{best = 93.26, last = 93.28}``, or one of the two.
     """
 
     recipe: str | None = None
@@ -42,7 +48,7 @@ class MethodRow(Axis):
 
 
 class Spec(_Strict):
-    """A whole grid. ``recipe`` is what all cells share."""
+    """A whole grid. ``recipe`` has the keys that all cells have in common; times are relative to ``reference``."""
 
     name: str
     description: str = ""
@@ -55,7 +61,7 @@ class Spec(_Strict):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        """Two rows of one name would share their results."""
+        """Refuse equal names, which would overwrite each other's results."""
         for axis, given in (
             ("seeds", list(self.seeds)),
             ("datasets", [one.name for one in self.datasets]),
@@ -67,7 +73,7 @@ class Spec(_Strict):
         return self
 
     def cells(self) -> Iterator["Cell"]:
-        """Seed by seed, so that an interrupted benchmark has whole tables of fewer seeds."""
+        """Yield all cells, seed by seed, so that an interrupted benchmark has complete tables of fewer seeds."""
         for seed in self.seeds:
             for dataset in self.datasets:
                 for noise in self.noises:
@@ -88,12 +94,12 @@ class Spec(_Strict):
                 )
             wanted = section.get("name")
             if wanted is not None and wanted != recipe.method_name(tree):
-                tree = {**tree, "method": {"name": wanted}}  # another method brings its own defaults
+                tree = {**tree, "method": {"name": wanted}}  # another method starts from its own defaults
             tree = recipe.merge(tree, change)
         return {**tree, "seed": seed, "name": f"{self.name}-{method.name}"}
 
     def is_starred(self, method: str) -> bool:
-        """Whether a row's method is told the true transition matrix."""
+        """Return whether a method gets the true transition matrix, which the tables mark with a star."""
         return any(
             find_method(recipe.method_name(cell.tree)).requirements.transition_matrix
             for cell in self.cells()
@@ -113,35 +119,37 @@ class Cell:
 
     @property
     def label(self) -> str:
+        """The cell's name in messages."""
         return f"{self.dataset}, {self.noise}, {self.method}, seed {self.seed}"
 
     def recipe(self) -> Recipe:
+        """Return the cell's complete recipe; a mistake in it is a RecipeError."""
         return recipe.parse(self.tree, f"the cell {self.label}")
 
     def identity(self) -> str:
-        """A file name that changes with what is run: the recipe, pencil's version, a user's own file."""
+        """Return a file name with a hash of what is run: the recipe, the version of pencil and the user's own files."""
         chosen = self.recipe()
-        data = chosen.data.model_copy(update={"root": None})  # the same data may lie elsewhere
+        data = chosen.data.model_copy(update={"root": None})  # the same data may be in another folder
         plain = chosen.model_copy(update={"name": "", "description": "", "paper": "", "data": data})
-        digest_of = hashlib.sha256(f"{__version__}\n{plain.to_toml()}".encode())
+        content_hash = hashlib.sha256(f"{__version__}\n{plain.to_toml()}".encode())
         for name in (chosen.method["name"], chosen.model.name):
             own = split_reference(name)
             if own is not None and own[0].is_file():
-                digest_of.update(own[0].read_bytes())
-        digest = digest_of.hexdigest()[:12]
+                content_hash.update(own[0].read_bytes())
+        digest = content_hash.hexdigest()[:12]
         words = f"{self.dataset}-{self.noise}-{self.method}-{self.seed}".lower()
         return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in words) + f"-{digest}"
 
 
 def read_spec(what: str) -> Spec:
-    """A benchmark by name or file."""
+    """Return a benchmark by its name or its .toml file; a mistake in it is a RecipeError."""
     path = Path(what).expanduser()
     if path.suffix == ".toml":
         tree = recipe.read(path)
     elif what in names():
         tree = tomllib.loads((_folder() / f"{what}.toml").read_text(encoding="utf-8"))
     else:
-        raise RecipeError(f"{what!r} is no benchmark; expected {', '.join(names())}, or a .toml file.")
+        raise RecipeError(f"there is no benchmark {what!r}; expected {', '.join(names())}, or a .toml file.")
     try:
         spec = Spec.model_validate({"name": path.stem, **tree})
     except ValidationError as error:
@@ -155,6 +163,7 @@ def read_spec(what: str) -> Spec:
 
 
 def names() -> list[str]:
+    """Return the names of the benchmarks that ship with pencil."""
     return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
 
 

@@ -1,4 +1,4 @@
-"""What a grid of runs says: mean and deviation over seeds, as data, as Markdown and as HTML."""
+"""The results of a grid of runs: mean and standard deviation over seeds, as data, as Markdown and as HTML."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,33 +13,61 @@ Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A number over seeds, in per cent (or seconds)."""
+class Measurement:
+    """A measurement over seeds, in per cent or seconds."""
 
     by_seed: Mapping[int, float]
 
     @property
     def values(self) -> tuple[float, ...]:
+        """One value for each seed."""
         return tuple(self.by_seed.values())
 
     @property
     def mean(self) -> float:
+        """The mean over seeds."""
         return statistics.fmean(self.values)
 
     @property
     def deviation(self) -> float | None:
+        """The standard deviation over seeds; None for a single seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" + ("" if self.deviation is None else f" ± {self.deviation:.1f}")
 
     def as_json(self) -> dict[str, Any]:
+        """Return mean, standard deviation and the value of each seed."""
         return {"mean": self.mean, "sd": self.deviation, "by_seed": dict(self.by_seed)}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the tables: a method on one dataset and noise, over all seeds that are done."""
+    """One cell of the tables: a method on one dataset and noise, over all seeds that are done.
+
+    Attributes
+    ----------
+    starred : bool
+        Whether the method gets the true transition matrix.
+    score : str
+        ``accuracy``, or ``mAP`` for multi-label data.
+    done : int
+        The number of finished seeds.
+    failed : mapping
+        The error of each failed seed.
+    best, last : Measurement or None
+        Test score at the epoch chosen on noisy validation, and at the last epoch.
+    labels : Measurement or None
+        Training labels that are right after correction.
+    repairs : Measurement or None
+        Labels repaired per label broken.
+    seconds : Measurement or None
+        Training time.
+    relative_time : float or None
+        Training time divided by that of the reference method.
+    paper : mapping
+        The paper's numbers for ``best`` and ``last``.
+    """
 
     dataset: str
     noise: str
@@ -48,17 +76,18 @@ class Entry:
     score: str
     done: int
     failed: Mapping[int, str]
-    best: Figure | None = None
-    last: Figure | None = None
-    labels: Figure | None = None
-    repairs: Figure | None = None
-    seconds: Figure | None = None
+    best: Measurement | None = None
+    last: Measurement | None = None
+    labels: Measurement | None = None
+    repairs: Measurement | None = None
+    seconds: Measurement | None = None
     relative_time: float | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
+        """Return all fields as plain data."""
         plain = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {name: value.as_json() if isinstance(value, Figure) else value for name, value in plain.items()}
+        return {name: value.as_json() if isinstance(value, Measurement) else value for name, value in plain.items()}
 
 
 Seeds = dict[int, Result]
@@ -66,7 +95,7 @@ Place = tuple[str, str, str]
 
 
 def collect(spec: Spec, results: dict[str, Result]) -> list[Entry]:
-    """Entries in the order of the spec."""
+    """Return the entries of all datasets, noises and methods, in the order of the spec."""
     by_place: dict[Place, Seeds] = {}
     for cell in spec.cells():
         result = results.get(cell.identity())
@@ -99,46 +128,46 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         last=_percent(done, "last"),
         labels=_labels(done),
         repairs=_repairs(done),
-        seconds=Figure(seconds),
+        seconds=Measurement(seconds),
         relative_time=statistics.fmean(seconds.values()) / statistics.fmean(compared) if compared else None,
         paper=paper,
     )
 
 
-def _percent(done: Seeds, when: str) -> Figure | None:
+def _percent(done: Seeds, when: str) -> Measurement | None:
     scores: dict[int, dict[str, float]] = {
         seed: summary.get("test_accuracy") or summary.get("test_map") or {} for seed, summary in done.items()
     }
     if not all(scores.values()):
-        return None  # there was nothing to test on
-    return Figure({seed: 100 * score[when] for seed, score in scores.items()})
+        return None  # there is no test set
+    return Measurement({seed: 100 * score[when] for seed, score in scores.items()})
 
 
-def _labels(done: Seeds) -> Figure | None:
-    shares = {seed: summary["labels"].get("correct_after") for seed, summary in done.items()}
-    return None if None in shares.values() else Figure({seed: 100 * share for seed, share in shares.items()})
+def _labels(done: Seeds) -> Measurement | None:
+    fractions = {seed: summary["labels"].get("correct_after") for seed, summary in done.items()}
+    return None if None in fractions.values() else Measurement({seed: 100 * value for seed, value in fractions.items()})
 
 
-def _repairs(done: Seeds) -> Figure | None:
-    """How many labels were put right for each one that was spoiled (one, where none was)."""
+def _repairs(done: Seeds) -> Measurement | None:
+    """Return how many labels were repaired per label broken; with none broken, how many were repaired."""
     counts = {seed: summary["labels"] for seed, summary in done.items()}
     if not all("repaired" in count for count in counts.values()):
         return None
-    return Figure({seed: count["repaired"] / max(1, count["broken"]) for seed, count in counts.items()})
+    return Measurement({seed: count["repaired"] / max(1, count["broken"]) for seed, count in counts.items()})
 
 
 VIEWS = (
     ("Test {score} at the last epoch, %", "last"),
     ("Test {score} at the epoch chosen on noisy validation, %", "best"),
-    ("Training labels right in the end, %", "labels"),
-    ("Labels repaired for each one broken", "repairs"),
-    ("Seconds", "seconds"),
-    ("Time beside {reference}", "relative_time"),
+    ("Training labels right after correction, %", "labels"),
+    ("Labels repaired per label broken", "repairs"),
+    ("Training time, seconds", "seconds"),
+    ("Training time relative to {reference}", "relative_time"),
 )
 
 
 def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """For each dataset and view a table of text: a header and one row per method."""
+    """Return a table of text for each dataset and view: a header and one row per method."""
     made = []
     for dataset in spec.datasets:
         here = [entry for entry in entries if entry.dataset == dataset.name]
@@ -168,7 +197,7 @@ def _cell(entry: Entry, name: str, leads: bool, seeds: int) -> dict[str, Any]:
 
 
 def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
-    """Whether this is the best score among whole entries of methods that are not told the noise."""
+    """Return whether this is the best score among methods without a star and without failed seeds."""
     if name not in ("last", "best", "labels"):
         return False
     rivals = [other for other in here if other.noise == entry.noise and not (other.starred or other.failed)]
@@ -179,17 +208,19 @@ def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
 
 
 def as_markdown(spec: Spec, entries: Sequence[Entry]) -> str:
+    """Return all tables as Markdown."""
     return _render("results.md.jinja", spec, entries)
 
 
 def as_html(spec: Spec, entries: Sequence[Entry]) -> str:
+    """Return all tables as an HTML page."""
     return _render("results.html.jinja", spec, entries)
 
 
 def _render(template: str, spec: Spec, entries: Sequence[Entry]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.bench"),
-        autoescape=template.endswith(".html.jinja"),  # names in a spec are anyone's
+        autoescape=template.endswith(".html.jinja"),  # names in a spec are the user's own text
         undefined=jinja2.StrictUndefined,
     )
     seeds = ", ".join(map(str, spec.seeds))

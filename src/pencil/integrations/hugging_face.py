@@ -1,4 +1,4 @@
-"""PENCIL for the Trainer of Hugging Face: the same call with ``pencil_labels=``, and labels that learn."""
+"""PENCIL for the Trainer of Hugging Face: the same call with ``pencil_labels=``, whose labels are corrected."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,26 @@ except ImportError as error:
     ) from error
 
 FILE = "pencil_labels.safetensors"
-"""The labels in each checkpoint of the Trainer."""
+"""The file of the labels in each checkpoint of the Trainer."""
 
 
 class PencilTrainer(Trainer):  # type: ignore[misc]
     """A Trainer for sequence, image or any other classification with labels that may be wrong.
 
-    Every argument is the Trainer's, but for ``pencil_labels``, whose rows are those of ``train_dataset``. Evaluation
-    is as ever. Checkpoints hold the labels too, and ``train(resume_from_checkpoint=...)`` goes on with them.
+    Checkpoints contain the labels too, and ``train(resume_from_checkpoint=...)`` restores them. Evaluation is that of
+    the Trainer.
+
+    Parameters
+    ----------
+    *arguments, **options
+        The arguments of the Trainer.
+    pencil_labels : PencilLabels
+        Labels of ``train_dataset``, row by row.
+
+    Raises
+    ------
+    TrainingError
+        If training would run on several devices, with another loss, or with labels that do not fit ``train_dataset``.
     """
 
     train_dataset: Any
@@ -36,15 +48,18 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
     def __init__(self, *arguments: Any, pencil_labels: PencilLabels, **options: Any):
         super().__init__(*arguments, **options)
         self.pencil_labels = pencil_labels
-        self._refuse_what_cannot_be()
-        self.model_accepts_loss_kwargs = False  # our loss is a mean: the Trainer divides it where gradients accumulate
+        self._check_arguments()
+        self.model_accepts_loss_kwargs = (
+            False  # the loss is a batch mean, which the Trainer divides when it accumulates gradients
+        )
         self.train_dataset = WithRows(self.train_dataset)
         self.add_callback(_LabelCallback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
-        if resume_from_checkpoint:
-            found = resume_from_checkpoint
-            self._load_labels(get_last_checkpoint(self.args.output_dir) if found is True else found)
+        """Train as the Trainer does; a resumed run restores its labels first."""
+        checkpoint = resume_from_checkpoint
+        if checkpoint:
+            self._load_labels(get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint)
         return super().train(resume_from_checkpoint, *arguments, **options)
 
     def compute_loss(
@@ -54,21 +69,24 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
+        """Return the loss of the current phase in training, and the model's own loss in evaluation."""
         if not model.training:
             inputs = {name: value for name, value in inputs.items() if name != ROW}
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if ROW not in inputs:
-            raise TrainingError(f"a training batch has no {ROW!r}; expected the data collator to keep every number.")
+            raise TrainingError(
+                f"a training batch has no {ROW!r}; expected the data collator to keep it; use another collator."
+            )
         inputs = dict(inputs)
         rows, given = inputs.pop(ROW), inputs.pop("labels", None)
         if given is not None:
-            self._refuse_other_labels(rows, given)
+            self._check_labels(rows, given)
         outputs = model(**inputs)
         loss = self.pencil_labels.loss(outputs["logits"] if isinstance(outputs, dict) else outputs[0], rows)
         return (loss, outputs) if return_outputs else loss
 
     def _set_signature_columns_if_needed(self) -> None:
-        """The Trainer drops what the network does not take; the row is for us."""
+        """Keep the row number, which the Trainer would remove, since the model does not take it."""
         super()._set_signature_columns_if_needed()
         if ROW not in self._signature_columns:
             self._signature_columns += [ROW]
@@ -76,53 +94,60 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
     def _load_labels(self, checkpoint: str | None) -> None:
         path = Path(checkpoint or str(self.args.output_dir)) / FILE
         if not path.is_file():
-            raise TrainingError(f"there is no {path}; expected a checkpoint of PencilTrainer, which has its labels.")
+            raise TrainingError(
+                f"there is no {path}; expected a checkpoint of PencilTrainer, which contains the labels."
+            )
         self.pencil_labels.load_state_dict(safetensors.torch.load_file(path))
 
-    def _refuse_what_cannot_be(self) -> None:
+    def _check_arguments(self) -> None:
+        """Raise TrainingError for arguments that do not go together with label correction."""
         processes = max(self.args.world_size, self.args.n_gpu)
         if processes > 1:
             raise TrainingError(
-                f"the Trainer runs on {processes} devices, and each would move labels of its own; expected one: set "
-                "CUDA_VISIBLE_DEVICES=0 (`pencil train --processes N` trains on several, to the result of one)."
+                f"the Trainer runs on {processes} devices, and each would move its own labels; expected one; "
+                "set CUDA_VISIBLE_DEVICES=0 (`pencil train --processes N` supports several)."
             )
         if self.compute_loss_func is not None or self.label_smoother is not None:
-            what = "label_smoothing_factor" if self.compute_loss_func is None else "compute_loss_func"
-            raise TrainingError(f"{what} is given; expected none, since the loss is that of PENCIL.")
+            argument = "label_smoothing_factor" if self.compute_loss_func is None else "compute_loss_func"
+            raise TrainingError(f"{argument} is given; expected none, since the loss is that of PENCIL; leave it out.")
         if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
-            raise TrainingError("expected a train_dataset with a length and rows in an order that never changes.")
+            raise TrainingError(
+                "train_dataset has no length; expected a map-style dataset whose rows are always in the same order."
+            )
         if len(self.train_dataset) != len(self.pencil_labels):
             raise TrainingError(
                 f"train_dataset has {len(self.train_dataset):,} rows and pencil_labels {len(self.pencil_labels):,}; "
-                "expected a label for each row."
+                "expected a label for each row; build pencil_labels from the labels of train_dataset."
             )
 
-    def _refuse_other_labels(self, rows: Tensor, given: Tensor) -> None:
-        """Rows in another order than the labels would be corrected towards each other's."""
-        ours = hard_labels(self.pencil_labels.store.given_labels)[rows.to(self.pencil_labels.store.given_labels.device)]
-        if given.ndim == 1 and not torch.equal(ours.to(given), given):
-            bad = int((ours.to(given) != given).nonzero()[0])
+    def _check_labels(self, rows: Tensor, given: Tensor) -> None:
+        """Raise TrainingError if the batch's labels are not those of its rows in ``pencil_labels``."""
+        expected = hard_labels(self.pencil_labels.store.given_labels)[
+            rows.to(self.pencil_labels.store.given_labels.device)
+        ]
+        if given.ndim == 1 and not torch.equal(expected.to(given), given):
+            bad = int((expected.to(given) != given).nonzero()[0])
             raise TrainingError(
-                f"row {int(rows[bad])} of train_dataset is of class {int(given[bad])}, and given_labels say "
-                f"{int(ours[bad])}; expected the same labels in the same order."
+                f"row {int(rows[bad])} of train_dataset is of class {int(given[bad])}, but given_labels has "
+                f"{int(expected[bad])}; expected the same labels in the same order."
             )
 
 
 class _LabelCallback(TrainerCallback):  # type: ignore[misc]
-    """When epochs begin, steps are done and checkpoints are written."""
+    """Passes the Trainer's events on to the labels."""
 
     def __init__(self, trainer: PencilTrainer):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.trainer.pencil_labels.forget()  # a start that ran out of memory may have left something
+        self.trainer.pencil_labels.forget()  # an earlier attempt that ran out of memory may have left batches
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.pencil_labels.begin_epoch(int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         labels = self.trainer.pencil_labels
-        if self.trainer.accelerator.optimizer_step_was_skipped:  # fp16 gradients that were out of range
+        if self.trainer.accelerator.optimizer_step_was_skipped:  # fp16 gradients overflowed
             labels.forget()
         labels.optimizer_stepped()
 

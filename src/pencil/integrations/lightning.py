@@ -1,4 +1,4 @@
-"""PENCIL for any LightningModule: ``labels.loss(logits, rows)`` in ``training_step``, and a callback for the rest."""
+"""PENCIL for any LightningModule: ``labels.loss(logits, rows)`` in ``training_step``, and a callback."""
 
 from typing import Any
 
@@ -17,10 +17,15 @@ except ImportError as error:
 
 
 class PencilCallback(Callback):  # type: ignore[misc]
-    """Tells labels which epoch it is, moves them after each optimizer step, and keeps them in checkpoints.
+    """Moves labels after each optimizer step, sets their epoch, and saves them in Lightning's checkpoints.
 
-    With accumulated gradients, labels move when the optimizer does. Training in several processes is refused: each
-    would move labels of its own.
+    With accumulated gradients, labels move when the optimizer steps. Several processes are a TrainingError, since each
+    would move its own copy of the labels.
+
+    Parameters
+    ----------
+    labels : PencilLabels
+        The labels whose ``loss`` the module returns in ``training_step``.
     """
 
     def __init__(self, labels: PencilLabels):
@@ -28,30 +33,37 @@ class PencilCallback(Callback):  # type: ignore[misc]
         self._steps = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse several processes."""
         if trainer.world_size > 1:
             raise TrainingError(
-                f"Lightning runs {trainer.world_size} processes, and each would move labels of its own; expected "
-                "devices=1 (`pencil train --processes N` trains in several, to the result of one)."
+                f"Lightning runs {trainer.world_size} processes, and each would move its own labels; expected "
+                "one; set devices=1 (`pencil train --processes N` supports several)."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note how many steps were done before, in a resumed run."""
         self._steps = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the labels' epoch."""
         self.labels.begin_epoch(trainer.current_epoch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step > self._steps:  # else gradients are still being gathered
+        """Move the labels if the optimizer has stepped."""
+        if trainer.global_step > self._steps:  # else gradients are still being accumulated
             self._steps = trainer.global_step
             self.labels.optimizer_stepped()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the training phases."""
         self.labels.epoch = None
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return the label logits, for Lightning's checkpoint."""
         return self.labels.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Tensor]) -> None:
+        """Restore the label logits from Lightning's checkpoint."""
         self.labels.load_state_dict(state_dict)

@@ -1,4 +1,4 @@
-"""PENCIL as a scikit-learn classifier."""
+"""pencil as a scikit-learn classifier."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,30 +19,39 @@ INPUTS: dict[str, Any] = {"dtype": (np.float32, np.uint8), "allow_nd": True}
 class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for labels that may be wrong.
 
-    After ``fit``, ``labels_`` holds the corrected label of every training row, ``label_distributions_`` the probability
-    of each class, and ``run_`` the whole run (metrics, summary, network). Vectors and uint8 images are normalised.
-
-    Where ``y`` is an indicator matrix (rows, classes), a row may be of several classes at once: ``labels_`` and
-    predictions are such matrices too, and probabilities are those of each class by itself.
+    Vectors and uint8 images are normalised. Multi-label data (a row may have several classes) has an indicator matrix
+    (rows, classes) as ``y``; ``labels_`` and predictions are such matrices too, and probabilities are independent for
+    each class.
 
     Parameters
     ----------
     model : str or nn.Module
         A backbone by name ("auto": an MLP for vectors, a small CNN for uint8 images) or your own network.
     method : str or Method
-        Any method of pencil by name, or an instance.
+        A method by name, or an instance.
     epochs, batch_size : int
         The training budget.
     validation : float or None
-        Share of rows held out to watch training, noisy like all others; PENCIL sets itself by them. None: a tenth, of
-        very few rows more.
+        Fraction of rows to hold out; their labels are as noisy as the others and serve to choose settings. None: a
+        tenth, more for very few rows.
     settings : dict or None
         Further recipe keys, such as ``{"method.lr": 0.05}``.
     multilabel : bool or None
-        Whether a row may be of several classes at once. None: where ``y`` is a matrix of 0 and 1. True: a matrix of
-        probabilities from 0 to 1 as well, NaN where nothing is known.
-    random_state : int, RandomState or None
+        Whether the data is multi-label. None: if ``y`` is a matrix of 0 and 1. True: ``y`` may also have probabilities
+        from 0 to 1, and NaN where a label is unknown.
+    random_state : int or RandomState or None
         Seed of weights, split and order.
+
+    Attributes
+    ----------
+    classes_ : ndarray
+        The classes, or the column numbers of a multi-label ``y``.
+    labels_ : ndarray
+        The corrected label of every training row.
+    label_distributions_ : ndarray
+        The probability of each class for every training row, (rows, classes).
+    run_ : Run
+        The whole run: network, label table, metrics and summary.
     """
 
     def __init__(
@@ -72,15 +81,16 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
+        """Train on inputs ``X`` and labels ``y`` that may be wrong."""
         X, y = self._validated(X, y)  # noqa: N806
-        several = y.ndim == 2
-        if several:
+        multilabel = y.ndim == 2
+        if multilabel:
             self.classes_, given = np.arange(y.shape[1]), y
         else:
             check_classification_targets(y)
             self.classes_, given = np.unique(y, return_inverse=True)
             if len(self.classes_) < 2:
-                raise ValueError(f"the labels name 1 class ({self.classes_[0]!r}); expected at least two classes.")
+                raise ValueError(f"y has 1 class ({self.classes_[0]!r}); expected at least two classes.")
         seed = self.random_state
         if not isinstance(seed, (int, np.integer)):
             seed = int(check_random_state(seed).randint(2**31))
@@ -90,7 +100,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (X, given),
             method=self.method,
             classes=[str(name) for name in self.classes_],
-            multilabel=several,
+            multilabel=multilabel,
             epochs=self.epochs,
             seed=int(seed),
             settings={**settings, **(self.settings or {})},
@@ -98,25 +108,27 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         distribution = self.run_.labels["distribution"].combine_chunks()
         self.label_distributions_ = distribution.flatten().to_numpy().reshape(len(given), -1)
-        self.labels_ = self._decided(self.label_distributions_)
+        self.labels_ = self._to_labels(self.label_distributions_)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
+        """Return the probability of each class, (rows, classes)."""
         check_is_fitted(self)
         X = validate_data(self, X, **INPUTS, reset=False)  # noqa: N806
         probs: np.ndarray = self.run_.predict_probs(X).numpy()
         return probs
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        return self._decided(self.predict_proba(X))
+        """Return the most probable class of each row, or an indicator matrix for multi-label data."""
+        return self._to_labels(self.predict_proba(X))
 
-    def _decided(self, probs: np.ndarray) -> np.ndarray:
-        """The most probable class, or 1 for each that is more likely there than not."""
+    def _to_labels(self, probs: np.ndarray) -> np.ndarray:
+        """Return the most probable class, or for multi-label data 1 for each class above one half."""
         labels: np.ndarray = self.classes_[probs.argmax(axis=1)] if not self.run_.multilabel else (probs > 0.5) * 1
         return labels
 
     def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:  # noqa: N803
-        """Checked inputs, and labels as a vector, or as a matrix where a row may be of several classes."""
+        """Return checked inputs, and labels as a vector, or as a matrix for multi-label data."""
         if self.multilabel:
             X = validate_data(self, X, **INPUTS)  # noqa: N806
             y = check_array(y, accept_sparse=True, dtype=np.float32, ensure_all_finite="allow-nan", input_name="y")

@@ -1,4 +1,4 @@
-"""Backbones by name, with fresh or pretrained weights, with their own head or the attention structure."""
+"""Models: backbones by name, with fresh or pretrained weights, with their own head or the attention structure."""
 
 import inspect
 import math
@@ -13,11 +13,11 @@ from torch import nn
 from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
-from pencil.models.cut import cut
+from pencil.models.feature_map import feature_extractor
+from pencil.models.libraries import timm_network, torchvision_network
 from pencil.models.probe import first_line
 from pencil.models.small import mlp, small_cnn
 from pencil.models.weights import file_digest, load_weights, state_digest
-from pencil.models.zoo import timm_network, torchvision_network
 from pencil.seeding import seeded
 from pencil.user_file import load_module, split_reference
 
@@ -45,7 +45,24 @@ NAMES = ("mlp", *OURS, *TIMM)
 
 
 class ModelSettings(BaseModel):
-    """The ``[model]`` part of a recipe: a backbone by name, its options, its first weights and its head."""
+    """The ``[model]`` part of a recipe: a backbone by name, its options, its initial weights and its head.
+
+    Attributes
+    ----------
+    name : str
+        A backbone: one of pencil's own, ``timm/NAME``, ``torchvision/NAME`` or ``my_model.py:Net``. ``auto`` chooses by
+        the shape of the inputs.
+    options : dict
+        Further arguments of that network.
+    pretrained : bool
+        Whether to start from the library's pretrained weights.
+    weights : Path or None
+        A file with the initial weights, instead of ``pretrained``.
+    attention : bool
+        Whether the attention structure of section 3.7 replaces pooling and classifier.
+    attention_width : int
+        The number of channels inside the attention structure.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -58,7 +75,7 @@ class ModelSettings(BaseModel):
 
 
 def resolve(settings: ModelSettings, input_shape: Sequence[int]) -> ModelSettings:
-    """``auto`` is the MLP for vectors, the small CNN for small images and a ResNet-18 for larger ones."""
+    """Return the settings with ``auto`` replaced: an MLP for vectors, a small CNN or, above 64 pixels, a ResNet-18."""
     if settings.name != "auto":
         return settings
     for_images = "small_cnn" if max(input_shape) <= 64 else "timm/resnet18"
@@ -68,7 +85,31 @@ def resolve(settings: ModelSettings, input_shape: Sequence[int]) -> ModelSetting
 def build(
     settings: ModelSettings, input_shape: Sequence[int], num_classes: int, seed: int, *, fresh: bool = False
 ) -> nn.Module:
-    """A network for inputs of this shape (without the batch dimension); ``fresh`` leaves pretrained weights out."""
+    """Build the network that the settings describe.
+
+    Parameters
+    ----------
+    settings : ModelSettings
+        The backbone, its options, initial weights and head.
+    input_shape : sequence of int
+        The shape of one input, without the batch dimension.
+    num_classes : int
+        The number of logits.
+    seed : int
+        Seed of the weights.
+    fresh : bool
+        Whether to skip pretrained weights and weight files, for a network whose weights are loaded afterwards.
+
+    Returns
+    -------
+    nn.Module
+        The network, on the CPU and in training mode.
+
+    Raises
+    ------
+    ModelError
+        If there is no such model, or it does not fit its options, the inputs or the weight file.
+    """
     name = resolve(settings, input_shape).name
     pretrained = settings.pretrained and settings.weights is None and not fresh
     with seeded(seed, "weights"):
@@ -82,16 +123,18 @@ def build(
                 f"model {name!r} does not take the options {settings.options}{attention}: {first_line(error)}"
             ) from error
     if settings.weights is not None and not fresh:
-        left = load_weights(network, settings.weights.expanduser(), num_classes)
-        if left:
-            warnings.warn(f"{settings.weights} has no fitting {', '.join(left)}; they start fresh", stacklevel=2)
+        unfitted = load_weights(network, settings.weights.expanduser(), num_classes)
+        if unfitted:
+            warnings.warn(f"{settings.weights} has no fitting {', '.join(unfitted)}; they start fresh", stacklevel=2)
     return network
 
 
 def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
-    """The network with newly drawn weights, for every layer that knows how to draw them, as torch's own do."""
+    """Draw new weights, in place, for every layer with ``reset_parameters``, and return the network."""
     with seeded(seed, "weights", number):
-        for module in reversed(list(network.modules())):  # the parts first: what their whole does with them stands
+        for module in reversed(
+            list(network.modules())
+        ):  # children first, so that a parent's own initialisation of them holds
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
@@ -99,7 +142,7 @@ def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
 
 
 def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) -> dict[str, str] | None:
-    """Where the first weights came from and their SHA-256; call it before training."""
+    """Return the origin and SHA-256 of the initial weights, or None for random ones; call it before training."""
     if settings.weights is not None:
         return {"file": str(settings.weights), "sha256": file_digest(settings.weights.expanduser())}
     if settings.pretrained:
@@ -110,35 +153,39 @@ def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) ->
 def _build(
     settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, pretrained: bool
 ) -> nn.Module:
-    library, known = _library(name)
+    library, library_name = _library(name)
     if library:
         _need_images(name, input_shape)
     if library == "timm":
-        pooled = {"num_classes": 0, "global_pool": ""} if settings.attention else {"num_classes": num_classes}
-        network = timm_network(known, input_shape[0], pretrained=pretrained, **pooled, **settings.options)
+        head = {"num_classes": 0, "global_pool": ""} if settings.attention else {"num_classes": num_classes}
+        network = timm_network(library_name, input_shape[0], pretrained=pretrained, **head, **settings.options)
     elif library == "torchvision":
-        network = torchvision_network(known, input_shape[0], num_classes, pretrained=pretrained, **settings.options)
+        network = torchvision_network(
+            library_name, input_shape[0], num_classes, pretrained=pretrained, **settings.options
+        )
     else:
-        network = _other(settings, name, input_shape, num_classes)
+        network = _own_network(settings, name, input_shape, num_classes)
     if not settings.attention:
         return network
-    if library != "timm" or known.startswith("vgg"):  # timm's VGG convolves its map to 1 x 1 before the classifier
-        network = cut(network, input_shape, num_classes, name)
+    if library != "timm" or library_name.startswith(
+        "vgg"
+    ):  # timm's VGG convolves its feature map to 1 x 1 before the classifier
+        network = feature_extractor(network, input_shape, num_classes, name)
     return AttentionNetwork(network, input_shape, num_classes, settings.attention_width)
 
 
 def _library(name: str) -> tuple[str | None, str]:
-    """timm or torchvision with the name there, or None with the name as it is."""
+    """Return timm or torchvision with the name in it, or None with the name as it is."""
     if name in TIMM:
         return "timm", TIMM[name]
-    library, _, known = name.partition("/")
+    library, _, library_name = name.partition("/")
     if library in ("timm", "torchvision") and split_reference(name) is None:
-        return library, known
+        return library, library_name
     return None, name
 
 
-def _other(settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
-    """One of ours or a user's own, for which there are no pretrained weights."""
+def _own_network(settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """Build one of pencil's networks or a user's, for which there are no pretrained weights."""
     own = split_reference(name)
     if own is None and name != "mlp" and name not in OURS:
         raise ModelError(
@@ -146,7 +193,7 @@ def _other(settings: ModelSettings, name: str, input_shape: Sequence[int], num_c
             "torchvision/NAME such as torchvision/resnet18, or my_model.py:Net."
         )
     if settings.pretrained:
-        raise ModelError(f"there are no pretrained weights for {name!r}; name a file with model.weights.")
+        raise ModelError(f"there are no pretrained weights for {name!r}; set model.weights to a file.")
     if own is not None:
         return _from_file(*own, input_shape, num_classes, settings.options)
     if name == "mlp":
@@ -163,13 +210,13 @@ def _need_images(name: str, input_shape: Sequence[int]) -> None:
 def _from_file(
     path: Path, attribute: str, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
 ) -> nn.Module:
-    """A user's class or function; it is told ``num_classes`` and ``input_shape`` where it asks for them."""
+    """Call a user's class or function, with ``num_classes`` and ``input_shape`` if it has parameters of these names."""
     make = getattr(load_module(path, attribute), attribute, None)
     if not callable(make):
-        raise ModelError(f"{path} defines no model {attribute!r}; expected a class or function that makes a network.")
+        raise ModelError(f"{path} defines no model {attribute!r}; expected a class or function that returns a network.")
     known = {"num_classes": num_classes, "input_shape": tuple(input_shape)}
-    asked = inspect.signature(make).parameters
-    network = make(**{name: value for name, value in known.items() if name in asked}, **options)
+    parameters = inspect.signature(make).parameters
+    network = make(**{name: value for name, value in known.items() if name in parameters}, **options)
     if not isinstance(network, nn.Module):
-        raise ModelError(f"{path}:{attribute} gives a {type(network).__name__}; expected a torch.nn.Module.")
+        raise ModelError(f"{path}:{attribute} returns a {type(network).__name__}; expected a torch.nn.Module.")
     return network

@@ -1,4 +1,4 @@
-"""The attention structure of section 3.8 (Fig. 2): one map per class instead of global pooling and a classifier."""
+"""The attention structure of section 3.7 (Fig. 2): one map per class instead of global pooling and a classifier."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,16 +7,27 @@ import torch
 from torch import Tensor, nn
 
 from pencil.errors import ModelError
-from pencil.models.probe import enlarged, trial
+from pencil.models.probe import enlarged_shape, trial_forward
 
 
 class Attention(nn.Module):
-    """1 x 1 convolution to ``width``, 1 x 1 convolution to a map per class, one weighted sum over each class's map.
+    """A head that turns a feature map into logits by one map per class.
 
-    The paper leaves open what stands between the two convolutions; without a non-linearity they would be one, so
-    batch normalisation and ReLU do. Nothing stands after the second: a class's map is evidence for or against it, in
-    logits. The depthwise convolution starts as a mean over the map: training begins where global pooling stands and
-    learns from there where to look.
+    A 1 x 1 convolution to ``width`` channels, a 1 x 1 convolution to one map per class, and a depthwise convolution
+    that sums each class's map with learned weights. The paper does not say what is between the first two; without a
+    non-linearity they would be a single convolution, so batch normalisation and ReLU are. The depthwise convolution
+    starts as a mean over the map, that is, as global average pooling.
+
+    Parameters
+    ----------
+    channels : int
+        Channels of the feature map.
+    num_classes : int
+        The number of logits.
+    map_size : tuple of int
+        Height and width of the feature map.
+    width : int
+        Channels between the first two convolutions.
     """
 
     def __init__(self, channels: int, num_classes: int, map_size: tuple[int, int], width: int = 2048):
@@ -28,28 +39,39 @@ class Attention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draw the first convolution's weights and set the depthwise convolution to a mean."""
         nn.init.kaiming_normal_(self.expand.weight, mode="fan_out", nonlinearity="relu")
         nn.init.constant_(self.gather.weight, 1 / self.gather.weight[0].numel())
         nn.init.zeros_(self.gather.bias)  # type: ignore[arg-type]
 
     def class_maps(self, features: Tensor) -> Tensor:
-        """What each place says about each class: (batch, classes, height, width)."""
+        """Return the map of each class before it is weighted: (batch, classes, height, width)."""
         maps: Tensor = self.classes(torch.relu(self.bn(self.expand(features))))
         return maps
 
     def maps(self, features: Tensor) -> Tensor:
-        """What each place adds to each class's logit; over all places, and with the bias, they are the logits."""
+        """Return what each position adds to each class's logit; their sum plus the bias is the logit."""
         return self.class_maps(features) * self.gather.weight.squeeze(1)
 
     def forward(self, features: Tensor) -> Tensor:
+        """Return the logits (batch, classes) of a feature map."""
         logits: Tensor = self.gather(self.class_maps(features)).flatten(1)
         return logits
 
 
 class AttentionNetwork(nn.Module):
-    """A backbone without its pooling and classifier, and the attention structure in their place.
+    """A backbone whose pooling and classifier are replaced by the attention structure.
 
-    The backbone gives a map (batch, channels, height, width), or with its channels last, as Swin does in timm.
+    Parameters
+    ----------
+    backbone : nn.Module
+        Returns a feature map (batch, channels, height, width), or with channels last, as timm's Swin does.
+    input_shape : sequence of int
+        Channels, height and width of one input.
+    num_classes : int
+        The number of logits.
+    width : int
+        Channels inside the attention structure.
     """
 
     def __init__(self, backbone: nn.Module, input_shape: Sequence[int], num_classes: int, width: int = 2048):
@@ -62,25 +84,26 @@ class AttentionNetwork(nn.Module):
         self.head = Attention(layout.channels, num_classes, layout.size, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (batch, classes)."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
     def maps(self, x: Tensor) -> Tensor:
-        """What each place adds to each class's logit: (batch, classes, height, width).
+        """Return what each position adds to each class's logit: (batch, classes, height, width).
 
-        ``maps(x).sum((2, 3)) + head.gather.bias`` are the logits.
+        The logits are ``maps(x).sum((2, 3)) + head.gather.bias``.
         """
         return self.head.maps(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """The backbone's map (batch, channels, height, width), if it is of the size that the structure is for."""
+        """Return the feature map (batch, channels, height, width); another size than the head's is a ModelError."""
         features: Tensor = self.backbone(x)
         if self.channels_last:
             features = features.permute(0, 3, 1, 2)
         seen, expected = tuple(features.shape[2:]), self.map_size
         if seen != expected:
             raise ModelError(
-                f"inputs of {x.shape[2]} x {x.shape[3]} pixels give a map of {seen[0]} x {seen[1]}; "
+                f"inputs of {x.shape[2]} x {x.shape[3]} pixels have a feature map of {seen[0]} x {seen[1]}; "
                 f"this network was built for one of {expected[0]} x {expected[1]}; "
                 f"use inputs of {self.input_shape[1]} x {self.input_shape[2]} pixels."
             )
@@ -94,26 +117,26 @@ class _Layout(NamedTuple):
 
 
 def _layout(backbone: nn.Module, input_shape: Sequence[int]) -> _Layout:
-    """The size of the backbone's map, and which of its dimensions has the channels.
+    """Return the size of the backbone's feature map, and which of its dimensions has the channels.
 
-    timm's networks know their channels; for others, channels are what does not grow when the input does.
+    timm's networks declare their channels; for others, channels are the dimension that does not grow with the input.
     """
     if len(input_shape) != 3:
         raise ModelError(f"the attention structure needs images; the inputs have shape {tuple(input_shape)}.")
-    shape = tuple(trial(backbone, input_shape).shape[1:])
+    shape = tuple(trial_forward(backbone, input_shape).shape[1:])
     if len(shape) != 3:
         raise ModelError(
-            f"the backbone gives features of shape {shape}; expected a map (channels, height, width); "
+            f"the backbone returns features of shape {shape}; expected a feature map (channels, height, width); "
             "the attention structure needs a convolutional backbone, such as timm/resnet18."
         )
-    told = {getattr(backbone, name, None) for name in ("num_features", "head_hidden_size")}
-    found = [axis for axis in (0, 2) if shape[axis] in told]
+    declared = {getattr(backbone, name, None) for name in ("num_features", "head_hidden_size")}
+    found = [axis for axis in (0, 2) if shape[axis] in declared]
     if len(found) != 1:
         found = _constant_axes(backbone, input_shape, shape)
     if len(found) != 1:
         raise ModelError(
-            f"the backbone gives features of shape {shape}, and it is not clear which of these are the channels; "
-            "give it an attribute num_features that says how many they are."
+            f"the backbone returns features of shape {shape}, and it is not clear which of these are the channels; "
+            "give it an attribute num_features with the number of channels."
         )
     if found == [2]:
         return _Layout(shape[2], (shape[0], shape[1]), channels_last=True)
@@ -121,9 +144,9 @@ def _layout(backbone: nn.Module, input_shape: Sequence[int]) -> _Layout:
 
 
 def _constant_axes(backbone: nn.Module, input_shape: Sequence[int], shape: tuple[int, ...]) -> list[int]:
-    """Which of the first and the last dimension stays as it is while the height grows beside it."""
+    """Return which of the first and the last dimension stays the same while the height grows."""
     try:
-        larger = tuple(trial(backbone, enlarged(input_shape)).shape[1:])
+        larger = tuple(trial_forward(backbone, enlarged_shape(input_shape)).shape[1:])
     except ModelError:  # it takes inputs of one size only
         return []
     return [

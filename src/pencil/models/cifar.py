@@ -18,6 +18,7 @@ class PreActBlock(nn.Module):
         self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False) if stride != 1 or inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output; the shortcut is the identity where shapes allow it."""
         active = torch.relu(self.bn1(x))
         residual: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active))))
         return residual + (x if self.shortcut is None else self.shortcut(active))
@@ -42,20 +43,22 @@ class PreActResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward_features(self, x: Tensor) -> Tensor:
+        """Return the feature map before global average pooling."""
         return torch.relu(self.bn(self.stages(self.stem(x))))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits (batch, classes)."""
         logits: Tensor = self.fc(self.forward_features(x).mean(dim=(2, 3)))
         return logits
 
 
 def preact_resnet32(channels: int, num_classes: int, *, widths: Sequence[int] = (32, 64, 128)) -> PreActResNet:
-    """1.86 M parameters at the widths of Tanaka et al. (2018), which the paper follows; 0.47 M at (16, 32, 64)."""
+    """Build a PreAct ResNet-32: 1.86 M parameters at the widths of Tanaka et al. (2018), as in the paper."""
     return PreActResNet(channels, num_classes, widths, blocks=5)
 
 
 def resnet34_cifar(channels: int, num_classes: int) -> nn.Module:
-    """torchvision's ResNet-34 with the stem of a CIFAR network."""
+    """Build torchvision's ResNet-34 with a 3 x 3 stem of stride 1 and without max pooling."""
     from torchvision.models import resnet34
 
     network: nn.Module = resnet34(num_classes=num_classes)

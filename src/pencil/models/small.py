@@ -6,10 +6,19 @@ from torch import nn
 def small_cnn(
     channels: int, num_classes: int, *, width: int = 32, stride: int = 1, pool: bool = False
 ) -> nn.Sequential:
-    """Two stages of two 3 x 3 convolutions; the features keep their place, so it can memorise as large networks do.
+    """Build a CNN of two stages of two 3 x 3 convolutions each, for small images.
 
-    ``stride`` is that of the first convolution: 2 is four times as fast on images of 28 pixels and more. ``pool`` takes
-    the mean over all places before a linear classifier, as most large networks do.
+    Parameters
+    ----------
+    channels, num_classes : int
+        Channels of the images, and the number of logits.
+    width : int
+        Channels of the first stage; the second has twice as many.
+    stride : int
+        Stride of the first convolution; 2 is about four times as fast.
+    pool : bool
+        Whether a linear classifier follows global average pooling, as in most large networks. By default 2 x 2
+        positions and a hidden layer remain, so that the network can memorise labels as large networks do.
     """
 
     def stage(inner: int, outer: int, stride: int = 1) -> list[nn.Module]:
@@ -33,7 +42,7 @@ def small_cnn(
 
 
 def mlp(features: int, num_classes: int, *, width: int = 128) -> nn.Sequential:
-    """Two hidden layers with batch normalisation."""
+    """Build a multi-layer perceptron of two hidden layers of ``width`` units, with batch normalisation."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(features, width),

@@ -1,4 +1,4 @@
-"""Pretrained weights from a local file, and what happens to a head of another width."""
+"""Initial weights from a local file, where the output layer may have another width."""
 
 import hashlib
 import pickle
@@ -13,20 +13,39 @@ from torch import Tensor, nn
 
 from pencil.errors import ModelError
 from pencil.models.attention import AttentionNetwork
-from pencil.models.probe import output_layer, outputs, trial
+from pencil.models.probe import output_layer, output_width, trial_forward
 
 KERNEL = "head.gather.weight"
-"""The tensor of the attention structure that is as large as the map."""
+"""The tensor of the attention structure whose size is that of the feature map."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts put the weights beside other things."""
+"""Keys under which training scripts save the weights."""
 
 
 def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
-    """Load a file into a network; returns the tensors of the output layer that keep their fresh values.
+    """Load a file into a network.
 
-    Everything must fit but the output layer: where its width is not the number of classes here, or where the file or
-    the network has none, it is left as initialised. Any other difference is an error. The attention structure takes a
-    file of its own kind whole, and any other file into its backbone.
+    Everything except the output layer must fit. The output layer keeps its initial values if its width is not the
+    number of classes, or if the file or the network has none. A network with the attention structure takes a file of
+    such a network, or a file of its backbone.
+
+    Parameters
+    ----------
+    network : nn.Module
+        Its weights are changed.
+    path : Path
+        A safetensors file, or a torch file that holds tensors only.
+    num_classes : int
+        The width of the output layer, by which it is recognised.
+
+    Returns
+    -------
+    list of str
+        The tensors of the output layer that keep their initial values.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, or does not fit the network.
     """
     weights = read_weights(path)
     if not isinstance(network, AttentionNetwork):
@@ -44,12 +63,12 @@ def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
 
 
 def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: Path) -> list[str]:
-    """Load what fits; the tensors named ``head`` need not, and are returned where they do not."""
+    """Load the weights and return those of the tensors ``head`` that do not fit; all others must."""
     own = network.state_dict()
     fresh = [name for name in head if name not in weights or weights[name].shape != own[name].shape]
     missing = [name for name in own if name not in weights and name not in fresh and not _counter(name)]
     misfits = [name for name in own if name in weights and name not in fresh and weights[name].shape != own[name].shape]
-    extra = [name for name in weights if name not in own and not (not head and _is_cut_off(name, network))]
+    extra = [name for name in weights if name not in own and not (not head and _is_removed(name, network))]
     if missing or misfits or extra:
         parts = [
             f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
@@ -64,7 +83,7 @@ def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: 
 
 
 def _check_kernel(network: AttentionNetwork, weights: dict[str, Tensor], path: Path) -> None:
-    """Refuse a head that sums over a map of another size; one for other classes starts fresh in any case."""
+    """Raise ModelError for a head whose feature map has another size; one for other classes is not loaded anyway."""
     kernel, own = weights.get(KERNEL), network.head.gather.weight
     if kernel is None or kernel.shape[:2] != own.shape[:2] or kernel.shape == own.shape:
         return
@@ -74,25 +93,25 @@ def _check_kernel(network: AttentionNetwork, weights: dict[str, Tensor], path: P
         "use inputs of the size it was trained on" if size is None else f"use inputs of {size[0]} x {size[1]} pixels"
     )
     raise ModelError(
-        f"the attention structure in {path} is for a map of {trained[0]} x {trained[1]}; inputs of "
-        f"{network.input_shape[1]} x {network.input_shape[2]} pixels give one of {seen[0]} x {seen[1]}; {advice} "
-        "(data.resize), or leave the tensors head.* out of the file to begin with a fresh structure."
+        f"the attention structure in {path} is for a feature map of {trained[0]} x {trained[1]}; inputs of "
+        f"{network.input_shape[1]} x {network.input_shape[2]} pixels have one of {seen[0]} x {seen[1]}; {advice} "
+        "(data.resize), or remove the tensors head.* from the file to start with a fresh structure."
     )
 
 
 def _input_size_for(network: AttentionNetwork, map_size: tuple[int, ...]) -> tuple[int, int] | None:
-    """Inputs that give a map of this size, or None where no usual step over the input does."""
-    for step in (32, 16, 8, 4, 2, 1):
-        size = (map_size[0] * step, map_size[1] * step)
-        with suppress(ModelError):  # networks that take one size only
-            shape = trial(network.backbone, (network.input_shape[0], *size)).shape[1:]
+    """Return the input size whose feature map has this size, or None if no usual total stride leads to it."""
+    for stride in (32, 16, 8, 4, 2, 1):
+        size = (map_size[0] * stride, map_size[1] * stride)
+        with suppress(ModelError):  # a network that takes inputs of one size only
+            shape = trial_forward(network.backbone, (network.input_shape[0], *size)).shape[1:]
             if tuple(shape[:2] if network.channels_last else shape[1:]) == map_size:
                 return size
     return None
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors by name from safetensors, or from a torch file; a pickle that holds code is refused."""
+    """Return the tensors of a safetensors or torch file by name; a pickle that contains code is a ModelError."""
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
@@ -103,24 +122,24 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     while isinstance(loaded, dict) and (inner := next((key for key in WRAPPERS if key in loaded), None)):
         loaded = loaded[inner]
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ModelError(f"{path} holds no plain weights; expected a dict of tensors, as state_dict() gives.")
+        raise ModelError(f"{path} holds no plain weights; expected a dict of tensors, as state_dict() returns.")
     return {name.removeprefix("module."): value for name, value in loaded.items()}
 
 
 def head_tensors(network: nn.Module, num_classes: int) -> list[str]:
-    """The weight and bias of the last layer, if it gives one value per class."""
+    """Return the names of the last layer's weight and bias if it returns one value per class."""
     found = output_layer(network)
-    if found is None or outputs(found[1]) != num_classes:
+    if found is None or output_width(found[1]) != num_classes:
         return []
     name, last = found
     return [f"{name}.{part}" for part, _ in last.named_parameters()]
 
 
-def _is_cut_off(name: str, network: nn.Module) -> bool:
-    """Whether a tensor of the file belongs to an output layer that this network does not have."""
-    if name in getattr(network, "cut_off", ()):
+def _is_removed(name: str, network: nn.Module) -> bool:
+    """Return whether a tensor of the file belongs to an output layer that this network does not have."""
+    if name in getattr(network, "removed_tensors", ()):
         return True
-    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm's networks know theirs
+    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm's networks declare theirs
     return name.startswith(tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier)))
 
 
@@ -129,13 +148,13 @@ def _counter(name: str) -> bool:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def state_digest(network: nn.Module, num_classes: int) -> str:
-    """SHA-256 over names and values of all tensors but the fresh head's, for weights that came without a file."""
+    """Return the SHA-256 over names and values of all tensors except the head's, for weights without a file."""
     digest, head = hashlib.sha256(), head_tensors(network, num_classes)
     for name, value in sorted(network.state_dict().items()):
         if name in head or name.startswith("head."):

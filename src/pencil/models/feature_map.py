@@ -1,4 +1,4 @@
-"""A network up to its map, without pooling and classifier: what the attention structure stands on."""
+"""A network up to its last feature map, without pooling and classifier: the input of the attention structure."""
 
 import math
 from collections import OrderedDict
@@ -11,15 +11,44 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from pencil.errors import ModelError
-from pencil.models.probe import FAULTS, blank, enlarged, first_line, output_layer, outputs, trial
+from pencil.models.probe import (
+    FAULTS,
+    enlarged_shape,
+    first_line,
+    output_layer,
+    output_width,
+    trial_forward,
+    zero_input,
+)
 
 
-def cut(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: str) -> nn.Module:
-    """The part of a network that gives its map; tensors keep their names, ``cut_off`` has the names of the others.
+def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: str) -> nn.Module:
+    """Return the part of a network that computes its last feature map.
 
-    A method ``forward_features`` says which part that is, as in timm. Any other network is traced (torch.fx) and run at
-    two input sizes: the map is the last value that grows with the input. One that cannot be traced may have its map in
-    ``features``, a layer or a method, as many of torchvision's do.
+    A method ``forward_features`` is that part, as in timm. Any other network is traced (torch.fx) and run at two input
+    sizes: the feature map is the last value that grows with the input. If it cannot be traced, ``features`` is that
+    part, a layer or a method, as in many of torchvision's networks.
+
+    Parameters
+    ----------
+    network : nn.Module
+        The whole network; it may be changed.
+    input_shape : sequence of int
+        Channels, height and width of one input.
+    num_classes : int
+        The width of the output layer, by which it is recognised.
+    name : str
+        The name of the network in messages.
+
+    Returns
+    -------
+    nn.Module
+        Its tensors have the names that they had; ``removed_tensors`` has the names of all others.
+
+    Raises
+    ------
+    ModelError
+        If the network has no such feature map.
     """
     if len(input_shape) != 3:
         raise ModelError(
@@ -35,46 +64,46 @@ def cut(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: 
             part = _declared(network, "features", input_shape)
             if part is None:
                 raise ModelError(
-                    f"cannot find the map in {name!r}, which cannot be traced ({first_line(error)}); "
-                    "give it a method forward_features(x) that returns the map (batch, channels, height, width)."
+                    f"cannot find the feature map in {name!r}, which cannot be traced ({first_line(error)}); "
+                    "give it a method forward_features(x) that returns a feature map (batch, channels, height, width)."
                 ) from error
         else:
-            part = _cut_graphs(network, graphs, input_shape, num_classes, name)
+            part = _truncated(network, graphs, input_shape, num_classes, name)
     kept = part.state_dict()
-    part.cut_off = tuple(name for name in names if name not in kept)  # type: ignore[assignment]
+    part.removed_tensors = tuple(name for name in names if name not in kept)  # type: ignore[assignment]
     return part
 
 
 def _declared(network: nn.Module, name: str, input_shape: Sequence[int]) -> nn.Module | None:
-    """The part that the network itself names, or None; children that have no share in it are dropped."""
+    """Return the part that the network itself declares, or None; children that it does not use are dropped."""
     part = getattr(network, name, None)
     if isinstance(part, nn.Module):
         return nn.Sequential(OrderedDict({name: part}))
     if not callable(part):
         return None
     network.forward = part
-    trial(network, input_shape)  # refuses, and lets lazy layers take shape
+    trial_forward(network, input_shape)  # raises ModelError where it fails, and initialises lazy layers
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     was_training = network.training
-    features = network.eval()(blank(network, input_shape)).sum()
+    features = network.eval()(zero_input(network, input_shape)).sum()
     network.train(was_training)
     gradients = torch.autograd.grad(features, parameters, allow_unused=True) if features.requires_grad else []
-    idle = {parameter for parameter, gradient in zip(parameters, gradients, strict=False) if gradient is None}
+    unused = {parameter for parameter, gradient in zip(parameters, gradients, strict=False) if gradient is None}
     for child, module in list(network.named_children()):
         own = set(module.parameters())
-        if own and own <= idle:
+        if own and own <= unused:
             delattr(network, child)
     return network
 
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """torchvision's layers, like torch's own, stay whole: some do one thing in training and another after it."""
+        """Do not trace into torchvision's layers, as with torch's own: some behave differently in training."""
         return super().is_leaf_module(m, module_qualified_name) or type(m).__module__.startswith("torchvision.ops")
 
 
 def _trace(network: nn.Module) -> dict[bool, fx.Graph]:
-    """What the network does in training (True) and after it (False)."""
+    """Return the graph of the network in training mode (True) and in evaluation mode (False)."""
     import torchvision
 
     was_training = network.training
@@ -86,24 +115,25 @@ def _trace(network: nn.Module) -> dict[bool, fx.Graph]:
         network.train(was_training)
 
 
-def _cut_graphs(
+def _truncated(
     network: nn.Module, graphs: dict[bool, fx.Graph], input_shape: Sequence[int], num_classes: int, name: str
 ) -> nn.Module:
+    """Return the network as a graph that ends at its feature map."""
     from torchvision.models.feature_extraction import DualGraphModule
 
     node = _find_map(network, graphs[False], input_shape, num_classes, name)
-    after = len(graphs[False].nodes) - 1 - list(graphs[False].nodes).index(node)
+    nodes_after = len(graphs[False].nodes) - 1 - list(graphs[False].nodes).index(node)
     for graph in graphs.values():
-        _end_at(graph, node, after, name)
+        _end_at(graph, node, nodes_after, name)
     was_training = network.training
     part: nn.Module = DualGraphModule(network, graphs[True], graphs[False], class_name=type(network).__name__)
     if next(part.parameters(), None) is None:
-        raise ModelError(_no_map(name, "no layer works on an image"))
+        raise ModelError(_no_map(name, "no layer of it takes an image"))
     return part.train(was_training)
 
 
 class _Shapes(fx.Interpreter):
-    """Runs a graph and notes the shape of every tensor in it."""
+    """Runs a graph and records the shape of every tensor in it."""
 
     def __init__(self, network: nn.Module, graph: fx.Graph):
         super().__init__(network, graph=graph)
@@ -117,20 +147,24 @@ class _Shapes(fx.Interpreter):
 
 
 def _find_map(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int], num_classes: int, name: str) -> fx.Node:
-    """The last value before the output layer that grows with the input, average pooling aside."""
-    trial(network, input_shape)
-    small, large = _measure(network, graph, input_shape), _measure(network, graph, enlarged(input_shape))
+    """Return the last value before the output layer that grows with the input, not counting average pooling."""
+    trial_forward(network, input_shape)
+    small, large = _measure(network, graph, input_shape), _measure(network, graph, enlarged_shape(input_shape))
     last = output_layer(network)
-    stop = last[0] if last is not None and outputs(last[1]) == num_classes else None
+    stop = last[0] if last is not None and output_width(last[1]) == num_classes else None
     found: fx.Node | None = None
     for node in graph.nodes:
         if node.op == "call_module" and node.target == stop:
             break
-        # A flattened map (batch, values) grows too; tokens (batch, places, channels) are what must not be passed over.
+        # A flattened map (batch, values) grows too and does not count; tokens (batch, positions, channels) do.
         if node.op != "placeholder" and node in large and len(large[node]) > 2 and small[node] != large[node]:
             found = node
     if any(len(shape) > 2 for node, shape in small.items() if node not in large):
-        raise ModelError(_no_map(name, "it takes inputs of one size only, so that no map can be told by its growth"))
+        raise ModelError(
+            _no_map(
+                name, "it takes inputs of one size only, so that its feature map cannot be recognised by its growth"
+            )
+        )
     while found is not None and _pools(network, found):
         found = found.all_input_nodes[0]
     if found is None or found.op == "placeholder":
@@ -138,29 +172,29 @@ def _find_map(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int], n
     if len(small[found]) != 4:
         raise ModelError(_no_map(name, f"its last features have shape {small[found][1:]}"))
     if _bypassed(graph, found, small):
-        raise ModelError(_no_map(name, "several maps reach its output"))
+        raise ModelError(_no_map(name, "its output depends on several feature maps"))
     return found
 
 
 def _measure(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int]) -> dict[fx.Node, tuple[int, ...]]:
-    """Shapes as far as the network takes this input: a layer after a flattened map takes it at one size only."""
+    """Return the shapes up to the first layer that does not accept an input of this size."""
     was_training = network.training
     run = _Shapes(network.eval(), graph)
     with torch.no_grad(), suppress(*FAULTS):
-        run.run(blank(network, input_shape))
+        run.run(zero_input(network, input_shape))
     network.train(was_training)
     return run.shapes
 
 
 def _pools(network: nn.Module, node: fx.Node) -> bool:
-    """Average pooling over a window: as large as the map it is global, though a larger input gives it more windows."""
+    """Return whether a node is average pooling; with a window as large as the feature map it is global pooling."""
     if node.op == "call_module":
         return isinstance(network.get_submodule(str(node.target)), nn.AvgPool2d)
     return node.target is functional.avg_pool2d
 
 
 def _bypassed(graph: fx.Graph, node: fx.Node, tensors: Iterable[fx.Node]) -> bool:
-    """Whether the output depends on the input by another way than through this node."""
+    """Return whether the output depends on the input other than through this node."""
     tensors, reached = set(tensors), set()
     for other in graph.nodes:
         follows = any(source in reached for source in other.all_input_nodes)
@@ -169,14 +203,14 @@ def _bypassed(graph: fx.Graph, node: fx.Node, tensors: Iterable[fx.Node]) -> boo
     return any(other.op == "output" for other in reached)
 
 
-def _end_at(graph: fx.Graph, node: fx.Node, after: int, name: str) -> None:
-    """Let the graph give the value of this node, after which so many others come; these are dropped."""
+def _end_at(graph: fx.Graph, node: fx.Node, nodes_after: int, name: str) -> None:
+    """Make the graph return the value of this node, and drop the ``nodes_after`` nodes that follow it."""
     nodes = list(graph.nodes)
-    position = len(nodes) - 1 - after
+    position = len(nodes) - 1 - nodes_after
     if position < 0 or (nodes[position].op, nodes[position].target) != (node.op, node.target):
         raise ModelError(
-            f"{name!r} goes another way from its map in training than after it; give it a method forward_features(x) "
-            "that returns the map (batch, channels, height, width)."
+            f"{name!r} continues differently after its feature map in training than in evaluation; give it a method "
+            "forward_features(x) that returns the feature map (batch, channels, height, width)."
         )
     for other in reversed(nodes[position + 1 :]):
         graph.erase_node(other)
@@ -185,6 +219,6 @@ def _end_at(graph: fx.Graph, node: fx.Node, after: int, name: str) -> None:
 
 def _no_map(name: str, seen: str) -> str:
     return (
-        f"{name!r} has no map for the attention structure: {seen}; expected (channels, height, width), "
-        "as convolutional networks have it; set model.attention to false, or try timm/resnet18."
+        f"{name!r} has no feature map for the attention structure: {seen}; expected (channels, height, width), "
+        "as convolutional networks have; set model.attention to false, or try timm/resnet18."
     )
