@@ -11,7 +11,7 @@ from pencil.data.inputs import Normalization
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.job import run_recipe
+from pencil.job import assemble, run_recipe
 from pencil.methods import CrossEntropy, Pencil
 
 
@@ -140,7 +140,8 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     Watch.seen.clear()
     with pytest.warns(UserWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
         run = run_recipe(chosen, tmp_path / "run", method=Watch(epochs=2))
-    train = job.prepared.splits.train
+        splits = assemble(chosen, load(chosen.data)).prepared.splits
+    train = splits.train
     for batch in Watch.seen:
         keys = train.keys[batch.rows.numpy()].tolist()
         assert broken not in keys and len(keys) == len(batch.inputs)
@@ -148,7 +149,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
             assert image.unique().tolist() == pytest.approx([shades[key] / 255])
             assert train.classes[label] == key[0]
     met = [key for batch in Watch.seen for key in train.keys[batch.rows.numpy()].tolist()]
-    held = job.prepared.splits.validation.keys.tolist()
+    held = splits.validation.keys.tolist()
     assert sorted(met) == sorted(2 * [key for key in shades if key != broken and key not in held])  # each once an epoch
     table = run.labels
     expected = sorted(shades)  # the broken row too, as it was given
