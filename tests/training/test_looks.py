@@ -70,7 +70,7 @@ def test_the_averaged_network_is_asked_about_unmixed_views():
         assert not torch.equal(first, second)  # other crops of the same rows
         positions = {int(row): place for place, row in enumerate(batch.rows)}
         others = torch.tensor([positions[int(row)] for row in batch.partners])
-        torch.testing.assert_close(batch.inputs, batch.share * first + (1 - batch.share) * first[others])
+        torch.testing.assert_close(batch.inputs, batch.fraction * first + (1 - batch.fraction) * first[others])
     assert trainer.records[-1]["train_accuracy"] == pytest.approx(
         sum(float((said[2].argmax(dim=1) == batch.given_labels).double().sum()) for said, batch in method.heard) / 60
     )
@@ -80,8 +80,8 @@ def test_mixtures_are_a_function_of_seed_and_step():
     batch = Batch(torch.arange(8), torch.randn(8, 5), torch.zeros(8, dtype=torch.long))
     again, other = mixed(batch, 0.3, 1, 7), mixed(batch, 0.3, 1, 8)
     assert torch.equal(mixed(batch, 0.3, 1, 7).inputs, again.inputs)
-    assert again.share != other.share
-    assert all(0.5 <= mixed(batch, 0.3, 1, step).share <= 1 for step in range(50))
+    assert again.fraction != other.fraction
+    assert all(0.5 <= mixed(batch, 0.3, 1, step).fraction <= 1 for step in range(50))
 
 
 EXTRAS = [{"teacher": 1}, {"teacher": 2}, {"mixup": 0.3}, {"pair": True}, {"rounds": 3}]

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pencil.data.augment import View
 from pencil.data.examples import Batch
-from pencil.data.inputs import View
 from pencil.seeding import derive_seed
 from pencil.training.distributed import World
 
@@ -29,7 +29,7 @@ def mixed(batch: Batch, alpha: float, seed: int, step: int) -> Batch:
     share = max(share, 1 - share)
     others = torch.from_numpy(random.permutation(len(batch.rows))).to(batch.rows.device)
     inputs = torch.lerp(batch.inputs[others], batch.inputs, share)
-    return replace(batch, inputs=inputs, partners=batch.rows[others], share=share)
+    return replace(batch, inputs=inputs, partners=batch.rows[others], fraction=share)
 
 
 def of_all(batch: Batch, rows: Tensor, given_labels: Tensor, counts: list[int], world: World) -> Batch:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_distribution
-from pencil.data.pinned import hold_pinned
+from pencil.data.pinned import apply_pinned
 from pencil.training.distributed import World
 from pencil.training.evaluation import BATCH, Compute, predict_logits
 from pencil.training.metrics import to_probs
@@ -53,4 +53,4 @@ class Predictor:
         probs = to_probs(logits, examples.multilabel)
         if unread.any():
             probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
-        return hold_pinned(probs, examples)
+        return apply_pinned(probs, examples)

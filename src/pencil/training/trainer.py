@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.augment import Augmentation
-from pencil.data.examples import Batch, Splits, cut
-from pencil.data.inputs import View
-from pencil.data.pinned import hold_pinned
+from pencil.data.augment import Augmentation, View
+from pencil.data.examples import Batch, Splits, split_into_batches
+from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.sharded import ShardedLabelStore
 from pencil.labels.store import CHUNK
@@ -64,7 +63,7 @@ class Trainer:
         with seeded(seed, "weights"):  # lazy layers draw their weights at the first forward pass
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.phases = self._plan(model)
-        self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
+        self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make = make_network or copier(model, method, self.phases, seed)
         self._begin([model, *(self._placed(self._make(number)) for number in range(1, method.networks))])
         self.predictor = Predictor(splits, self.compute, world)
@@ -159,7 +158,7 @@ class Trainer:
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
         if self._visited is not None:
             order = order[torch.isin(order, self._visited)]
-        chunks = cut(order, self.settings.batch_size)
+        chunks = split_into_batches(order, self.settings.batch_size)
         view = View(self.seed, number, self.augmentation)
         self.networks.train()
         with seeded(self.seed, "epoch", number):
@@ -178,7 +177,7 @@ class Trainer:
     def _read(self, pieces: list[Tensor], view: View) -> Iterator[Batch]:
         """Whoever asks us to stop may have stopped our readers already: then it is time to save, not to fail."""
         try:
-            yield from self.splits.train.pieces(pieces, view)
+            yield from self.splits.train.load_batches(pieces, view)
         except RuntimeError:
             if self.at.step > 0:  # before the first step, what begins an epoch would be done twice
                 self._pause()
@@ -292,7 +291,7 @@ class Trainer:
             model=self.model,
             best_weights=self.learner.best_weights or self.model.state_dict(),
             best_epoch=self.learner.best_epoch,
-            label_probs=hold_pinned(label_probs.cpu(), self.splits.train),
+            label_probs=apply_pinned(label_probs.cpu(), self.splits.train),
             validation_probs=validation_probs,
             records=self.records,
             findings=self.method.findings(),

@@ -118,7 +118,7 @@ class AutoPencil(Relabelling):
         targets = moved_targets(self._memory(batch.rows), answers, MEMORY)
         mixed = targets
         if batch.partners is not None:
-            mixed = torch.lerp(self._memory(batch.partners), targets, batch.share)
+            mixed = torch.lerp(self._memory(batch.partners), targets, batch.fraction)
         classification = torch.stack([self._classification(logits, batch) for logits in trained]).sum()
         regularizer = torch.stack([early_learning_loss(logits, mixed) for logits in trained]).sum()
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
@@ -132,7 +132,7 @@ class AutoPencil(Relabelling):
         loss = cross_entropy(logits, batch.given_labels)
         if batch.partners is None:
             return loss
-        return torch.lerp(cross_entropy(logits, self.task.given_labels[batch.partners]), loss, batch.share)
+        return torch.lerp(cross_entropy(logits, self.task.given_labels[batch.partners]), loss, batch.fraction)
 
     def remember(self, targets: Tensor, batch: Batch, label_step: float) -> None:
         assert self.labels is not None
@@ -146,7 +146,7 @@ class AutoPencil(Relabelling):
         label_probs = self.labels.to_probs(label_logits)
         if batch.partners is not None:
             partners = self.labels.to_probs(self.labels[batch.partners])
-            label_logits = as_logits(torch.lerp(partners, label_probs, batch.share))
+            label_logits = as_logits(torch.lerp(partners, label_probs, batch.fraction))
         divergence = forward_kl if self.divergence == "forward" else inverse_kl
         loss = torch.stack([divergence(logits, label_logits) for logits in trained]).sum()
         if self.balance:
