@@ -1,4 +1,5 @@
 import io
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,7 @@ from PIL import Image
 from pencil import DataError
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load, read_inputs
-from pencil.data.table import Columns
+from pencil.data.table import Columns, refuse_repeated_columns, row_keys
 
 
 @pytest.fixture
@@ -251,3 +252,39 @@ def test_a_table_without_labels_to_predict(here):
     assert keys == ["007"] and len(inputs) == 1
     with pytest.raises(DataError, match=r"has no column 'id'; it has 'path'"):
         read_inputs([csv(here, "path\nimages/1.png\n")], settings)
+
+
+def test_many_columns_are_checked_in_linear_time(here):
+    """A check that compares every name with every other takes over a minute for these."""
+    names = [f"feature {number}" for number in range(100_000)]
+    start = time.perf_counter()
+    refuse_repeated_columns("a table", names)
+    assert time.perf_counter() - start < 5
+    with pytest.raises(DataError, match=r"a table has the column 'feature 7' more than once"):
+        refuse_repeated_columns("a table", [*names, "feature 7", "feature 3"][7:])
+
+
+def test_a_wide_table_is_read(here):
+    wide = {f"feature {number}": [0.5, 1.5] for number in range(8000)}
+    table = pa.table({"path": ["images/0.png", "images/1.png"], "label": ["a", "b"], **wide})
+    pq.write_table(table, here / "wide.parquet")
+    start = time.perf_counter()
+    assert load(DataSettings(source=str(here / "wide.parquet"))).train.classes == ("a", "b")
+    assert time.perf_counter() - start < 20
+
+
+def test_keys_of_a_part_are_those_of_the_whole_table(here):
+    paths = pa.table({"path": ["images/0.png", "images/1.png", "images/2.png"], "name": ["a", "b", "c"]})
+    content = pa.table({"image": [b"1", b"2", b"3"]})
+    for table, columns, expected in (
+        (paths, Columns(), ["images/1.png", "images/2.png"]),
+        (paths, Columns(key="name"), ["b", "c"]),
+        (content, Columns(), ["1", "2"]),
+    ):
+        assert row_keys(here / "t.csv", table.slice(1), columns, here, first=1).tolist() == expected
+
+
+def test_a_path_with_braces_is_named_as_it_is(here):
+    (here / "t{0}.csv").write_text("path,label\na.png,x\na.png,y\n")
+    with pytest.raises(DataError, match=r"t\{0\}.csv has the path 'a.png' more than once"):
+        load(DataSettings(source=str(here / "t{0}.csv")))
