@@ -92,8 +92,8 @@ def as_indicators(labels: Any, num_classes: int | None = None, *, keys: Keys = N
         values = _with_none_as_nan(values)
     if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind not in "buif":
         raise DataError(
-            f"multi-label labels are {values.dtype} of shape {values.shape}; expected (n, classes) numbers 0 to 1, "
-            "a column for each class; leave multilabel out for single-label data."
+            f"labels are {values.dtype} of shape {values.shape}; expected multi-label data: (n, classes) numbers "
+            "from 0 to 1, a column for each class; leave multilabel out for single-label data."
         )
     if len(values) == 0:
         raise DataError("the dataset is empty; expected at least one labelled example; check how the labels were made.")
