@@ -23,13 +23,14 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms
 
-from pencil.data.augment import Augmentation
+from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Splits
 from pencil.data.folder import read_classes
-from pencil.data.inputs import Finish, Normalization, TensorInputs, View
+from pencil.data.inputs import TensorInputs
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.table import from_table
+from pencil.data.transform import Normalization, Transform
 from pencil.models import preact_resnet32
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
@@ -60,7 +61,7 @@ def batches() -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
-    ours = TensorInputs(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), Finish(Normalization(MEAN, STD)))
+    ours = TensorInputs(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), Transform(Normalization(MEAN, STD)))
     order = torch.randperm(4096, generator=torch.Generator().manual_seed(0))
     theirs = transforms.Compose(
         [

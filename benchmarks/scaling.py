@@ -57,7 +57,7 @@ def correct(trainer: Trainer, steps: int) -> float:
     pieces = [trainer.world.local(chunk) for chunk in order.split(BATCH)]
     trainer.networks.trained.train()
     start = time.perf_counter()
-    for chunk, batch in zip(order.split(BATCH), trainer.splits.train.pieces(pieces), strict=True):
+    for chunk, batch in zip(order.split(BATCH), trainer.splits.train.load_batches(pieces), strict=True):
         trainer.step(phase, 0.0, batch, trainer._sums, chunk)
     return time.perf_counter() - start
 

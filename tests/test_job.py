@@ -176,8 +176,16 @@ def refit(x, y, settings):
             RecipeError,
             r"initial probability is 1.5",
         ),
-        (lambda x, y: refit(x, y, {"data.augmentation": {"flip": True}}), DataError, r"data.augmentation needs images"),
-        (lambda x, y: refit(x, y, {"data.normalize": {"mean": [0], "std": [1]}}), DataError, r"needs 2 means"),
+        (
+            lambda x, y: refit(x, y, {"data.augmentation": {"flip": True}}),
+            DataError,
+            r"augmentation .*expected images",
+        ),
+        (
+            lambda x, y: refit(x, y, {"data.normalize": {"mean": [0], "std": [1]}}),
+            DataError,
+            r"normalize .*expected 2 of each",
+        ),
         (lambda x, y: refit(x, y, {"training.batch_size": 1}), ModelError, r"cannot train on inputs of shape \(1, 2\)"),
         (lambda x, y: refit(x, y, {"model.options": {"width": -3}}), ModelError, r"does not take the options"),
         (lambda x, y: pencil.fit(net(), (x, y), settings={"model.options": {}}, out="r"), RecipeError, r"is an object"),

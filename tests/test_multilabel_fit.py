@@ -70,14 +70,17 @@ def test_what_does_not_fit_is_refused():
     x, given, clean = scenes(rows=60)
     for options, message in (
         ({"test": (x, clean[:, :3])}, r"^the test set: the labels have 3 columns but there are 4 classes"),
-        ({"test": (x, clean[:, 0])}, r"^the test set: multi-labels are int64 of shape \(60,\)"),
+        ({"test": (x, clean[:, 0])}, r"^the test set: labels are int64 of shape \(60,\)"),
         ({"classes": 5}, r"4 columns but there are 5 classes"),
-        ({"multilabel": False}, r"label distribution at row \d+ is .*expected values from 0 to 1 that sum to 1\.$"),
+        (
+            {"multilabel": False},
+            r"label distribution at row \d+ is .*expected values from 0 to 1 that sum to 1; fix the row\.$",
+        ),
         ({"clean_labels": clean * 0.5}, r"clean_labels: multi-label at row"),
     ):
         with pytest.raises(DataError, match=message):
             pencil.fit("mlp", (x, given), epochs=3, **options)
-    with pytest.raises(DataError, match="of one class for each row; expected several classes at once"):
+    with pytest.raises(DataError, match="are single-label; expected multi-label"):
         pencil.fit("mlp", from_arrays(x, clean[:, 0]), epochs=3, multilabel=True)
     with pytest.raises(ModelError, match=r"expected .* one logit for each of the 4 classes"):
         pencil.fit(nn.Linear(12, 3), (x, given), epochs=3)

@@ -6,8 +6,7 @@ from typing import Any
 
 from pencil.data.examples import UNKNOWN, Examples, Splits
 from pencil.data.geometry import default_workers
-from pencil.data.images import ImageInputs
-from pencil.data.inspection import Findings, count_classes, inspect, refusals
+from pencil.data.inspection import Inspection, count_classes, inspect, refusals
 from pencil.data.prepare import choose_rows
 from pencil.data.sources import load
 from pencil.errors import PencilError
@@ -21,7 +20,7 @@ class Rehearsal:
     """What `pencil check` says: all about the data, the plan, and everything for which training would be refused."""
 
     data: dict[str, Examples]
-    findings: dict[str, Findings]
+    findings: dict[str, Inspection]
     plan: dict[str, Any] | None
     problems: tuple[PencilError, ...]
 
@@ -30,9 +29,9 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     """Everything short of training: look at every row, then corrupt, split, build, lay out the phases."""
     loaded, settings = load(chosen.data), chosen.data
     loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
-    parts = {name: _limited(part, settings.max_pixels) for name, part in vars(loaded).items() if part is not None}
+    parts = {name: part for name, part in vars(loaded).items() if part is not None}
     workers = default_workers() if settings.workers is None else settings.workers
-    findings = {name: inspect(part, workers) for name, part in parts.items()}
+    findings = {name: inspect(part, workers, settings.max_pixels) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
     by_instance = settings.noise is not None and "instance" in settings.noise.kinds  # which looks at pixels in memory
     cache = settings.cache if by_instance else "none"
@@ -47,13 +46,6 @@ def rehearse(chosen: Recipe) -> Rehearsal:
         except PencilError as error:
             problems.append(error)
     return Rehearsal(parts, findings, plan, tuple(problems))
-
-
-def _limited(examples: Examples, max_pixels: int) -> Examples:
-    inputs = examples.inputs
-    if not isinstance(inputs, ImageInputs):
-        return examples
-    return replace(examples, inputs=replace(inputs, max_pixels=max_pixels))
 
 
 def _plan(job: Job, trainer: Trainer) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from pencil import recipe
-from pencil.data.arrays import as_clean_labels, from_arrays
+from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import about
+from pencil.data.given import as_clean_labels, error_context
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.torch_dataset import from_dataset
@@ -85,7 +85,7 @@ def fit(
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit")
     train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
-    with about("the test set"):
+    with error_context("the test set"):
         like = chosen.data.model_copy(update={"multilabel": train.multilabel})
         held = None if test is None else as_examples(test, like, train.classes)
     own_model = None if isinstance(model, str) else model
@@ -104,7 +104,7 @@ def as_examples(
     if is_hugging_face(data):
         names = None if isinstance(classes, int) else classes
         examples = from_hugging_face(data, settings.columns, names, multilabel)
-        known = as_clean_labels(clean_labels, examples)
+        known = as_clean_labels(clean_labels, examples.classes, examples.multilabel)
         return examples if known is None else replace(examples, clean_labels=known)
     if isinstance(data, tuple) and len(data) == 2:
         return from_arrays(*data, classes=classes, clean_labels=clean_labels, multilabel=multilabel)

@@ -89,7 +89,7 @@ def test_evaluate_shows_every_score_at_a_threshold(home):
 def test_evaluate_takes_other_data_for_what_the_run_is(home):
     found = json.loads(pencil("evaluate", "run", "--data", "other.npz", "--json", cwd=home).stdout)
     assert found["class_rows"] == {"sea": 34, "sky": 33, "sun": 33} and "map" in found
-    assert "multi-labels are int64 of shape" in pencil("evaluate", "run", "--data", "hard.npz", cwd=home, code=2).stderr
+    assert "labels are int64 of shape" in pencil("evaluate", "run", "--data", "hard.npz", cwd=home, code=2).stderr
 
 
 def test_predict_names_all_classes_above_the_threshold(home):

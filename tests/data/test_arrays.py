@@ -5,8 +5,9 @@ import torch
 from pencil import DataError
 from pencil.data import from_arrays
 from pencil.data.arrays import from_npz, read_arrays
-from pencil.data.examples import check_trainable, cut, hold_out
-from pencil.data.inputs import Finish, TensorInputs, measure
+from pencil.data.examples import check_trainable, hold_out, split_into_batches
+from pencil.data.inputs import TensorInputs
+from pencil.data.transform import Transform, measure_normalization
 
 
 def test_names_become_sorted_classes_or_keep_a_given_order():
@@ -111,19 +112,19 @@ def test_hold_out_is_a_seeded_share_and_never_takes_a_whole_class():
 
 
 def test_a_single_leftover_row_joins_the_batch_before_it():
-    assert [len(chunk) for chunk in cut(torch.arange(9), 4)] == [4, 5]
-    assert [len(chunk) for chunk in cut(torch.arange(10), 4)] == [4, 4, 2]
-    assert [len(chunk) for chunk in cut(torch.arange(1), 4)] == [1]
+    assert [len(chunk) for chunk in split_into_batches(torch.arange(9), 4)] == [4, 5]
+    assert [len(chunk) for chunk in split_into_batches(torch.arange(10), 4)] == [4, 4, 2]
+    assert [len(chunk) for chunk in split_into_batches(torch.arange(1), 4)] == [1]
 
 
 def test_normalisation_is_measured_on_the_rows_named():
     values = torch.randint(0, 256, (50, 3, 4, 5), dtype=torch.uint8)
     rows = torch.arange(0, 50, 2)
-    inputs = TensorInputs(values, Finish(measure(values, rows)))
+    inputs = TensorInputs(values, Transform(measure_normalization(values, rows)))
     ((batch, _),) = inputs.batches([rows])
     torch.testing.assert_close(batch.mean(dim=(0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-5)
     torch.testing.assert_close(batch.std(dim=(0, 2, 3), unbiased=False), torch.ones(3), rtol=0, atol=1e-4)
-    constant = measure(torch.ones(4, 2), torch.arange(4))
+    constant = measure_normalization(torch.ones(4, 2), torch.arange(4))
     assert constant.std == (1.0, 1.0)  # nothing to divide by, nothing to blow up
 
 

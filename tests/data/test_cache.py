@@ -99,14 +99,14 @@ def test_a_full_disk_is_reported(pets, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DataError, match=r"cannot write the cache of .* GiB in .*: No space left on device; make room"):
+    with pytest.raises(DataError, match=r"cannot write the cache of .* GiB in .*No space left on device; .* make room"):
         ready(pets, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_a_folder_is_reported(pets, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"cannot write the cache .*File exists; make room, or set data.cache"):
+    with pytest.raises(DataError, match=r"cannot write the cache .*File exists; .*make room, or set data.cache"):
         ready(pets, tmp_path / "file")
 
 

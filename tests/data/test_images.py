@@ -14,10 +14,10 @@ from conftest import paint, truncate
 from PIL import Image
 
 from pencil import DataError
-from pencil.data.augment import Augmentation
+from pencil.data.augment import Augmentation, View
 from pencil.data.examples import as_keys
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs, decode
-from pencil.data.inputs import Finish, Normalization, View
+from pencil.data.transform import Normalization, Transform
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = PICTURE[:, :, 0]
@@ -183,8 +183,8 @@ def test_images_of_two_sizes_in_a_batch_are_refused(tmp_path, workers):
 
 def test_workers_give_the_same_bits(tmp_path):
     names = [str(paint(tmp_path / f"{number}.png", number).name) for number in range(9)]
-    finish = Finish(Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), crop=6)
-    alone = ImageInputs(ImageFiles(tmp_path, as_keys(names)), finish, size=(7, 7))
+    transform = Transform(Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)), crop=6)
+    alone = ImageInputs(ImageFiles(tmp_path, as_keys(names)), transform, size=(7, 7))
     chunks = list(torch.randperm(9, generator=torch.Generator().manual_seed(1)).split(4))
     view = View(3, 5, Augmentation(crop_padding=1, flip=True))
     for each in (view, None):

@@ -69,7 +69,7 @@ def test_a_folder(pets, workers):
     assert found.class_counts == {"cat": 13, "dog": 12} and found.rows == 25 and found.unknown_labels == 0
     sizes = found.image_sizes
     assert (sizes.smallest, sizes.largest, sizes.most_common) == ((4, 4), (20, 30), (8, 8))
-    assert sizes.share == pytest.approx(20 / 22)  # of those that can be read
+    assert sizes.fraction == pytest.approx(20 / 22)  # of those that can be read
     assert [fault.name for fault in found.unreadable] == ["cat/text.jpg", "dog/5.png", "dog/6.png"]
     assert "truncated" in found.unreadable[1].reason and "not an image" in found.unreadable[0].reason
     assert all(examples.keys[fault.row] == fault.name for fault in found.unreadable)

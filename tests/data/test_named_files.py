@@ -29,7 +29,7 @@ def write(path, *lines):
 )
 def test_missing_data_says_what_to_fetch_and_how_to_name_it(name, archive, tmp_path):
     for root in (None, tmp_path, tmp_path / "nothing"):
-        with pytest.raises(DataError, match=f"fetch .*{archive}.*--set data.root=FOLDER") as caught:
+        with pytest.raises(DataError, match=f"download .*{archive}.*--set data.root=FOLDER") as caught:
             DATASETS[name](root)
         assert root is None or str(tmp_path) in str(caught.value)
 
@@ -77,7 +77,7 @@ def test_cub200_names_the_line_that_is_wrong(cub):
             cub200(cub)
         (folder / file).write_text(before)
     (folder / "classes.txt").unlink()
-    with pytest.raises(DataError, match=r"lacks classes\.txt; fetch CUB_200_2011\.tgz"):
+    with pytest.raises(DataError, match=r"lacks classes\.txt; download CUB_200_2011\.tgz"):
         cub200(cub)
 
 
@@ -103,13 +103,13 @@ def test_clothing1m_is_balanced_by_noisy_labels(clothing):
     assert np.bincount(train.given_labels).tolist() == [3] * 14
     assert all(int(key.split(",")[1][:-4]) == label for key, label in zip(train.keys, train.given_labels, strict=True))
     assert splits.validation.given_labels.tolist() == [0, 1, 2, 3] and splits.test.given_labels.tolist() == [4, 5]
-    assert splits.test.inputs.encoded.path(1) == clothing / "images/0/00/clean5.jpg"
+    assert splits.test.inputs.file_of(1) == clothing / "images/0/00/clean5.jpg"
     assert clothing1m(clothing).train.fingerprint() == train.fingerprint()
     assert clothing1m(clothing, seed=1).train.fingerprint() != train.fingerprint()
     assert len(clothing1m(clothing, per_class=2).train) == 28
     for everything in (None, "all"):
         assert len(clothing1m(clothing, per_class=everything).train) == 62
-    with pytest.raises(DataError, match=r"data\.options\.per_class is 0; expected a whole number from 1"):
+    with pytest.raises(DataError, match=r"data\.options\.per_class is 0; expected a whole number of at least 1"):
         clothing1m(clothing, per_class=0)
 
 
@@ -118,7 +118,7 @@ def test_clothing1m_names_its_classes_as_its_file_does(clothing):
     write(folder / "category_names_eng.txt", *(f"Kind {i}" for i in range(14)))
     assert clothing1m(clothing).train.classes[13] == "Kind 13"
     write(folder / "category_names_eng.txt", "T-Shirt")
-    with pytest.raises(DataError, match="names 1 classes; expected 14"):
+    with pytest.raises(DataError, match="has 1 class names; expected 14"):
         clothing1m(clothing)
 
 
@@ -164,7 +164,7 @@ def test_coco_is_multi_label_and_drops_images_without_objects(coco_folder):
     assert train.multilabel and train.classes == test.classes == ("person", "train", "toothbrush")
     assert train.keys.tolist() == ["COCO_train2014_000000000009.jpg", "COCO_train2014_000000000005.jpg"]
     assert train.given_labels.tolist() == [[0, 1, 0], [1, 0, 1]] and test.given_labels.tolist() == [[0, 1, 0]]
-    assert test.inputs.encoded.path(0) == coco_folder / "val2014" / "COCO_val2014_000000000005.jpg"
+    assert test.inputs.file_of(0) == coco_folder / "val2014" / "COCO_val2014_000000000005.jpg"
     with pytest.raises(DataError, match=r"COCO 2017 needs instances_train2017\.json.*train2017\.zip"):
         coco(coco_folder, year=2017)
 

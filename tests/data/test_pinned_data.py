@@ -10,7 +10,7 @@ import torch
 
 from pencil import DataError, RunError
 from pencil.data import Splits, from_arrays
-from pencil.data.pinned import hold_pinned
+from pencil.data.pinned import apply_pinned
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, RateNoise
 
@@ -114,14 +114,14 @@ def test_of_several_classes_the_set_is_pinned_and_the_unknown_stays_unknown(path
     nan = np.nan
     np.testing.assert_array_equal(train.given_labels[4:9], [[0, 1, nan], [0, 1, 1], [0, 0, nan], [0, 1, nan], given[8]])
     said = torch.full((20, 3), 0.3)
-    held = hold_pinned(said, train)
+    held = apply_pinned(said, train)
     np.testing.assert_allclose(held[4:9], [[0, 1, 0.3], [0, 1, 1], [0, 0, 0.3], [0, 1, 0.3], [0.3] * 3], rtol=1e-6)
     assert said.eq(0.3).all()
 
 
 def test_rows_that_have_gone_are_left_out_with_a_word(examples, path):
     write(path, {"row 3": "fish", "gone": "nothing we know", "gone too": "cat"})
-    with pytest.warns(UserWarning, match=r"2 of the 3 labels in .* are of rows that are not here, such as 'gone'"):
+    with pytest.warns(UserWarning, match=r"2 of the 3 labels in .* of rows that are not in the data, such as 'gone'"):
         splits = prepared(examples, path).splits
     assert splits.train.pinned.sum() + splits.validation.pinned.sum() == 1
 

@@ -1,4 +1,5 @@
 import io
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +11,8 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.table import Columns
-from pencil.data.unlabelled import read_inputs
+from pencil.data.sources import load, read_inputs
+from pencil.data.table import Columns, refuse_repeated_columns, row_keys
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_truth_values_are_classes(here):
     assert train.classes == ("false", "true") and train.given_labels.tolist() == [1, 0, 1, 1]
 
 
-def test_votes_become_shares_and_a_missing_one_does_not_count(here):
+def test_votes_become_a_distribution_and_a_missing_one_does_not_count(here):
     text = rows("ann,ben,eve", "cat,cat,dog", "dog,,dog", ",,cat", "cat,dog,")
     train = read(csv(here, text), {"label": ["ann", "ben", "eve"]}).train
     expected = torch.tensor([[2 / 3, 1 / 3], [0, 1], [1, 0], [0.5, 0.5]])
@@ -135,16 +135,16 @@ def test_lists_of_integers_are_one_hot_or_the_classes_present(here):
     assert train.multilabel and train.given_labels.tolist() == [[1, 0, 1], [0, 1, 0]]
     train = read(parquet(here, label=[[0, 1, 0], [1, 0, 0]])).train
     assert not train.multilabel and train.given_labels.tolist() == [[0, 1, 0], [1, 0, 0]]
-    with pytest.raises(DataError, match=r"at row 0 of .* is \[0, 1, 0\]; expected each class once; distributions are"):
+    with pytest.raises(DataError, match=r"row 0 of .* is \[0, 1, 0\]; expected each class once; write distributions"):
         read(parquet(here, label=[[0, 1, 0], [2, 0, 1]]))
 
 
-def test_a_column_per_class_holds_shares(here):
-    train = read(csv(here, rows("sea,sky", "0.25,0.75", "1,0")), {"shares": ["sea", "sky"]}).train
+def test_a_column_per_class_holds_probabilities(here):
+    train = read(csv(here, rows("sea,sky", "0.25,0.75", "1,0")), {"probabilities": ["sea", "sky"]}).train
     assert not train.multilabel and train.classes == ("sea", "sky")
     assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]]
     with pytest.raises(DataError, match=r"label distribution at row 1 is \[1. 1.\]"):
-        read(csv(here, rows("sea,sky", "0.25,0.75", "1,1")), {"shares": ["sea", "sky"]})
+        read(csv(here, rows("sea,sky", "0.25,0.75", "1,1")), {"probabilities": ["sea", "sky"]})
 
 
 def test_a_number_that_is_no_class_is_not_taken_for_an_index(here):
@@ -212,14 +212,14 @@ def test_a_path_that_turns_back_inside_is_mended(here):
 @pytest.mark.parametrize(
     ("text", "columns", "message"),
     [
-        (rows("label", "a", "b"), {"label": "labl"}, r"has no column 'labl'; it has 'path', 'label'\."),
-        (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'\."),
+        (rows("label", "a", "b"), {"label": "labl"}, r"has no column 'labl'; it has 'path', 'label'; fix"),
+        (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'; fix"),
         (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
         ("where,label\na.png,a\n", {}, r"no path column under a usual name .*name it with data.columns.path"),
-        (rows("label", "a", "", "b"), {}, r"label at row 1 of .*table.csv is missing; label the row or leave it out"),
+        (rows("label", "a", "", "b"), {}, r"label at row 1 of .*table.csv is missing; .*label the row or leave it out"),
         (rows("label", "1", "", "2"), {}, r"label at row 1 of .*table.csv is missing"),
         ("path,label\na.png,x\n,y\n", {}, r"has no path in column 'path' at row 1"),
-        ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once; expected one row each"),
+        ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once in the table; expected one row"),
         (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
         (rows("label,id", "a,1", "b,"), {"key": "id"}, r"has rows without a key in column 'id'"),
         (rows("label", "a", "b"), {"image": "label"}, r"column 'label' .* is of type string; expected encoded images"),
@@ -248,7 +248,43 @@ def test_a_parquet_file_that_is_none(here):
 
 def test_a_table_without_labels_to_predict(here):
     settings = DataSettings(columns=Columns(label="label", key="id"))
-    inputs, keys = read_inputs(csv(here, "id,path\n007,images/1.png\n"), settings)
+    inputs, keys = read_inputs([csv(here, "id,path\n007,images/1.png\n")], settings)
     assert keys == ["007"] and len(inputs) == 1
     with pytest.raises(DataError, match=r"has no column 'id'; it has 'path'"):
-        read_inputs(csv(here, "path\nimages/1.png\n"), settings)
+        read_inputs([csv(here, "path\nimages/1.png\n")], settings)
+
+
+def test_many_columns_are_checked_in_linear_time(here):
+    """A check that compares every name with every other takes over a minute for these."""
+    names = [f"feature {number}" for number in range(100_000)]
+    start = time.perf_counter()
+    refuse_repeated_columns("a table", names)
+    assert time.perf_counter() - start < 5
+    with pytest.raises(DataError, match=r"a table has the column 'feature 7' more than once"):
+        refuse_repeated_columns("a table", [*names, "feature 7", "feature 3"][7:])
+
+
+def test_a_wide_table_is_read(here):
+    wide = {f"feature {number}": [0.5, 1.5] for number in range(8000)}
+    table = pa.table({"path": ["images/0.png", "images/1.png"], "label": ["a", "b"], **wide})
+    pq.write_table(table, here / "wide.parquet")
+    start = time.perf_counter()
+    assert load(DataSettings(source=str(here / "wide.parquet"))).train.classes == ("a", "b")
+    assert time.perf_counter() - start < 20
+
+
+def test_keys_of_a_part_are_those_of_the_whole_table(here):
+    paths = pa.table({"path": ["images/0.png", "images/1.png", "images/2.png"], "name": ["a", "b", "c"]})
+    content = pa.table({"image": [b"1", b"2", b"3"]})
+    for table, columns, expected in (
+        (paths, Columns(), ["images/1.png", "images/2.png"]),
+        (paths, Columns(key="name"), ["b", "c"]),
+        (content, Columns(), ["1", "2"]),
+    ):
+        assert row_keys(here / "t.csv", table.slice(1), columns, here, first=1).tolist() == expected
+
+
+def test_a_path_with_braces_is_named_as_it_is(here):
+    (here / "t{0}.csv").write_text("path,label\na.png,x\na.png,y\n")
+    with pytest.raises(DataError, match=r"t\{0\}.csv has the path 'a.png' more than once"):
+        load(DataSettings(source=str(here / "t{0}.csv")))

@@ -7,7 +7,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from pencil import DataError
 from pencil.data import from_dataset
-from pencil.data.inputs import DatasetInputs, TensorInputs, View
+from pencil.data.augment import View
+from pencil.data.inputs import TensorInputs
+from pencil.data.torch_dataset import DatasetInputs
 
 
 class Pairs(Dataset):

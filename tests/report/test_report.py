@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from pencil.cli.report import report as command
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
-from pencil.data.inputs import DatasetInputs, TensorInputs
+from pencil.data.inputs import TensorInputs
+from pencil.data.torch_dataset import DatasetInputs
 from pencil.errors import DataError, RunError
 from pencil.job import run_recipe
 from pencil.recipe import parse

@@ -342,7 +342,7 @@ def test_without_data_the_page_works_and_says_why(run, access):
 
 def test_inputs_of_any_dataset_are_shown(run, access):
     from pencil.data.examples import Examples, Splits, as_keys
-    from pencil.data.inputs import DatasetInputs
+    from pencil.data.torch_dataset import DatasetInputs
     from pencil.review.images import Pictures
 
     items = [(torch.full((2, 4, 6), float(row)), 0) for row in range(11)] + [("not a tensor", 0)]

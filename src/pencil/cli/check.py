@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pencil.check import Rehearsal
     from pencil.data.examples import Examples
-    from pencil.data.inspection import Findings
+    from pencil.data.inspection import Inspection
     from pencil.recipe import Recipe
 
 FEW = 5
@@ -96,12 +96,12 @@ def _findings(rehearsal: "Rehearsal") -> Iterator[str]:
     for name, found in rehearsal.findings.items():
         sizes, shape = found.image_sizes, found.input_shape
         inputs = "" if shape is None else f" of {' x '.join(map(str, shape))}"
-        if sizes is not None and sizes.share == 1:
+        if sizes is not None and sizes.fraction == 1:
             inputs = f", images of {_pixels(sizes.most_common)} pixels"
         elif sizes is not None:
             inputs = (
                 f", images of {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels, "
-                f"{sizes.share:.0%} of them {_pixels(sizes.most_common)}"
+                f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
         yield f"{name:<12}{found.rows:,} rows{inputs}"
         yield from _oddities(found, rehearsal.data[name])
@@ -111,7 +111,7 @@ def _pixels(size: tuple[int, int]) -> str:
     return f"{size[0]} x {size[1]}"
 
 
-def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
+def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """What is wrong with single rows: a count, and a few of them by name."""
     from pencil.data.inspection import label_of
 
@@ -128,7 +128,7 @@ def _oddities(found: "Findings", examples: "Examples") -> Iterator[str]:
     yield from _some(len(found.conflicts), "groups of duplicates with different labels", conflicts)
 
 
-def _several(found: "Findings", examples: "Examples") -> Iterator[str]:
+def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """How many classes there are at once, and what is not known of them."""
     mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
     yield f"            several classes at once, {mean:.1f} of {examples.num_classes} per row on average"

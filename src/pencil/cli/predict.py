@@ -34,13 +34,13 @@ def predict(
     Where an example may be of several classes, they are parted by semicolons, and the confidence is that of the least
     sure decision.
     """
-    from pencil.data.unlabelled import read_several
+    from pencil.data.sources import read_inputs
     from pencil.export import save_maps
     from pencil.runs.run import open_run
 
     opened = open_run(run)
     cut = pick_threshold(threshold, opened.multilabel)
-    inputs, keys = read_several(data, opened.recipe.data)
+    inputs, keys = read_inputs(data, opened.recipe.data)
     if maps is not None:
         save_maps(maps, keys, opened.classes, opened.class_maps(inputs))
     probs = opened.predict_inputs(inputs)

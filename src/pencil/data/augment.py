@@ -1,7 +1,7 @@
 """Augmentation of whole batches, without per-image Python.
 
-What happens to a row is a pure function of (seed, epoch, row): an epoch's draws are made once for all rows and then
-indexed, so neither the order of rows nor the batch a row falls into changes its picture.
+The augmentation of a row is a pure function of (seed, epoch, row): the draws of an epoch are made once for all rows and
+then indexed, so neither the order of the rows nor the batch of a row changes its picture.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,15 @@ from pencil.seeding import generator
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random crops, after padding ``crop_padding`` pixels on each side, and horizontal flips."""
+    """Random crops and horizontal flips.
+
+    Parameters
+    ----------
+    crop_padding
+        Pixels of zero padding on each side before the random crop, 0 to 127.
+    flip
+        Whether to flip half of the images horizontally.
+    """
 
     crop_padding: int = 0
     flip: bool = False
@@ -26,9 +34,12 @@ class Augmentation:
             raise ValueError(f"crop_padding is {self.crop_padding}; expected 0 to 127 pixels")
 
     def draw(self, rows: int, seed: int, epoch: int, frame: "Frame") -> "Draws":
-        """One epoch's choices for images of ``frame.whole`` that are cut to ``frame.cut``."""
+        """Draw the choices of one epoch for images of size ``frame.whole`` that are cropped to ``frame.cropped``."""
         random = generator(seed, "augmentation", epoch)
-        spans = [whole + 2 * self.crop_padding - cut + 1 for whole, cut in zip(frame.whole, frame.cut, strict=True)]
+        spans = [
+            whole + 2 * self.crop_padding - cropped + 1
+            for whole, cropped in zip(frame.whole, frame.cropped, strict=True)
+        ]
         kind = torch.uint8 if max(spans) <= 256 else torch.int16
         if spans[0] == spans[1]:
             offsets = torch.randint(0, spans[0], (rows, 2), generator=random, dtype=kind)
@@ -36,19 +47,36 @@ class Augmentation:
             columns = [torch.randint(0, span, (rows,), generator=random, dtype=kind) for span in spans]
             offsets = torch.stack(columns, dim=1)
         flips = torch.rand(rows, generator=random) < 0.5 if self.flip else None
-        return Draws(self.crop_padding, frame.cut, offsets if max(spans) > 1 else None, flips)
+        return Draws(self.crop_padding, frame.cropped, offsets if max(spans) > 1 else None, flips)
 
 
 class Frame(NamedTuple):
     """Height and width of images as they are stored, and as a network sees them."""
 
     whole: tuple[int, int]
-    cut: tuple[int, int]
+    cropped: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class View:
+    """The randomness of one pass over the data; evaluation has no view.
+
+    Parameters
+    ----------
+    seed, epoch
+        Together with the row they determine every random choice.
+    augmentation
+        Crops and flips; None for none.
+    """
+
+    seed: int
+    epoch: int
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True)
 class Draws:
-    """One epoch's random choices for every row."""
+    """The random choices of one epoch for every row."""
 
     padding: int
     size: tuple[int, int]
@@ -56,7 +84,7 @@ class Draws:
     flips: Tensor | None
 
     def apply(self, images: Tensor, rows: Tensor) -> Tensor:
-        """Crop and flip ``images`` (batch, channels, height, width), which are these rows of the data."""
+        """Crop and flip ``images`` (batch, channels, height, width); ``rows`` are their rows in the data."""
         if self.offsets is not None:
             images = crop(images, self.offsets[rows].long(), self.padding, self.size)
         if self.flips is not None:
@@ -65,13 +93,13 @@ class Draws:
 
 
 def crop(images: Tensor, offsets: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
-    """Pad with zeros and cut each image to ``size`` at its own (top, left) offset."""
+    """Pad with zeros and crop each image to ``size`` at its own (top, left) offset."""
     padded = functional.pad(images, (padding,) * 4) if padding else images
     windows = padded.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view: every crop of every image, nothing copied
     return windows[torch.arange(len(images)), :, offsets[:, 0], offsets[:, 1]]
 
 
 def centre_crop(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """The middle of each image: a view."""
-    top, left = ((whole - cut) // 2 for whole, cut in zip(images.shape[-2:], size, strict=True))
+    """Return the centre of each image, as a view of the tensor."""
+    top, left = ((whole - cropped) // 2 for whole, cropped in zip(images.shape[-2:], size, strict=True))
     return images[..., top : top + size[0], left : left + size[1]]

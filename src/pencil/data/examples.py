@@ -1,4 +1,4 @@
-"""Examples: rows of inputs with the labels given for them. Clean labels, where known, ride along for metrics only."""
+"""Examples: rows of inputs with their given labels. Clean labels, where known, are used for metrics only."""
 
 import hashlib
 import warnings
@@ -11,21 +11,32 @@ import torch
 from numpy.dtypes import StringDType
 from torch import Tensor
 
+from pencil.data.augment import View
 from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
-from pencil.data.inputs import Inputs, View
+from pencil.data.inputs import Inputs
 from pencil.errors import DataError
 from pencil.seeding import generator
 
 
 def as_keys(values: Any) -> np.ndarray:
-    """Keys as one array of strings of any length: no Python object per row, so worker processes share it as it is."""
+    """Return keys as one array of strings: no Python object per row, so worker processes share it as it is."""
     array = np.asarray(values)
     return array.astype(str).astype(StringDType()) if array.dtype.kind in "iu" else array.astype(StringDType())
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of the training set, as a method sees them: nothing in it knows the clean labels."""
+    """Some rows of the training set, as a method sees them; clean labels are not part of it.
+
+    Parameters
+    ----------
+    rows
+        Positions in the training set.
+    inputs
+        Transformed inputs (batch, ...).
+    given_labels
+        Class indices (batch,) or probabilities (batch, classes).
+    """
 
     rows: Tensor
     inputs: Tensor
@@ -34,7 +45,27 @@ class Batch:
 
 @dataclass(frozen=True)
 class Examples:
-    """A choice of rows from some inputs, with given labels, stable keys and class names."""
+    """A choice of rows from some inputs, with given labels, stable keys and class names.
+
+    Parameters
+    ----------
+    inputs
+        Where the inputs are read from; subsets share it.
+    rows
+        Rows of ``inputs``, one per example.
+    given_labels
+        Class indices (n,), label distributions (n, classes), or multi-label probabilities (n, classes).
+    classes
+        Class names in order.
+    keys
+        A stable name for each example.
+    clean_labels
+        Labels known to be right, for metrics only.
+    multilabel
+        Whether an example may have several classes.
+    pinned
+        True for examples whose label a person has reviewed: it never moves.
+    """
 
     inputs: Inputs
     rows: Tensor
@@ -44,7 +75,6 @@ class Examples:
     clean_labels: Tensor | None = None
     multilabel: bool = False
     pinned: Tensor | None = None
-    """True for rows whose label a person has reviewed: nothing moves it."""
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
@@ -54,7 +84,10 @@ class Examples:
             lengths["marks of pinned rows"] = len(self.pinned)
         for name, count in lengths.items():
             if count != len(self.rows):
-                raise DataError(f"there are {len(self.rows)} inputs but {count} {name}; expected as many of each.")
+                raise DataError(
+                    f"there are {len(self.rows)} inputs but {count} {name}; expected one per input; "
+                    "pass arrays of equal length."
+                )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -66,18 +99,25 @@ class Examples:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input, as a network sees it."""
-        return tuple(self.some_inputs(1).shape[1:])
+        known = self.inputs.shape
+        return tuple(self.some_inputs(1).shape[1:]) if known is None else known
 
     def some_inputs(self, count: int) -> Tensor:
-        """The first inputs that can be read, up to so many of them, as a network sees them in evaluation."""
+        """Read the first inputs that can be read, at most ``count``, as a network sees them in evaluation.
+
+        They are read in this process: starting workers takes longer than reading a few inputs.
+        """
+        inputs = self.inputs.in_process()
         for chunks in (self.rows[:64].split(count), self.rows[64:].split(64)):  # most often the first is enough
-            for values, _ in self.inputs.batches(chunks):
+            for values, _ in inputs.batches(chunks):
                 if len(values):
                     return values[:count]
-        raise DataError(f"none of the {len(self)} inputs can be read.")
+        raise DataError(
+            f"none of the {len(self)} inputs can be read; expected at least one; see `pencil check` for the reasons."
+        )
 
     def subset(self, chosen: Tensor) -> "Examples":
-        """These positions only; inputs are shared, never copied."""
+        """Return these positions only; inputs are shared, never copied."""
         return replace(
             self,
             rows=self.rows[chosen],
@@ -88,11 +128,13 @@ class Examples:
         )
 
     def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:
-        """Batches in the given order of positions (all of them, as they stand, by default)."""
-        return self.pieces(cut(torch.arange(len(self)) if order is None else order, batch_size), view)
+        """Yield batches of this size in the given order of positions (by default all of them, as stored)."""
+        return self.load_batches(
+            split_into_batches(torch.arange(len(self)) if order is None else order, batch_size), view
+        )
 
-    def pieces(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Batch]:
-        """A batch for each chunk of positions; rows whose input cannot be read are missing from it."""
+    def load_batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Batch]:
+        """Yield a batch for each chunk of positions; rows whose input cannot be read are missing from it."""
         inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks if len(chunk)], view)
         for chunk in chunks:
             if len(chunk) == 0:
@@ -103,7 +145,7 @@ class Examples:
             yield Batch(kept, values, self.given_labels[kept])
 
     def fingerprint(self) -> str:
-        """A digest of keys and given labels: the same for the same rows in the same order."""
+        """Return a digest of keys and given labels: the same for the same rows in the same order."""
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for start in range(0, len(self), 65536):  # never all keys at once as Python strings
             digest.update("".join(f"\0{key}" for key in self.keys[start : start + 65536]).encode())
@@ -111,8 +153,8 @@ class Examples:
         return digest.hexdigest()
 
 
-def cut(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Pieces of ``batch_size``; a single row left over joins the piece before it, as batch statistics need two."""
+def split_into_batches(order: Tensor, batch_size: int) -> list[Tensor]:
+    """Split positions into batches; a single row left over joins the last batch, as batch statistics need two rows."""
     chunks = list(order.split(batch_size))
     if len(chunks) > 1 and len(chunks[-1]) == 1:
         chunks[-2:] = [torch.cat(chunks[-2:])]
@@ -121,31 +163,49 @@ def cut(order: Tensor, batch_size: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Splits:
-    """What a run trains on, what it chooses its best epoch by (noisy too), and what it is measured on."""
+    """The training set, the validation set that chooses the best epoch (noisy too), and the test set."""
 
     train: Examples
     validation: Examples | None = None
     test: Examples | None = None
 
     def sizes(self) -> dict[str, int]:
+        """Return the number of examples of each split that there is."""
         return {name: len(part) for name, part in vars(self).items() if part is not None}
 
 
 def hold_out(
-    examples: Examples, share: float, seed: int, keys: np.ndarray | None = None
+    examples: Examples, fraction: float, seed: int, keys: np.ndarray | None = None
 ) -> tuple[Examples, Examples | None]:
-    """Keep a random share of the rows for validation, or those with these keys; every class keeps one to train on.
+    """Split off rows for validation; every class keeps at least one row for training.
 
-    Fewer than ten rows, or one per class, leave nothing to spare: then there is no validation split.
+    Parameters
+    ----------
+    examples
+        All rows that are not for testing.
+    fraction
+        How many rows to hold out, from 0 (none) to below 1.
+    seed
+        Draws the rows.
+    keys
+        Names the rows to hold out instead of drawing them.
+
+    Returns
+    -------
+    tuple
+        Training and validation rows. With fewer than ten rows, or one per class, there is no validation split (None).
     """
     if keys is not None:
         chosen = torch.from_numpy(np.isin(examples.keys, keys))
         return examples.subset(torch.where(~chosen)[0]), examples.subset(
             torch.where(chosen)[0]
         ) if chosen.any() else None
-    if not 0 <= share < 1:
-        raise DataError(f"validation share is {share}; expected from 0 (none) to below 1.")
-    if share == 0 or len(examples) < 10:
+    if not 0 <= fraction < 1:
+        raise DataError(
+            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set data.validation to such a "
+            "number."
+        )
+    if fraction == 0 or len(examples) < 10:
         return examples, None
     order = torch.randperm(len(examples), generator=generator(seed, "validation"))
     given = examples.given_labels[order].numpy()
@@ -155,7 +215,7 @@ def hold_out(
     else:  # a rare class must not vanish from training
         first_of_class[np.unique(hard_labels(torch.from_numpy(given)).numpy(), return_index=True)[1]] = True
     free = order[~first_of_class]
-    held = free[: max(1, round(share * len(examples)))]
+    held = free[: max(1, round(fraction * len(examples)))]
     if len(held) == 0:
         return examples, None
     in_training = torch.ones(len(examples), dtype=torch.bool)
@@ -164,22 +224,26 @@ def hold_out(
 
 
 def refuse_other_kind(examples: Examples, multilabel: bool) -> None:
-    """Labels of one class each and of several at once cannot stand for one another."""
+    """Raise if single-label labels are expected and these are multi-label, or the other way round."""
     if examples.multilabel and not multilabel:
-        raise DataError("the labels are of several classes at once; expected one class for each row.")
+        raise DataError(
+            "the labels are multi-label; expected single-label data, one class for each row; pass one class per row."
+        )
     if multilabel and not examples.multilabel:
         raise DataError(
-            "the labels are of one class for each row; expected several classes at once: a matrix with a column for "
-            "each class, lists of classes, or data.columns.indicators."
+            "the labels are single-label; expected multi-label data: a matrix with a column for each class, lists of "
+            "classes, or data.columns.indicators; give the labels in one of these forms."
         )
 
 
 def check_trainable(examples: Examples) -> None:
-    """Refuse what cannot be learned from before the first epoch."""
+    """Raise, before the first epoch, if nothing can be learned from these examples."""
     if len(examples) < 2:
-        raise DataError(f"there are {len(examples)} training examples; expected at least 2.")
+        raise DataError(f"there are {len(examples)} training examples; expected at least 2; add more.")
     if examples.num_classes < 2 and not examples.multilabel:
-        raise DataError(f"the only class is {examples.classes[0]!r}; expected at least two classes to tell apart.")
+        raise DataError(
+            f"the only class is {examples.classes[0]!r}; expected at least two classes; add examples of another class."
+        )
     refuse_alike_classes(examples.classes)
     refuse_empty_classes(examples.given_labels, examples.classes)
 
@@ -188,7 +252,7 @@ UNKNOWN = "have no known label and teach nothing"
 
 
 def warn_of_unknown_rows(examples: Examples) -> None:
-    """A row of which no class is known takes part in no loss and no update."""
+    """Warn about multi-label rows without any known class: they take part in no loss and no update."""
     unknown = int(examples.given_labels.isnan().all(dim=1).sum()) if examples.multilabel else 0
     if unknown:
         warnings.warn(

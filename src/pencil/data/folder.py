@@ -1,4 +1,4 @@
-"""A folder per class: the sub-folder an image lies in is its label, and its relative path is its key."""
+"""A folder per class: the sub-folder of an image is its label, and its relative path is its key."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ import torch
 from numpy.dtypes import StringDType
 
 from pencil.data.examples import Examples, Splits
+from pencil.data.given import shorten
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.errors import DataError
 
@@ -16,7 +17,20 @@ SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validat
 
 
 def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
-    """Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside it."""
+    """Return the splits of a folder of images.
+
+    Parameters
+    ----------
+    folder
+        Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside ``train``.
+    classes
+        Class names in order; by default the names of the sub-folders, sorted.
+
+    Raises
+    ------
+    DataError
+        If there is no image, or a sub-folder is not one of the classes.
+    """
     names = _subfolders(folder)
     if "train" in names and set(names) <= set(SPLITS):
         train = read_classes(folder, classes, "train")
@@ -26,20 +40,23 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
 
 
 def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = "") -> Examples:
-    """All images under the sub-folders, which are the classes unless a list of them is given.
+    """Return all images in the sub-folders of ``root / split``, one class each.
 
-    They lie in ``root``, or in its folder ``split``, which then begins every key: no two splits share one.
+    Keys are relative to ``root``, so they begin with the split and no two splits share a key.
     """
     folder = root / split
     found = _subfolders(folder)
     if not found:
-        raise DataError(f"{folder} has no sub-folders; expected one per class, with the class's images in it.")
+        raise DataError(
+            f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
+            "sort the images into such folders."
+        )
     expected = tuple(found) if classes is None else tuple(classes)
     unknown = [name for name in found if name not in expected]
     if unknown:
         raise DataError(
             f"{folder} has the sub-folder {unknown[0]!r}, which is not one of the {len(expected)} classes "
-            f"({', '.join(expected[:5])}{', ...' if len(expected) > 5 else ''}); move it away or add the class."
+            f"({shorten(expected)}); move it away or add the class."
         )
     keys: list[np.ndarray] = []
     labels: list[np.ndarray] = []
@@ -49,13 +66,16 @@ def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = 
         labels.append(np.full(len(paths), expected.index(name), dtype=np.int64))
     every = np.concatenate(keys)
     if not len(every):
-        raise DataError(f"the sub-folders of {folder} hold no image ({', '.join(SUFFIXES)}).")
+        raise DataError(
+            f"the sub-folders of {folder} hold no image; expected files that end in {', '.join(SUFFIXES)}; "
+            "check the folder."
+        )
     given = torch.from_numpy(np.concatenate(labels))
     return Examples(ImageInputs(ImageFiles(root, every)), torch.arange(len(every)), given, expected, every)
 
 
 def find_images(root: Path, folder: Path) -> Iterator[str]:
-    """Paths, relative to ``root``, of the images in a folder at any depth; links to other folders are not followed."""
+    """Yield the paths, relative to ``root``, of the images in a folder at any depth; folder links are not followed."""
     for place, inner, files in os.walk(folder):
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
         relative = os.path.relpath(place, root).replace(os.sep, "/").removeprefix("./")
@@ -68,4 +88,6 @@ def _subfolders(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}.") from error
+        raise DataError(
+            f"cannot read the folder {folder}: {error.strerror}; expected a folder of images; check its permissions."
+        ) from error

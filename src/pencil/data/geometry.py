@@ -1,85 +1,101 @@
-"""One size for all images: how large they are made, what is cut out of them, and whether they are kept decoded."""
+"""Image sizes: the size that all images are brought to, the crop, and whether decoded images are cached."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from pencil.data import cache
+from pencil.data.cache import fits_memory
 from pencil.data.examples import Examples
-from pencil.data.images import ImageInputs, Size
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs import Inputs, ReadOptions, Size
 from pencil.data.settings import DataSettings
+from pencil.data.transform import refuse_crop
 from pencil.errors import DataError
 
 LARGEST = 224
-"""Images of mixed sizes are made no larger than this unless a recipe says so."""
+"""Images of mixed sizes are made no larger than this unless a recipe asks for it."""
 
 
 def apply_geometry(settings: DataSettings, examples: Examples, size: Size | None) -> Examples:
-    """The same examples with images of this size, cropped as the settings say, decoded once where that pays."""
+    """Return the same examples with inputs of this size, cropped as the settings ask, decoded once where that pays.
+
+    Parameters
+    ----------
+    settings
+        Crop, cache and reading options.
+    examples
+        Any inputs; only encoded images are resized and cached.
+    size
+        Height and width, as :func:`image_size` found them on the training rows.
+    """
     inputs = examples.inputs
-    if isinstance(inputs, TensorInputs):
-        _refuse_crop(settings, inputs.values.shape[1:])
-        return replace(examples, inputs=replace(inputs, finish=replace(inputs.finish, crop=settings.crop)))
-    if not isinstance(inputs, ImageInputs):
+    if inputs.resizable and size is None:
+        size = _only_size(inputs, settings)
+    inputs = inputs.with_options(read_options(settings, size))
+    if inputs is examples.inputs:  # no option concerns them
         return examples
-    size = size or _only_size(inputs)
-    inputs = sized(settings, inputs, size)
-    if settings.cache == "none" or (settings.cache == "auto" and not cache.fits_memory(examples, size)):
+    if settings.cache == "none" or size is None or (settings.cache == "auto" and not fits_memory(len(examples), size)):
         return replace(examples, inputs=inputs)
-    folder = None if settings.cache in ("auto", "memory") else Path(settings.cache)
-    return cache.keep(examples, inputs, size, folder)
+    cached = inputs.cached(examples.rows, None if settings.cache in ("auto", "memory") else Path(settings.cache))
+    if cached is None:
+        return replace(examples, inputs=inputs)
+    return replace(examples, inputs=cached, rows=torch.arange(len(examples)))
 
 
-def sized(settings: DataSettings, inputs: ImageInputs, size: Size | None) -> ImageInputs:
-    """Images of this size, read and cropped as the settings say."""
-    return replace(
-        inputs,
+def read_options(settings: DataSettings, size: Size | None) -> ReadOptions:
+    """Return the options of these settings for inputs of this size."""
+    return ReadOptions(
         size=size,
+        crop=settings.crop,
         exact=settings.resize == "none",
-        finish=replace(inputs.finish, crop=settings.crop),
         unreadable=settings.unreadable,
         max_pixels=settings.max_pixels,
         workers=default_workers() if settings.workers is None else settings.workers,
     )
 
 
-def image_size(settings: DataSettings, examples: Examples) -> Size | None:
-    """The size images are brought to: as set, or left as it is where all have one, or found from a look at some."""
-    if not isinstance(examples.inputs, ImageInputs):
+def image_size(settings: DataSettings, inputs: Inputs) -> Size | None:
+    """Return the height and width that encoded images are brought to; None for other inputs.
+
+    It is ``data.resize`` where that is a size, otherwise found from a sample of the images.
+    """
+    if not inputs.resizable:
         if settings.resize not in ("auto", "none"):
-            raise DataError("data.resize works on encoded images; these inputs are arrays; resize them beforehand.")
+            raise DataError(
+                f"data.resize is {settings.resize} but the inputs are arrays; expected encoded images; "
+                "resize the arrays beforehand, or leave data.resize out."
+            )
         return None
     if isinstance(settings.resize, int):
         size = (settings.resize, settings.resize)
     elif isinstance(settings.resize, tuple):
         size = settings.resize
     else:
-        size = _only_size(examples.inputs) if settings.resize == "none" else _suitable_size(examples.inputs)
-    _refuse_crop(settings, (3, *size))
+        size = _only_size(inputs, settings) if settings.resize == "none" else _suitable_size(inputs, settings)
+    refuse_crop(settings.crop, (3, *size))
     return size
 
 
 def default_workers() -> int:
-    """A process for each core but one, which trains; at most four."""
+    """Return one process for each core except one, which trains; at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(4, cores - 1)
 
 
-def _suitable_size(inputs: ImageInputs) -> Size:
-    sizes = inputs.probe_sizes()
+def _suitable_size(inputs: Inputs, settings: DataSettings) -> Size:
+    sizes = inputs.probe_sizes(settings.max_pixels)
     if not sizes:
-        return LARGEST, LARGEST  # nothing could be read; reading for real will say so
+        return LARGEST, LARGEST  # nothing could be read; reading the data names the reason
     if len(set(sizes)) == 1 and max(sizes[0]) <= LARGEST:
         return sizes[0]
     side = min(LARGEST, int(np.median([min(size) for size in sizes])))
     return side, side
 
 
-def _only_size(inputs: ImageInputs) -> Size:
-    sizes = sorted(set(inputs.probe_sizes()))
+def _only_size(inputs: Inputs, settings: DataSettings) -> Size:
+    sizes = sorted(set(inputs.probe_sizes(settings.max_pixels)))
     if len(sizes) > 1:
         (height, width), (other_height, other_width) = sizes[0], sizes[-1]
         raise DataError(
@@ -87,12 +103,3 @@ def _only_size(inputs: ImageInputs) -> Size:
             "expected one size; set data.resize."
         )
     return sizes[0] if sizes else (LARGEST, LARGEST)
-
-
-def _refuse_crop(settings: DataSettings, shape: tuple[int, ...]) -> None:
-    if settings.crop is None:
-        return
-    if len(shape) != 3:
-        raise DataError(f"data.crop needs images; the inputs have shape {tuple(shape)}.")
-    if settings.crop > min(shape[1:]):
-        raise DataError(f"data.crop is {settings.crop} but images have {shape[1]} x {shape[2]} pixels; crop less.")

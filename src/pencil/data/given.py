@@ -1,4 +1,4 @@
-"""Given labels: what came with the data, checked row by row before anything is trained on it."""
+"""Given labels: the labels that came with the data, checked row by row before anything is trained on them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,14 +12,14 @@ from torch import Tensor
 from pencil.errors import DataError
 
 Keys = Sequence[str] | np.ndarray | None
-SEVERAL = (
-    "; multilabel=True (data.multilabel in a recipe) takes every column for a class that is there or not by itself"
+MULTILABEL_HINT = (
+    "; multilabel=True (data.multilabel in a recipe) takes every column for a class that is present or not by itself"
 )
 
 
 @dataclass(frozen=True)
 class GivenLabels:
-    """Checked labels, the names of their classes, and whether a row may be of several of them."""
+    """Checked labels, the names of their classes, and whether they are multi-label."""
 
     given: Tensor
     classes: tuple[str, ...]
@@ -27,8 +27,8 @@ class GivenLabels:
 
 
 @contextmanager
-def about(part: str) -> Iterator[None]:
-    """What is wrong with the labels of a part of the data is said of that part."""
+def error_context(part: str) -> Iterator[None]:
+    """Prefix every :class:`DataError` with the part of the data that it concerns."""
     try:
         yield
     except DataError as error:
@@ -38,27 +38,47 @@ def about(part: str) -> Iterator[None]:
 def as_given_labels(
     labels: Any, num_classes: int | None = None, *, keys: Keys = None, hint: str = ""
 ) -> tuple[Tensor, int]:
-    """Check labels and return them as a tensor with the number of classes.
+    """Check single-label labels and return them as a tensor, with the number of classes.
 
-    Class indices become int64 of shape ``(n,)``, distributions (each row sums to 1) fp32 of shape ``(n, classes)``.
-    The number of classes is derived where it is not given. Raises :class:`DataError` naming the first bad row; ``hint``
-    is what to do about a matrix whose rows are no distributions.
+    Parameters
+    ----------
+    labels
+        Class indices ``(n,)`` or label distributions ``(n, classes)``, each row of which sums to 1.
+    num_classes
+        The number of classes; None derives it.
+    keys
+        Names of the rows in messages.
+    hint
+        Appended to the message about a matrix whose rows are not distributions.
+
+    Returns
+    -------
+    tuple
+        int64 indices of shape ``(n,)`` or fp32 distributions of shape ``(n, classes)``, and the number of classes.
+
+    Raises
+    ------
+    DataError
+        If a label is not as expected; the message names the first such row.
     """
     values = as_array(labels)
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim not in (1, 2):
-        raise DataError(f"labels have shape {values.shape}; expected (n,) class indices or (n, classes) distributions.")
+        raise DataError(
+            f"labels have shape {values.shape}; expected class indices (n,) or distributions (n, classes); "
+            "reshape them."
+        )
     if len(values) == 0:
-        raise DataError("the dataset is empty; expected at least one labelled example.")
+        raise DataError("the dataset is empty; expected at least one labelled example; check how the labels were made.")
     _refuse_missing(values, keys, hint if values.ndim == 2 else "")
     if values.ndim == 2:
         return _distributions(values, num_classes, keys, hint)
     return _class_indices(values, num_classes, keys)
 
 
-def looks_multilabel(values: np.ndarray) -> bool:
-    """Whether a matrix can only be of several classes at once: 0, 1 or unknown, and somewhere two ones in one row."""
+def is_multilabel(values: np.ndarray) -> bool:
+    """Return whether a matrix can only be multi-label: 0, 1 or unknown, and two ones in at least one row."""
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "buif":
         return False
     ones = values == 1
@@ -66,62 +86,137 @@ def looks_multilabel(values: np.ndarray) -> bool:
 
 
 def as_indicators(labels: Any, num_classes: int | None = None, *, keys: Keys = None) -> Tensor:
-    """Multi-label: one probability for each (row, class), NaN where nothing is known; fp32 of shape (n, classes)."""
+    """Check multi-label labels: one probability for each (row, class), NaN where unknown; fp32 (n, classes)."""
     values = as_array(labels)
     if values.ndim == 2 and values.dtype == object:
         values = _with_none_as_nan(values)
     if values.ndim != 2 or values.shape[1] == 0 or values.dtype.kind not in "buif":
         raise DataError(
-            f"multi-labels are {values.dtype} of shape {values.shape}; expected (n, classes) numbers from 0 to 1, a "
-            "column for each class; leave multilabel out where every row has one class."
+            f"labels are {values.dtype} of shape {values.shape}; expected multi-label data: (n, classes) numbers "
+            "from 0 to 1, a column for each class; leave multilabel out for single-label data."
         )
     if len(values) == 0:
-        raise DataError("the dataset is empty; expected at least one labelled example.")
+        raise DataError("the dataset is empty; expected at least one labelled example; check how the labels were made.")
     _refuse_other_width(values.shape[1], num_classes)
     values = values.astype(np.float32)
     _refuse_rows(
         ((values >= 0) & (values <= 1)) | np.isnan(values), values, keys, "multi-label",
-        "expected values from 0 to 1, or NaN where nothing is known; mend the row",
+        "expected values from 0 to 1, or NaN where the label is unknown; fix the row",
     )  # fmt: skip
     return torch.from_numpy(values)
 
 
 def as_clean_indicators(labels: Any, num_classes: int) -> Tensor:
-    """What is known to be right about several classes at once: 0 or 1 for each, NaN where nobody knows."""
+    """Check multi-label labels that are known to be right: 0 or 1 for each class, NaN where unknown."""
     clean = as_indicators(labels, num_classes)
     values = clean.numpy()
     _refuse_rows(
         (values == 0) | (values == 1) | np.isnan(values), values, None, "multi-label",
-        "expected 0 or 1, or NaN where nothing is known: a clean label is sure of itself",
+        "expected 0 or 1, or NaN where the label is unknown; fix the row",
     )  # fmt: skip
     return clean
 
 
+def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
+    """Return names as ``(indices, classes)``; anything numeric is returned as it is."""
+    values = y if isinstance(y, Tensor) else as_array(y)
+    if isinstance(values, Tensor) or values.dtype.kind in "buif":
+        return y
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        raise DataError(
+            f"the labels are {values.dtype} of shape {values.shape}; expected one name for each row, or a matrix of "
+            f"numbers with a column for each class{MULTILABEL_HINT}, unknown (None) included."
+        )
+    if any(label is None or label != label for label in values):
+        row = next(i for i, label in enumerate(values) if label is None or label != label)
+        raise DataError(
+            f"label at row {row} is missing ({values[row]}); expected a class; label the row or leave it out."
+        )
+    names = tuple(sorted({str(label) for label in values})) if classes is None else classes
+    index = {name: i for i, name in enumerate(names)}
+    for row, label in enumerate(values):
+        if str(label) not in index:
+            raise DataError(
+                f"label {str(label)!r} at row {row} is not one of the {len(names)} classes; expected "
+                f"{shorten(names)}; fix the label or add the class."
+            )
+    return np.array([index[str(label)] for label in values], dtype=np.int64), names
+
+
+def resolve_labels(
+    y: Any, classes: Sequence[str] | int | None, keys: np.ndarray | None = None, multilabel: bool | None = None
+) -> GivenLabels:
+    """Check labels in any form and derive their classes.
+
+    Parameters
+    ----------
+    y
+        Class indices, class names, label distributions or multi-label probabilities.
+    classes
+        Class names in order, or their number; None derives them from the labels.
+    keys
+        Names of the rows in messages.
+    multilabel
+        Whether the columns of a matrix are multi-label; None decides by its values.
+
+    Raises
+    ------
+    DataError
+        If a label is not as expected; the message names the first such row.
+    """
+    names = None if classes is None or isinstance(classes, int) else tuple(map(str, classes))
+    count = len(names) if names is not None else classes if isinstance(classes, int) else None
+    values = as_array(y)
+    if multilabel or (multilabel is None and is_multilabel(values)):
+        given = as_indicators(values, count, keys=keys)
+        return GivenLabels(given, names or tuple(map(str, range(given.shape[1]))), multilabel=True)
+    labels = name_to_index(values, names)
+    if isinstance(labels, tuple):
+        labels, names = labels
+        count = len(names) if count is None else count
+    given, count = as_given_labels(labels, count, keys=keys, hint=MULTILABEL_HINT if multilabel is None else "")
+    return GivenLabels(given, names or tuple(map(str, range(count))))
+
+
+def as_clean_labels(labels: Any, classes: tuple[str, ...], multilabel: bool) -> Tensor | None:
+    """Check labels that are known to be right; they have the classes and the form of the given labels."""
+    if labels is None:
+        return None
+    with error_context("clean_labels"):
+        if multilabel:
+            return as_clean_indicators(labels, len(classes))
+        named = name_to_index(labels, classes)
+        indices = named[0] if isinstance(named, tuple) else named
+        return hard_labels(as_given_labels(indices, len(classes))[0])
+
+
 def hard_labels(given_labels: Tensor) -> Tensor:
-    """The class that each given label names: itself, or the most probable one of a distribution."""
+    """Return the class index of each given label: itself, or the most probable class of a distribution."""
     return given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
 
 
 def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:
-    """Given labels as probabilities (n, classes); what is unknown of a multi-label is one half."""
+    """Return given labels as probabilities (n, classes); an unknown multi-label entry is one half."""
     if given_labels.ndim == 1:
         return torch.nn.functional.one_hot(given_labels, num_classes).float()
     return given_labels.nan_to_num(0.5)
 
 
 def refuse_alike_classes(classes: Sequence[str]) -> None:
-    """To people they are one class, and on half of all file systems one folder."""
+    """Raise if class names differ only by case: to people one class, and on many file systems one folder."""
     seen: dict[str, str] = {}
     for name in classes:
         other = seen.setdefault(name.strip().casefold(), name)
         if other != name:
             raise DataError(
-                f"the classes {other!r} and {name!r} differ only by case or blanks; merge or rename one of them."
+                f"the classes {other!r} and {name!r} differ only by case or blanks; expected distinct names; "
+                "merge or rename one of them."
             )
 
 
 def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
-    """A class without an example cannot be learned, and usually means that a label file or class list is wrong."""
+    """Raise if a class has no example: it cannot be learned, and usually a label file or class list is wrong."""
     if given_labels.ndim == 1:
         mass = torch.bincount(given_labels, minlength=len(classes)).double()
     else:
@@ -134,14 +229,19 @@ def refuse_empty_classes(given_labels: Tensor, classes: Sequence[str]) -> None:
 def _refuse_classes(bad: Tensor, classes: Sequence[str], what: str, remedy: str) -> None:
     names = [classes[k] for k in bad.nonzero()[:, 0].tolist()]
     if names:
-        named = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
+        listed = shorten(list(map(repr, names)))
         raise DataError(
-            f"{len(names)} of {len(classes)} classes {what}: {named}; expected at least one each; {remedy}."
+            f"{len(names)} of {len(classes)} classes {what}: {listed}; expected at least one each; {remedy}."
         )
 
 
+def shorten(names: Sequence[str], count: int = 5) -> str:
+    """Return the first names of a list for a message, with an ellipsis where there are more."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
 def as_array(labels: Any) -> np.ndarray:
-    """Labels of any kind as an array."""
+    """Return labels of any kind as an array."""
     if isinstance(labels, Tensor):
         return np.asarray(labels.detach().cpu())
     if isinstance(labels, (list, tuple)) and any(label is None for label in labels):
@@ -185,7 +285,9 @@ def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> t
     whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
     if not whole.all():
         row = int(np.argmin(whole))
-        raise DataError(f"label {values[row]} at {_where(row, keys)} is not a whole number; expected a class index.")
+        raise DataError(
+            f"label {values[row]} at {_where(row, keys)} is not a whole number; expected a class index; fix the label."
+        )
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes
     if num_classes is None and count > 1000 + 10 * len(indices):
@@ -211,7 +313,13 @@ def _distributions(values: np.ndarray, num_classes: int | None, keys: Keys, hint
     _refuse_other_width(count, num_classes)
     _refuse_single_class(count)
     good = (values >= 0).all(axis=1) & (np.abs(values.astype(np.float64).sum(axis=1) - 1) < 1e-3)
-    _refuse_rows(good[:, None], values, keys, "label distribution", f"expected values from 0 to 1 that sum to 1{hint}")
+    _refuse_rows(
+        good[:, None],
+        values,
+        keys,
+        "label distribution",
+        f"expected values from 0 to 1 that sum to 1; fix the row{hint}",
+    )
     return torch.from_numpy(values.astype(np.float32)), count
 
 
@@ -219,12 +327,12 @@ def _refuse_other_width(count: int, num_classes: int | None) -> None:
     if num_classes is not None and num_classes != count:
         raise DataError(
             f"the labels have {count} columns but there are {num_classes} classes; expected a column for each class; "
-            "name as many classes, or mend the matrix."
+            "name as many classes, or fix the matrix."
         )
 
 
 def _refuse_rows(good: np.ndarray, values: np.ndarray, keys: Keys, what: str, expected: str) -> None:
-    """Name the first row with an entry that is not good."""
+    """Raise :class:`DataError` about the first row with an entry that is not good."""
     if not good.all():
         row = int(np.argmin(good.all(axis=1)))
         seen = np.array2string(values[row], precision=3, threshold=6)
@@ -233,4 +341,4 @@ def _refuse_rows(good: np.ndarray, values: np.ndarray, keys: Keys, what: str, ex
 
 def _refuse_single_class(count: int) -> None:
     if count < 2:
-        raise DataError(f"the labels name {count} class; expected at least two classes to tell apart.")
+        raise DataError(f"the labels have {count} class; expected at least two classes; add examples of another class.")

@@ -1,4 +1,4 @@
-"""Hugging Face ``datasets`` (an optional extra): by name or folder from a recipe, or an object passed to pencil.fit."""
+"""Hugging Face ``datasets`` (an optional extra): by name or folder in a recipe, or an object passed to pencil.fit."""
 
 import importlib.util
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import torch
 
 from pencil.data.examples import Examples, Splits, as_keys
-from pencil.data.given import about
+from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.table import (
@@ -33,7 +33,7 @@ SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "
 
 
 def is_hugging_face(dataset: Any) -> bool:
-    """Whether this is a ``datasets.Dataset``, found out without importing the library."""
+    """Return whether this is a ``datasets.Dataset``, without importing the library."""
     return any(kind.__module__.startswith("datasets.") and kind.__name__ == "Dataset" for kind in type(dataset).__mro__)
 
 
@@ -44,7 +44,21 @@ def load_hugging_face(
     options: Mapping[str, Any],
     multilabel: bool | None = None,
 ) -> Splits:
-    """``hf/NAME`` from the hub, or ``hf/FOLDER`` as ``save_to_disk`` wrote it; options go to ``load_dataset``."""
+    """Load a dataset of the ``datasets`` library.
+
+    Parameters
+    ----------
+    source
+        ``hf/NAME`` from the hub, or ``hf/FOLDER`` as ``save_to_disk`` wrote it.
+    columns
+        Which column is what.
+    classes
+        Class names in order; by default those of the label's feature.
+    options
+        Passed to ``load_dataset``.
+    multilabel
+        Whether lists of numbers are multi-label; None decides by their values.
+    """
     if importlib.util.find_spec("datasets") is None:
         raise DataError(f"{source!r} needs the datasets library; install it with pip install 'pencil-labels[hf]'.")
     import datasets
@@ -55,16 +69,22 @@ def load_hugging_face(
         is_saved = folder.is_dir() and not options
         loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(name, **options)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise DataError(f"datasets cannot load {name!r}: {str(error).splitlines()[0]}") from error
+        raise DataError(
+            f"datasets cannot load {name!r}: {str(error).splitlines()[0]}; expected a dataset of the hub or a saved "
+            "folder; check the name."
+        ) from error
     if not isinstance(loaded, Mapping):
         return Splits(from_hugging_face(loaded, columns, classes, multilabel))
     parts = {SPLITS[split]: part for split, part in loaded.items() if split in SPLITS}
     if "train" not in parts:
-        raise DataError(f"{name!r} has the splits {', '.join(loaded)}; expected one named train.")
+        raise DataError(
+            f"{name!r} has the splits {', '.join(loaded)}; expected one named train; "
+            "choose a split with data.options.split."
+        )
     train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
     others = {}
     for split, part in parts.items():
-        with about(f"the {split} set"):
+        with error_context(f"the {split} set"):
             others[split] = from_hugging_face(part, columns, train.classes, train.multilabel)
     return Splits(train, **others)
 
@@ -75,7 +95,15 @@ def from_hugging_face(
     classes: Sequence[str] | None = None,
     multilabel: bool | None = None,
 ) -> Examples:
-    """Examples of a ``datasets.Dataset``; images stay encoded until they are needed, class names are the feature's."""
+    """Return the examples of a ``datasets.Dataset``; images stay encoded until they are needed.
+
+    Parameters
+    ----------
+    dataset
+        A ``datasets.Dataset``.
+    columns, classes, multilabel
+        As in :func:`load_hugging_face`.
+    """
     chosen = columns or Columns()
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, chosen)
@@ -96,7 +124,7 @@ def from_hugging_face(
 
 
 def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[str] | None:
-    """The names that the label's feature knows, itself or as a list of classes."""
+    """Return the class names of the label's feature, or of the feature of its lists."""
     if columns.indicators is not None:
         return None
     label = columns.label or find_column(WHERE, table, LABEL_COLUMNS, "label", "data.columns.label")
@@ -106,7 +134,7 @@ def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[st
 
 
 def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
-    """Encoded images, files of them, or rows of numbers."""
+    """Return encoded images, image files, or rows of numbers."""
     if pa.types.is_struct(column.type):
         content, paths = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
         if content.null_count < len(content) or paths.null_count:  # one without bytes is then named as unreadable
@@ -114,4 +142,7 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
         return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
         return TensorInputs(torch.tensor(column.to_pylist(), dtype=torch.float32))
-    raise DataError(f"column {name!r} is of type {column.type}; expected images, or lists of numbers.")
+    raise DataError(
+        f"column {name!r} is of type {column.type}; expected images, or lists of numbers; "
+        "name the right column with data.columns.image."
+    )

@@ -1,53 +1,80 @@
-"""Encoded images, in files or in a column of bytes: decoded to one form, whatever they come as, while training runs.
+"""Encoded images, in files or in a column of bytes, decoded while training runs.
 
-An image becomes 8-bit RGB, upright, on white where it is transparent, and of one size. That part is the same in every
-epoch, so it can be cached (``cache.py``); crops, flips and normalisation follow on whole batches (``inputs.py``).
+An image becomes 8-bit RGB, upright, on white where it is transparent, and of one size. This part is the same in every
+epoch, so it can be cached (``cache.py``); crops, flips and normalisation follow on whole batches (``transform.py``).
 """
 
+import hashlib
 import io
+import json
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from pencil.data.inputs import PLAIN, Finish, Loaded, View, read_ahead
+from pencil.data.augment import View
+from pencil.data.cache import cache_in_file, cache_in_memory
+from pencil.data.inputs import (
+    DIGEST,
+    MAX_PIXELS,
+    Fault,
+    Inputs,
+    InspectedRow,
+    Loaded,
+    ReadOptions,
+    Size,
+    TensorInputs,
+    Unreadable,
+    content_digest,
+    read_ahead,
+)
+from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
 from pencil.errors import DataError
-
-Size = tuple[int, int]
-Unreadable = Literal["error", "skip"]
+from pencil.seeding import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none that would start another program
-MAX_PIXELS = 50_000_000
 PROBES = 64
-"""How many images are looked at to find out their size."""
+"""This many images are opened to find out their sizes."""
+MEASURED = 2048
+"""This many images determine the mean and deviation of each channel to three digits."""
 
 DECODE_FAULTS = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
 """What Pillow raises on bytes that are not an image, or only the beginning of one."""
 
 
 class Encoded(Protocol):
-    """Where the bytes of images are. ``names`` say which image is meant in a message."""
+    """Where the bytes of images are stored; ``names`` name the images in messages."""
 
     @property
     def names(self) -> np.ndarray: ...
 
     def __len__(self) -> int: ...
 
-    def read(self, row: int) -> bytes: ...
+    def read(self, row: int) -> bytes:
+        """Return the bytes of an image; raise one of ``DECODE_FAULTS`` if there are none."""
+        ...
+
+    def file_of(self, row: int) -> Path | None:
+        """Return the file of an image, where each has one."""
+        ...
+
+    def version(self, row: int) -> bytes:
+        """Return what changes whenever the image does."""
+        ...
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in files under ``root``, by relative path; one array of strings, which processes share without copies."""
+    """Images in files under ``root``, by relative path: one array of strings, which processes share without copies."""
 
     root: Path
     names: np.ndarray
@@ -55,11 +82,16 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.names)
 
-    def path(self, row: int) -> Path:
+    def read(self, row: int) -> bytes:
+        return self.file_of(row).read_bytes()
+
+    def file_of(self, row: int) -> Path:
         return self.root / str(self.names[row])
 
-    def read(self, row: int) -> bytes:
-        return self.path(row).read_bytes()
+    def version(self, row: int) -> bytes:
+        path = self.file_of(row)
+        found = path.stat() if path.is_file() else None
+        return b"missing" if found is None else f"{found.st_size} {found.st_mtime_ns}".encode()
 
 
 @dataclass(frozen=True)
@@ -78,11 +110,20 @@ class ImageBytes:
             raise ValueError("there are no bytes")
         return bytes(content)
 
+    def file_of(self, row: int) -> None:
+        return None
+
+    def version(self, row: int) -> bytes:
+        try:
+            return hashlib.blake2b(self.read(row)).digest()
+        except DECODE_FAULTS:
+            return b"missing"
+
 
 def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """The image in these bytes, its header read and its pixels counted, nothing decoded yet."""
+    """Open the image in these bytes and check its number of pixels; nothing is decoded yet."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of damaged tags, and of many pixels: the limit that counts is ours
+        warnings.simplefilter("ignore")  # about damaged tags, and about many pixels: we have a limit of our own
         try:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
         except Image.DecompressionBombError as error:
@@ -97,18 +138,33 @@ def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Height and width once the image is turned as its EXIF block says."""
+    """Return height and width after the rotation that the EXIF block asks for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
         on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
     return (image.width, image.height) if on_its_side else (image.height, image.width)
 
 
-def decode(content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """8-bit RGB of shape (height, width, 3), resized to ``size`` (height, width) where one is given."""
+def decode(
+    content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS, side: int | None = None
+) -> np.ndarray:
+    """Decode an image to 8-bit RGB of shape (height, width, 3).
+
+    Parameters
+    ----------
+    content
+        The bytes of an image file.
+    size
+        Height and width to resize to; None keeps the size.
+    max_pixels
+        More pixels than this are a ValueError.
+    side
+        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default as ``size`` allows.
+    """
     image = open_image(content, max_pixels)
-    if size is not None:
-        image.draft("RGB", (max(size), max(size)))  # a JPEG is decoded at a half, quarter or eighth where that suffices
+    side = max(size) if size is not None else side
+    if side is not None:
+        image.draft("RGB", (side, side))  # a JPEG is decoded at a half, quarter or eighth of its size if that suffices
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
         image = to_rgb(ImageOps.exif_transpose(image))
@@ -118,7 +174,7 @@ def decode(content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXEL
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Any mode as RGB: 16-bit values by their upper byte, transparency over white."""
+    """Convert any mode to RGB: 16-bit values by their upper byte, transparency over white."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):
@@ -133,19 +189,29 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 @dataclass(frozen=True)
-class ImageInputs:
-    """Images that are decoded as they are needed, by ``workers`` processes ahead of the training step."""
+class ImageInputs(Inputs):
+    """Encoded images that are decoded when they are needed, by ``workers`` processes ahead of the training step.
+
+    Parameters
+    ----------
+    encoded
+        Where the bytes are.
+    transform
+        Crop, flip and normalise.
+    size, unreadable, workers, max_pixels, exact
+        As in :class:`ReadOptions`.
+    warned
+        Rows that the user was warned about already; copies made by ``replace`` share it.
+    """
 
     encoded: Encoded
-    finish: Finish = PLAIN
+    transform: Transform = IDENTITY
     size: Size | None = None
     unreadable: Unreadable = "error"
     workers: int = 0
     max_pixels: int = MAX_PIXELS
     exact: bool = False
-    """An image of another size is refused, not resized."""
-    told: set[int] = field(default_factory=set, compare=False, repr=False)
-    """Rows the user was warned of already; copies made by ``replace`` share it."""
+    warned: set[int] = field(default_factory=set, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -154,44 +220,141 @@ class ImageInputs:
     def complete(self) -> bool:
         return self.unreadable == "error"
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        return None if self.size is None else self.transform.shape((3, *self.size))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    @property
+    def channels(self) -> int:
+        return 3
+
+    @property
+    def resizable(self) -> bool:
+        return True
+
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = None
-        for chunk, (values, faults) in zip(chunks, self.raw(chunks), strict=True):
+        for chunk, (values, faults) in zip(chunks, self._decoded(chunks), strict=True):
             if draws is None and len(values):
-                draws = self.finish.draws(len(self), values.shape[1:], view)
-            self.tell(faults)
-            kept = None if not faults else ~torch.isin(chunk, torch.tensor([row for row, _ in faults]))
+                draws = self.transform.draws(len(self), values.shape[1:], view)
+            self._warn(faults)
+            kept = _kept(chunk, faults)
             rows = chunk if kept is None else chunk[kept]
-            yield Loaded(self.finish.apply(values, rows, draws) if len(values) else values.float(), kept)
+            yield Loaded(self.transform.apply(values, rows, draws) if len(values) else values.float(), kept)
 
-    def raw(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[tuple[int, str]]]]:
-        """uint8 images (rows, 3, height, width) of each chunk, without those that cannot be read, and the reasons."""
-        items = _Decoded(self.encoded, self.size, self.max_pixels, self.exact)
-        yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
+    def raw(self, rows: Tensor) -> Loaded:
+        images, faults = next(self.in_process()._decoded([rows]))
+        return Loaded(images, _kept(rows, faults))
 
-    def tell(self, faults: list[tuple[int, str]]) -> None:
-        """Stop at the first image that cannot be read, or warn and go on, as the user wished."""
-        for row, reason in faults:
-            seen = f"image {str(self.encoded.names[row])!r} (row {row}) cannot be read: {reason}"
-            if self.unreadable == "error":
-                raise DataError(f"{seen}; mend or remove it, or leave such images out with data.unreadable=skip.")
-            if row not in self.told:
-                self.told.add(row)
-                warnings.warn(f"{seen}; the row is left out", stacklevel=3)
+    def in_process(self) -> Self:
+        return replace(self, workers=0)
 
-    def probe_sizes(self) -> list[Size]:
-        """Height and width of a few images from all over the data; those that cannot be read are passed over."""
+    def with_options(self, options: ReadOptions) -> "ImageInputs":
+        if options.size is not None:
+            refuse_crop(options.crop, (3, *options.size))
+        return replace(
+            self,
+            transform=replace(self.transform, crop=options.crop),
+            size=options.size,
+            unreadable=options.unreadable,
+            workers=options.workers,
+            max_pixels=options.max_pixels,
+            exact=options.exact,
+        )
+
+    def normalized(self, normalization: Normalization | None) -> "ImageInputs":
+        return replace(self, transform=replace(self.transform, normalization=normalization))
+
+    def measure(self, rows: Tensor, seed: int) -> Normalization:
+        some = torch.randperm(len(rows), generator=generator(seed, "measure"))[:MEASURED]
+        parts = list(self._decoded(rows[some].split(64)))
+        images = [images for images, _ in parts if len(images)]
+        if not images:
+            reason = parts[0][1][0].reason
+            raise DataError(
+                f"none of {len(some)} images can be read; the first because {reason}; expected images; "
+                "see `pencil check` for all of them."
+            )
+        return measure_normalization(torch.cat(images), torch.arange(sum(map(len, images))))
+
+    def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
+        if self.size is None:
+            raise DataError("images without a size cannot be cached; expected one size for all; set data.resize.")
+        plain, shape = replace(self, transform=IDENTITY), (len(rows), 3, *self.size)
+        if folder is None:
+            values, readable = cache_in_memory(plain, rows, shape)
+        else:
+            values, readable = cache_in_file(plain, rows, shape, folder.expanduser(), self._signature(rows, shape))
+        if not readable.any():
+            raise DataError(
+                f"none of the {len(rows)} images can be read; expected images; see `pencil check` for the reasons."
+            )
+        return TensorInputs(values, self.transform, readable=None if readable.all() else readable)
+
+    def probe_sizes(self, max_pixels: int = MAX_PIXELS) -> list[Size]:
         found = []
         for row in np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int)):
             try:
-                found.append(upright_size(open_image(self.encoded.read(int(row)), self.max_pixels)))
+                found.append(upright_size(open_image(self.encoded.read(int(row)), max_pixels)))
             except DECODE_FAULTS:
-                continue  # training or `pencil check` will name it
+                continue  # training or `pencil check` names it
         return found
+
+    def file_of(self, row: int) -> Path | None:
+        return self.encoded.file_of(row)
+
+    def picture(self, row: int, side: int | None = None) -> np.ndarray:
+        try:
+            return decode(self.encoded.read(row), None, self.max_pixels, side)
+        except DECODE_FAULTS as error:
+            fault = Fault(row, str(self.encoded.names[row]), describe_fault(error))
+            raise DataError(f"{_cannot_be_read(fault)}; expected an image; fix or remove it.") from error
+
+    def inspect(
+        self, chunks: Sequence[Tensor], *, workers: int = 0, max_pixels: int = MAX_PIXELS
+    ) -> Iterator[list[InspectedRow]]:
+        yield from read_ahead(_InspectedImages(self.encoded, max_pixels), chunks, list, workers)
+
+    def _decoded(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Fault]]]:
+        """Yield uint8 images (rows, 3, height, width) of each chunk, without those that cannot be read, and why."""
+        items = _DecodedImages(self.encoded, self.size, self.max_pixels, self.exact)
+        yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
+
+    def _warn(self, faults: list[Fault]) -> None:
+        """Raise for the first image that cannot be read, or warn about each once, as ``unreadable`` asks."""
+        for fault in faults:
+            if self.unreadable == "error":
+                raise DataError(
+                    f"{_cannot_be_read(fault)}; expected an image; fix or remove it, or skip such images with "
+                    "data.unreadable=skip."
+                )
+            if fault.row not in self.warned:
+                self.warned.add(fault.row)
+                warnings.warn(f"{_cannot_be_read(fault)}; the row is left out", stacklevel=3)
+
+    def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
+        """Return a name for a cache file; it changes with any image, the choice of rows, or how they are decoded."""
+        digest = hashlib.sha256(json.dumps([shape, self.max_pixels, self.unreadable, self.exact]).encode())
+        for row in rows.tolist():
+            digest.update(f"\0{self.encoded.names[row]}\0".encode())
+            digest.update(self.encoded.version(row))
+        return digest.hexdigest()[:24]
+
+
+def _kept(rows: Tensor, faults: list[Fault]) -> Tensor | None:
+    return None if not faults else ~torch.isin(rows, torch.tensor([fault.row for fault in faults]))
+
+
+def _cannot_be_read(fault: Fault) -> str:
+    return f"image {fault.name!r} (row {fault.row}) cannot be read: {fault.reason}"
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class _DecodedImages:
     """One image per row, or the reason why there is none."""
 
     encoded: Encoded
@@ -210,13 +373,33 @@ class _Decoded:
         if self.size is not None and image.shape[:2] != self.size:
             raise DataError(
                 f"image {str(self.encoded.names[row])!r} has {_pixels(image)}; expected {self.size[0]} x "
-                f"{self.size[1]} as the others; set data.resize."
+                f"{self.size[1]} like the others; set data.resize."
             )
         return row, image
 
 
+@dataclass(frozen=True)
+class _InspectedImages:
+    """Digest and upright size of one image per row, or the reason why it cannot be read."""
+
+    encoded: Encoded
+    max_pixels: int
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __getitem__(self, row: int) -> InspectedRow:
+        try:
+            content = self.encoded.read(row)
+            size = upright_size(open_image(content, self.max_pixels))
+            decode(content, (1, 1), self.max_pixels)  # to the last byte, but a JPEG at an eighth of its size
+        except DECODE_FAULTS as error:
+            return InspectedRow(bytes(DIGEST), fault=Fault(row, str(self.encoded.names[row]), describe_fault(error)))
+        return InspectedRow(content_digest(content), size=size)
+
+
 def describe_fault(error: Exception) -> str:
-    """A decoder's complaint as one phrase, without the address of a buffer in it."""
+    """Return a decoder's error as one phrase, without the address of a buffer in it."""
     if isinstance(error, UnidentifiedImageError):
         return "it is not an image that Pillow knows"
     if isinstance(error, OSError) and error.strerror:
@@ -230,8 +413,8 @@ class _Stack:
 
     names: np.ndarray
 
-    def __call__(self, items: list[tuple[int, np.ndarray | str]]) -> tuple[Tensor, list[tuple[int, str]]]:
-        faults = [(row, image) for row, image in items if isinstance(image, str)]
+    def __call__(self, items: list[tuple[int, np.ndarray | str]]) -> tuple[Tensor, list[Fault]]:
+        faults = [Fault(row, str(self.names[row]), image) for row, image in items if isinstance(image, str)]
         images = [(row, image) for row, image in items if not isinstance(image, str)]
         for row, image in images:
             if image.shape != images[0][1].shape:

@@ -1,116 +1,236 @@
-"""Where inputs come from: one tensor in memory, or any map-style dataset read item by item."""
+"""Inputs: the interface that every kind of inputs offers, and inputs held as one tensor.
 
+A new kind of inputs is one class that derives from :class:`Inputs`. It implements ``__len__`` and ``batches`` and
+overrides what else it can do; the defaults say that it cannot. No other module asks for the class of its inputs.
+"""
+
+import hashlib
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
-from pencil.data.augment import Augmentation, Draws, Frame, centre_crop
+from pencil.data.augment import View
+from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
 from pencil.errors import DataError
-from pencil.seeding import seeded
 
-
-@dataclass(frozen=True)
-class View:
-    """What is random about one pass over the data; evaluation has none."""
-
-    seed: int
-    epoch: int
-    augmentation: Augmentation | None = None
+Size = tuple[int, int]
+"""Height and width in pixels."""
+Unreadable = Literal["error", "skip"]
+MAX_PIXELS = 50_000_000
+DIGEST = 16
+"""Bytes of the digest that finds duplicates."""
 
 
 class Loaded(NamedTuple):
-    """The inputs of a chunk of rows; ``kept`` says which of them could be read, where some could not."""
+    """The inputs of a chunk of rows; ``kept`` marks the rows that could be read, None where all could."""
 
     values: Tensor
     kept: Tensor | None = None
 
 
+class Fault(NamedTuple):
+    """An input that cannot be read: its row in the data, its name and the reason."""
+
+    row: int
+    name: str
+    reason: str
+
+
+class InspectedRow(NamedTuple):
+    """What an inspection finds out about one row.
+
+    ``size`` is that of an encoded image before any resizing, ``shape`` that of an array; an input that cannot be read
+    has neither.
+    """
+
+    digest: bytes
+    size: Size | None = None
+    shape: tuple[int, ...] | None = None
+    fault: Fault | None = None
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How inputs are read; each kind of inputs uses the options that concern it.
+
+    Parameters
+    ----------
+    size
+        Height and width to which encoded images are resized; None keeps the size of each image.
+    crop
+        Side of the square crop after resizing; None for none.
+    exact
+        Whether an image of another size than ``size`` is an error instead of being resized.
+    unreadable
+        Whether an image that cannot be read is an error or is skipped with a warning.
+    max_pixels
+        An image of more pixels counts as unreadable.
+    workers
+        Worker processes that decode ahead of the training step; 0 decodes in this process.
+    """
+
+    size: Size | None = None
+    crop: int | None = None
+    exact: bool = False
+    unreadable: Unreadable = "error"
+    max_pixels: int = MAX_PIXELS
+    workers: int = 0
+
+
+@runtime_checkable
 class Inputs(Protocol):
-    """The inputs of a dataset, handed out in batches of chosen rows."""
+    """The inputs of a dataset, read in batches of chosen rows.
+
+    Raw values are those before our transform (crop, flip, normalise). What is not known or not possible is None.
+    """
 
     def __len__(self) -> int: ...
 
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        """Yield the transformed inputs of each chunk of rows in turn; without a view nothing is random."""
+        ...
+
     @property
     def complete(self) -> bool:
-        """Whether no row is ever left out: one that cannot be read is an error."""
-        ...
+        """Whether no row is ever left out: a row that cannot be read is an error."""
+        return True
 
-    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
-        """The inputs of each chunk of rows in turn."""
-        ...
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one input as a network sees it, where it is known without reading one."""
+        return None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The type of the raw values, where it is known without reading one."""
+        return None
+
+    @property
+    def channels(self) -> int | None:
+        """Channels of images or features of vectors to normalise; None if the values are not ours to scale."""
+        return None
+
+    @property
+    def resizable(self) -> bool:
+        """Whether these are encoded images, which ``data.resize`` brings to one size."""
+        return False
+
+    @property
+    def in_memory(self) -> Tensor | None:
+        """The raw values of all rows, where they are held in memory."""
+        return None
+
+    def raw(self, rows: Tensor) -> Loaded:
+        """Read the raw values of these rows in this process; rows that cannot be read are missing."""
+        return next(iter(self.in_process().batches([rows])))
+
+    def in_process(self) -> Self:
+        """Return the same inputs, read without worker processes."""
+        return self
+
+    def with_options(self, options: ReadOptions) -> "Inputs":
+        """Return the same inputs, read with these options; raise :class:`DataError` if they do not fit."""
+        return self
+
+    def normalized(self, normalization: Normalization | None) -> "Inputs":
+        """Return the same inputs with this normalisation, unless the values are not ours to scale."""
+        return self
+
+    def measure(self, rows: Tensor, seed: int) -> Normalization | None:
+        """Measure the normalisation on these rows (or on some of them, drawn by the seed)."""
+        return None
+
+    def cached(self, rows: Tensor, folder: Path | None = None) -> "TensorInputs | None":
+        """Decode these rows once, in memory or into a file in ``folder``; None if there is nothing to decode."""
+        return None
+
+    def probe_sizes(self, max_pixels: int = MAX_PIXELS) -> list[Size]:
+        """Return the sizes of some encoded images from all over the data."""
+        return []
+
+    def file_of(self, row: int) -> Path | None:
+        """Return the file of this row, where each row has one."""
+        return None
+
+    def picture(self, row: int, side: int | None = None) -> np.ndarray | None:
+        """Return an input as uint8 pixels, (height, width) or (height, width, 3); None if it is no image.
+
+        A large image may be decoded at a fraction of its size, at least ``side`` pixels. An input that cannot be read
+        raises :class:`DataError`.
+        """
+        values = self.raw(torch.tensor([row])).values
+        if not len(values):
+            raise DataError(f"input at row {row} cannot be read; expected numbers; fix it or leave the row out.")
+        return as_picture(values[0])
+
+    def inspect(
+        self, chunks: Sequence[Tensor], *, workers: int = 0, max_pixels: int = MAX_PIXELS
+    ) -> Iterator[list[InspectedRow]]:
+        """Yield what an inspection finds out about the rows of each chunk."""
+        for chunk in chunks:
+            yield inspect_values(chunk, self.raw(chunk))
+
+
+def inspect_values(rows: Tensor, loaded: Loaded) -> list[InspectedRow]:
+    """Inspect the raw values of these rows."""
+    values = iter(loaded.values.numpy())
+    kept = [True] * len(rows) if loaded.kept is None else loaded.kept.tolist()
+    found = []
+    for row, readable in zip(rows.tolist(), kept, strict=True):
+        if readable:
+            value = next(values)
+            found.append(InspectedRow(content_digest(value.tobytes()), shape=value.shape))
+        else:
+            found.append(InspectedRow(bytes(DIGEST), fault=Fault(row, str(row), "it could not be decoded")))
+    return found
+
+
+def content_digest(content: bytes) -> bytes:
+    """Return a digest that is equal for equal content."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def as_picture(values: Tensor) -> np.ndarray | None:
+    """Return (channels, height, width) values as uint8 RGB or grey pixels; None for any other shape.
+
+    Floats, which may have any range, are scaled from the darkest to the lightest.
+    """
+    if values.ndim != 3:
+        return None
+    pixels = values[: 3 if len(values) >= 3 else 1].detach().cpu()
+    if pixels.dtype != torch.uint8:
+        pixels = pixels.double().nan_to_num()
+        low, high = pixels.min(), pixels.max()
+        pixels = ((pixels - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+    array = pixels.permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array)
 
 
 @dataclass(frozen=True)
-class Normalization:
-    """``(x / 255 - mean) / std`` for uint8 images per channel, ``(x - mean) / std`` for float vectors per feature."""
+class TensorInputs(Inputs):
+    """Inputs held as one tensor, in memory or mapped from a file; uint8 images stay uint8 until their batch is made.
 
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The last steps for a whole batch of raw values: crop (at random in training, else centred), flip, normalise."""
-
-    normalization: Normalization | None = None
-    crop: int | None = None
-
-    def draws(self, rows: int, shape: Sequence[int], view: View | None) -> Draws | None:
-        """What is random in this pass over inputs of this shape (without the batch dimension)."""
-        if view is None or view.augmentation is None or len(shape) != 3:
-            return None
-        return view.augmentation.draw(rows, view.seed, view.epoch, Frame((shape[1], shape[2]), self._size(shape)))
-
-    def apply(self, values: Tensor, rows: Tensor, draws: Draws | None) -> Tensor:
-        if draws is not None:
-            values = draws.apply(values, rows)
-        elif self.crop is not None:
-            values = centre_crop(values, self._size(values.shape[1:]))
-        if self.normalization is None:
-            return values
-        scale, shift = _affine(self.normalization, values)
-        return torch.addcmul(shift, values.to(scale.dtype), scale)
-
-    def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
-        """The shape of one input as a network sees it."""
-        return (raw[0], *self._size(raw)) if self.crop is not None else tuple(raw)
-
-    def _size(self, shape: Sequence[int]) -> tuple[int, int]:
-        return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
-
-
-PLAIN = Finish()
-
-
-def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Normalisation as one multiply-add, shaped to broadcast over a batch."""
-    shape = (1, -1) + (1,) * (values.ndim - 2)
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    mean = torch.tensor(normalization.mean, dtype=dtype).view(shape)
-    std = torch.tensor(normalization.std, dtype=dtype).view(shape)
-    unit = 255.0 if values.dtype == torch.uint8 else 1.0
-    return 1 / (unit * std), -mean / std
-
-
-@dataclass(frozen=True)
-class TensorInputs:
-    """Data held as one tensor, in memory or mapped from a file; uint8 images stay uint8 until their batch is made.
-
-    ``prepared`` says that floats come from a user's own dataset and are to be taken as they are; ``readable`` which
-    rows hold anything, where some images could not be decoded.
+    Parameters
+    ----------
+    values
+        One row per input.
+    transform
+        Crop, flip and normalise.
+    prepared
+        Whether floats come from a user's own dataset and are not normalised unless the recipe asks for it.
+    readable
+        Marks the rows that hold a decoded image; None where all do.
     """
 
     values: Tensor
-    finish: Finish = PLAIN
+    transform: Transform = IDENTITY
     prepared: bool = False
     readable: Tensor | None = None
 
@@ -121,113 +241,95 @@ class TensorInputs:
     def complete(self) -> bool:
         return self.readable is None
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.transform.shape(self.values.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
+    @property
+    def channels(self) -> int:
+        return self.values.shape[1]
+
+    @property
+    def in_memory(self) -> Tensor:
+        return self.values
+
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
-        draws = self.finish.draws(len(self), self.values.shape[1:], view)
+        draws = self.transform.draws(len(self), self.values.shape[1:], view)
         for chunk in chunks:
             kept = None if self.readable is None else self.readable[chunk]
             rows = chunk if kept is None else chunk[kept]
-            yield Loaded(self.finish.apply(self.values[rows], rows, draws), kept)
+            yield Loaded(self.transform.apply(self.values[rows], rows, draws), kept)
+
+    def raw(self, rows: Tensor) -> Loaded:
+        kept = None if self.readable is None else self.readable[rows]
+        return Loaded(self.values[rows if kept is None else rows[kept]], kept)
+
+    def with_options(self, options: ReadOptions) -> "TensorInputs":
+        refuse_crop(options.crop, self.values.shape[1:])
+        return replace(self, transform=replace(self.transform, crop=options.crop))
+
+    def normalized(self, normalization: Normalization | None) -> "TensorInputs":
+        return replace(self, transform=replace(self.transform, normalization=normalization))
+
+    def measure(self, rows: Tensor, seed: int) -> Normalization | None:
+        if self.values.dtype == torch.uint8 or (self.values.ndim in (2, 4) and not self.prepared):
+            return measure_normalization(self.values, rows if self.readable is None else rows[self.readable[rows]])
+        return None
 
 
 def refuse_non_finite(values: Tensor) -> Tensor:
-    """The same values, if all of them are numbers."""
+    """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
         finite = values.isfinite().flatten(1).all(dim=1)
         if not finite.all():
             row = int(finite.to(torch.uint8).argmin())
-            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row.")
+            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
     return values
-
-
-def measure(values: Tensor, rows: Tensor) -> Normalization:
-    """Mean and deviation of these rows, per channel of images (n, c, h, w) or per feature of vectors (n, d)."""
-    unit = 255.0 if values.dtype == torch.uint8 else 1.0
-    kept = [0, *range(2, values.ndim)]
-    total = torch.zeros(values.shape[1], dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    for chunk in rows.split(4096):  # a copy of everything in float64 would not fit where the data just does
-        part = values[chunk].double() / unit
-        total += part.sum(dim=kept)
-        squares += part.square().sum(dim=kept)
-    count = len(rows) * values[0, 0].numel()
-    mean = total / count
-    deviation = (squares / count - mean.square()).clamp_(min=0).sqrt()
-    deviation[deviation < 1e-6] = 1.0  # a constant pixel or feature carries nothing; leave it finite
-    return Normalization(tuple(mean.tolist()), tuple(deviation.tolist()))
-
-
-INPUT_KEYS = ("image", "pixel_values", "inputs", "input", "features", "x")
-LABEL_KEYS = ("label", "labels", "target", "y")
-
-
-def take_input(item: Any) -> Any:
-    """The input of a dataset's item: the first of a pair, or the input field of a dict."""
-    return _take(item, 0, INPUT_KEYS, "input")
-
-
-def take_label(item: Any) -> Any:
-    """The label of a dataset's item: the second of a pair, or the label field of a dict."""
-    return _take(item, 1, LABEL_KEYS, "label")
-
-
-def _take(item: Any, position: int, keys: tuple[str, ...], what: str) -> Any:
-    if isinstance(item, Mapping):
-        for key in keys:
-            if key in item:
-                return item[key]
-        raise DataError(
-            f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
-            f"expected the {what} under one of {', '.join(map(repr, keys))}."
-        )
-    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
-        return item[position]
-    raise DataError(f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict.")
-
-
-@dataclass(frozen=True)
-class DatasetInputs:
-    """Any map-style dataset; random transforms in it are seeded by (seed, epoch, row)."""
-
-    dataset: Any
-    workers: int = 0
-    complete: bool = True
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
-        items = _SeededItems(self.dataset, (view.seed, view.epoch) if view else (0, -1))
-        for values in read_ahead(items, chunks, _collate, self.workers):
-            yield Loaded(values)
 
 
 def read_ahead(
     items: Any, chunks: Sequence[Tensor], collate: Callable[[list[Any]], Any], workers: int
 ) -> Iterator[Any]:
-    """What ``collate`` makes of the items of each chunk; worker processes read the next chunks meanwhile."""
+    """Yield the collated items of each chunk of rows, while worker processes read the next chunks.
+
+    Parameters
+    ----------
+    items
+        A map-style dataset; it is pickled for the workers.
+    chunks
+        Rows of each batch.
+    collate
+        Makes a batch of a list of items; it must be picklable.
+    workers
+        Worker processes; 0 reads in this process.
+    """
     loader: DataLoader[Any] = DataLoader(
         items,
         batch_sampler=_Chunks(chunks),
         num_workers=min(workers, len(chunks)),
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
-        generator=torch.Generator(),  # or it would draw from the global one
-        worker_init_fn=_leave_interrupts_to_parent,
+        generator=torch.Generator(),  # without one, the loader would draw from the global generator
+        worker_init_fn=_ignore_interrupts,
     )
     try:
         yield from loader
-    except DataError as error:  # from a worker it comes wrapped in that process's traceback; the last line is ours
+    except DataError as error:  # from a worker the message comes with a traceback; its last line is the message
         raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
 
 
-def _leave_interrupts_to_parent(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the one that trains saves first, and needs its readers for that."""
+def _ignore_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the training process saves first, and needs its workers for that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Chunks of rows as lists, one at a time: an epoch's order stays one array."""
+    """Chunks of rows as lists, one at a time: the order of an epoch stays one array."""
 
     chunks: Sequence[Tensor]
 
@@ -238,39 +340,5 @@ class _Chunks:
         return (chunk.tolist() for chunk in self.chunks)
 
 
-@dataclass(frozen=True)
-class _SeededItems:
-    dataset: Any
-    stream: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, row: int) -> tuple[int, Tensor]:
-        with seeded(self.stream[0], "item", self.stream[1], row, gpu=False):
-            value = take_input(self.dataset[row])
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        if not isinstance(value, Tensor):
-            raise DataError(
-                f"input at row {row} is a {type(value).__name__}; expected a tensor; "
-                "give the dataset a transform such as torchvision.transforms.ToTensor()."
-            )
-        return row, value
-
-
 def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _collate(items: list[tuple[int, Tensor]]) -> Tensor:
-    for row, value in items:
-        if value.shape != items[0][1].shape:
-            raise DataError(
-                f"input at row {row} has shape {tuple(value.shape)}, at row {items[0][0]} {tuple(items[0][1].shape)}; "
-                "expected one shape; resize in the dataset's transform."
-            )
-        if value.is_floating_point() and not value.isfinite().all():
-            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; mend or leave out the row.")
-    batch: Tensor = default_collate([value for _, value in items])
-    return batch

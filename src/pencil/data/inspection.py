@@ -1,55 +1,34 @@
-"""What is in the data, found by looking at every row: classes, sizes, images that cannot be read, exact duplicates."""
+"""Inspection of every row of the data: classes, sizes, images that cannot be read, exact duplicates."""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
-from pencil.data.images import (
-    DECODE_FAULTS,
-    Encoded,
-    ImageInputs,
-    Size,
-    decode,
-    describe_fault,
-    open_image,
-    upright_size,
-)
-from pencil.data.inputs import Inputs, TensorInputs, read_ahead
+from pencil.data.inputs import DIGEST, MAX_PIXELS, Fault, Size
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError
 
-DIGEST = 16
 CHUNK = 64
-
-
-class Fault(NamedTuple):
-    """An image that cannot be read: its row in the data, its name and the reason."""
-
-    row: int
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """Upright heights and widths: the fewest and the most pixels, and the size that most images have."""
+    """Upright heights and widths: the fewest and the most pixels, the most common size and the fraction that has it."""
 
     smallest: Size
     largest: Size
     most_common: Size
-    share: float
+    fraction: float
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Groups of positions, one after the other in one array; ``starts`` says where each begins."""
+    """Groups of positions, one after the other in one array; ``starts`` are the beginnings of the groups."""
 
     positions: np.ndarray
     starts: np.ndarray
@@ -63,12 +42,28 @@ class Groups:
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
-    """``class_counts`` are rows per class, or rows with the class where there may be several.
+class Inspection:
+    """The result of an inspection of one split.
 
-    Then ``unknown_labels`` counts entries, ``unknown_rows`` rows of nothing else, and ``rows_without_class`` those of
-    which something is known, but no class that is there. ``duplicates`` are rows whose encoded bytes (or numbers, in
-    arrays) are the same; in ``conflicts`` their labels are not.
+    Parameters
+    ----------
+    rows
+        The number of rows.
+    class_counts
+        Rows per class; in multi-label data rows that have the class.
+    unknown_labels, unknown_rows, rows_without_class
+        In multi-label data: unknown entries, rows with no known entry, and rows with known entries but no class
+        present.
+    image_sizes
+        Sizes of encoded images; None for arrays.
+    input_shape
+        The shape of arrays; None for encoded images.
+    unreadable
+        Images that cannot be read.
+    duplicates
+        Groups of rows with the same encoded bytes (or numbers, in arrays).
+    conflicts
+        Those of them whose labels differ.
     """
 
     rows: int
@@ -83,19 +78,35 @@ class Findings:
     conflicts: Groups
 
 
-def inspect(examples: Examples, workers: int = 0) -> Findings:
-    """Look at every row once. Of each only a digest and a size stay in memory."""
+def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) -> Inspection:
+    """Read every row once; only a digest and a size of each stay in memory.
+
+    Parameters
+    ----------
+    examples
+        The rows to inspect.
+    workers
+        Worker processes that decode images; 0 decodes in this process.
+    max_pixels
+        An image of more pixels counts as unreadable.
+    """
     digests = np.zeros((len(examples), DIGEST), dtype=np.uint8)
     sizes = np.zeros((len(examples), 2), dtype=np.int64)
     shape: tuple[int, ...] | None = None
     faults: list[Fault] = []
-    if isinstance(examples.inputs, ImageInputs):
-        faults = _look_at_images(examples, examples.inputs, workers, digests, sizes)
-    else:
-        shape = _look_at_arrays(examples, digests)
+    places = torch.arange(len(examples)).split(CHUNK)
+    chunks = [examples.rows[place] for place in places]
+    inspected = examples.inputs.inspect(chunks, workers=workers, max_pixels=max_pixels)
+    for place, chunk in zip(places, inspected, strict=True):
+        for position, row in zip(place.tolist(), chunk, strict=True):
+            digests[position] = np.frombuffer(row.digest, dtype=np.uint8)
+            sizes[position] = (0, 0) if row.size is None else row.size
+            shape = row.shape or shape
+            if row.fault is not None:
+                faults.append(row.fault)
     readable = np.flatnonzero(~np.isin(examples.rows.numpy(), [fault.row for fault in faults]))
-    duplicates = _alike(digests, readable)
-    return Findings(
+    duplicates = _find_duplicates(digests, readable)
+    return Inspection(
         rows=len(examples),
         class_counts=count_classes(examples),
         **_count_unknown(examples),
@@ -103,21 +114,21 @@ def inspect(examples: Examples, workers: int = 0) -> Findings:
         input_shape=shape,
         unreadable=tuple(faults),
         duplicates=duplicates,
-        conflicts=_at_odds(duplicates, examples.given_labels.numpy()),
+        conflicts=_find_conflicts(duplicates, examples.given_labels.numpy()),
     )
 
 
-def refusals(findings: Findings, split: str, settings: DataSettings) -> list[DataError]:
-    """What training would stop at once it came to it."""
-    found, sizes = [], findings.image_sizes
-    if len(findings.unreadable) == findings.rows or (findings.unreadable and settings.unreadable == "error"):
-        first = findings.unreadable[0]
+def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list[DataError]:
+    """Return the errors that training would stop with when it reads these rows."""
+    found, sizes = [], inspection.image_sizes
+    if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.unreadable == "error"):
+        first = inspection.unreadable[0]
         found.append(
-            f"{len(findings.unreadable):,} of {findings.rows:,} {split} images cannot be read, the first of them "
-            f"{first.name!r} (row {first.row}): {first.reason}; mend or remove them, or leave such images out with "
-            "data.unreadable=skip."
+            f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read, the first of them "
+            f"{first.name!r} (row {first.row}): {first.reason}; expected images; fix or remove them, or skip such "
+            "images with data.unreadable=skip."
         )
-    if sizes is not None and settings.resize == "none" and sizes.share < 1:
+    if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
         found.append(
             f"{split} images have from {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels; "
             "expected one size; set data.resize."
@@ -130,7 +141,7 @@ def _pixels(size: Size) -> str:
 
 
 def count_classes(examples: Examples) -> dict[str, int]:
-    """Rows for which each class is the given label, or one of them where there may be several."""
+    """Count the rows that have each class as given label; a multi-label row counts for all of its classes."""
     if examples.multilabel:
         counts = (examples.given_labels > 0.5).sum(dim=0)
     else:
@@ -139,7 +150,7 @@ def count_classes(examples: Examples) -> dict[str, int]:
 
 
 def _count_unknown(examples: Examples) -> dict[str, int]:
-    """Of labels of several classes at once: what is unknown, and which rows have no class."""
+    """Count what is unknown in multi-label labels, and the rows without a class."""
     if not examples.multilabel:
         return {"unknown_labels": 0, "unknown_rows": 0, "rows_without_class": 0}
     unknown, present = examples.given_labels.isnan(), examples.given_labels > 0.5
@@ -150,88 +161,31 @@ def _count_unknown(examples: Examples) -> dict[str, int]:
 
 
 def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, float]:
-    """A given label in words: a class, the classes present, or the shares of those that have any."""
+    """Return a given label in words: a class, the classes present, or the probabilities above 0."""
     label = examples.given_labels[position]
     if label.ndim == 0:
         return examples.classes[int(label)]
-    shares = {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
-    return list(shares) if examples.multilabel and set(shares.values()) <= {1.0} else shares
+    probs = {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
+    return list(probs) if examples.multilabel and set(probs.values()) <= {1.0} else probs
 
 
-def as_tree(findings: Findings, examples: Examples) -> dict[str, Any]:
-    """Findings in plain values, rows by their keys."""
+def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
+    """Return an inspection as plain values, with rows by their keys."""
     return {
-        "rows": findings.rows,
-        "class_counts": findings.class_counts,
-        "unknown_labels": findings.unknown_labels,
-        "unknown_rows": findings.unknown_rows,
-        "rows_without_class": findings.rows_without_class,
-        "image_sizes": None if findings.image_sizes is None else vars(findings.image_sizes),
-        "input_shape": findings.input_shape,
-        "unreadable": [fault._asdict() for fault in findings.unreadable],
-        "duplicates": [examples.keys[group].tolist() for group in findings.duplicates],
+        "rows": inspection.rows,
+        "class_counts": inspection.class_counts,
+        "unknown_labels": inspection.unknown_labels,
+        "unknown_rows": inspection.unknown_rows,
+        "rows_without_class": inspection.rows_without_class,
+        "image_sizes": None if inspection.image_sizes is None else vars(inspection.image_sizes),
+        "input_shape": inspection.input_shape,
+        "unreadable": [fault._asdict() for fault in inspection.unreadable],
+        "duplicates": [examples.keys[group].tolist() for group in inspection.duplicates],
         "conflicting_duplicates": [
             [{"key": str(examples.keys[i]), "label": label_of(examples, i)} for i in group]
-            for group in findings.conflicts
+            for group in inspection.conflicts
         ],
     }
-
-
-def _look_at_images(
-    examples: Examples, inputs: ImageInputs, workers: int, digests: np.ndarray, sizes: np.ndarray
-) -> list[Fault]:
-    """Fill in digests and sizes; decode every image, as only that finds a truncated one."""
-    faults: list[Fault] = []
-    items = _Looked(inputs.encoded, inputs.max_pixels)
-    places = torch.arange(len(examples)).split(CHUNK)
-    looked = read_ahead(items, [examples.rows[place] for place in places], list, workers)
-    for place, chunk in zip(places, looked, strict=True):
-        for position, (row, digest, size, reason) in zip(place.tolist(), chunk, strict=True):
-            digests[position], sizes[position] = np.frombuffer(digest, dtype=np.uint8), size
-            if reason is not None:
-                faults.append(Fault(row, str(inputs.encoded.names[row]), reason))
-    return faults
-
-
-@dataclass(frozen=True)
-class _Looked:
-    """Digest and upright size of one image, and what is wrong with it."""
-
-    encoded: Encoded
-    max_pixels: int
-
-    def __len__(self) -> int:
-        return len(self.encoded)
-
-    def __getitem__(self, row: int) -> tuple[int, bytes, Size, str | None]:
-        try:
-            content = self.encoded.read(row)
-            size = upright_size(open_image(content, self.max_pixels))
-            decode(content, (1, 1), self.max_pixels)  # to the last byte, but a JPEG at an eighth of its size
-        except DECODE_FAULTS as error:
-            return row, bytes(DIGEST), (0, 0), describe_fault(error)
-        return row, _digest(content), size, None
-
-
-def _look_at_arrays(examples: Examples, digests: np.ndarray) -> tuple[int, ...]:
-    shape: tuple[int, ...] = ()
-    places = torch.arange(len(examples)).split(CHUNK)
-    for place, values in zip(places, _values(examples.inputs, [examples.rows[p] for p in places]), strict=True):
-        shape = tuple(values.shape[1:])
-        for position, value in zip(place.tolist(), values.numpy(), strict=True):
-            digests[position] = np.frombuffer(_digest(value.tobytes()), dtype=np.uint8)
-    return shape
-
-
-def _values(inputs: Inputs, chunks: list[Tensor]) -> Iterator[Tensor]:
-    if isinstance(inputs, TensorInputs):
-        yield from (inputs.values[chunk] for chunk in chunks)
-    else:
-        yield from (loaded.values for loaded in inputs.batches(chunks))
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.blake2b(content, digest_size=DIGEST).digest()
 
 
 def _summary(sizes: np.ndarray) -> ImageSizes:
@@ -246,8 +200,8 @@ def _summary(sizes: np.ndarray) -> ImageSizes:
     return ImageSizes(at(pixels.argmin()), at(pixels.argmax()), at(common), float(counts[common] / len(sizes)))
 
 
-def _alike(digests: np.ndarray, positions: np.ndarray) -> Groups:
-    """Groups of two or more of these positions that have the same digest, in the order of their first members."""
+def _find_duplicates(digests: np.ndarray, positions: np.ndarray) -> Groups:
+    """Return groups of two or more of these positions with equal digests, in the order of their first members."""
     words = digests[positions].view(f"V{DIGEST}")[:, 0]
     _, first, inverse, counts = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
     group, repeated = first[inverse], counts[inverse] > 1
@@ -255,8 +209,8 @@ def _alike(digests: np.ndarray, positions: np.ndarray) -> Groups:
     return Groups(positions[repeated][order], np.unique(group[repeated][order], return_index=True)[1])
 
 
-def _at_odds(groups: Groups, labels: np.ndarray) -> Groups:
-    """The groups whose members do not all carry the same label; what is unknown is no disagreement."""
+def _find_conflicts(groups: Groups, labels: np.ndarray) -> Groups:
+    """Return the groups whose labels differ; an unknown label differs from none."""
     if not len(groups):
         return groups
     lengths = np.diff(groups.starts, append=len(groups.positions))

@@ -1,8 +1,9 @@
-"""Seeded label noise: clean labels in, new noisy ones out, with the rate that was really produced.
+"""Seeded label noise: noisy labels from clean ones, with the noise rate that was measured.
 
 Every class-conditional noise is a transition matrix ``T``, where ``T[i, j]`` is the probability that a label ``i`` is
-given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also looks at the inputs. Where an
-example may be of several classes at once, each (example, class) entry flips by itself: :func:`flip_entries`.
+given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also depends on the inputs
+(:func:`flip_by_instance`). In multi-label data each (example, class) entry flips independently (:func:`flip_entries`).
+:func:`corrupt` applies the noise that a recipe asks for to examples, by these functions.
 """
 
 import functools
@@ -13,20 +14,16 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from pencil.data import noise
 from pencil.data.examples import Examples
-from pencil.data.inputs import TensorInputs
+from pencil.data.given import shorten
 from pencil.data.settings import AnyNoise, EntryNoise, MapNoise, MatrixNoise, MixedNoise
 from pencil.errors import DataError
 from pencil.seeding import derive_seed
 
-CIFAR10_CONFUSIONS: Mapping[int, int] = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
-"""truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog (section 4.1)."""
-
 
 @dataclass(frozen=True)
 class NoisyLabels:
-    """Noisy labels beside the share of labels that really changed and the transitions that really happened."""
+    """Noisy labels, the fraction of labels that changed, and the measured transition matrix."""
 
     labels: NDArray[np.int64]
     rate: float
@@ -34,24 +31,52 @@ class NoisyLabels:
 
 
 def symmetric_matrix(num_classes: int, rate: float) -> NDArray[np.float64]:
-    """With probability ``rate`` a label is drawn uniformly from all classes, its own included (section 4.1)."""
+    """Return the matrix of symmetric noise (section 4.1).
+
+    Parameters
+    ----------
+    num_classes
+        The number of classes.
+    rate
+        The probability that a label is drawn anew, uniformly from all classes, its own included.
+    """
     _check_rate(rate)
     return (1 - rate) * np.eye(num_classes) + rate / num_classes
 
 
 def circular_matrix(num_classes: int, rate: float) -> NDArray[np.float64]:
-    """With probability ``rate`` a label becomes the next class, the last one the first (CIFAR-100 in the paper)."""
+    """Return the matrix of circular noise (CIFAR-100 in the paper).
+
+    Parameters
+    ----------
+    num_classes
+        The number of classes.
+    rate
+        The probability that a label becomes the next class; the last class becomes the first.
+    """
     _check_rate(rate)
     return (1 - rate) * np.eye(num_classes) + rate * np.roll(np.eye(num_classes), 1, axis=1)
 
 
 def map_matrix(num_classes: int, rate: float, mapping: Mapping[int, int]) -> NDArray[np.float64]:
-    """With probability ``rate`` a label of a mapped class becomes its image (CIFAR-10 in the paper)."""
+    """Return the matrix of noise between pairs of classes (CIFAR-10 in the paper).
+
+    Parameters
+    ----------
+    num_classes
+        The number of classes.
+    rate
+        The probability that a label of a mapped class changes.
+    mapping
+        The class that each mapped class changes to.
+    """
     _check_rate(rate)
     matrix = np.eye(num_classes)
     for source, target in mapping.items():
         if not (0 <= source < num_classes and 0 <= target < num_classes):
-            raise DataError(f"noise maps class {source} to {target}; expected classes 0..{num_classes - 1}.")
+            raise DataError(
+                f"noise maps class {source} to {target}; expected classes 0..{num_classes - 1}; fix the map."
+            )
         matrix[source] = 0
         matrix[source, source] += 1 - rate
         matrix[source, target] += rate
@@ -59,7 +84,17 @@ def map_matrix(num_classes: int, rate: float, mapping: Mapping[int, int]) -> NDA
 
 
 def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabels:
-    """Draw each label anew from its row of ``transition``."""
+    """Draw each label anew from its row of a transition matrix.
+
+    Parameters
+    ----------
+    clean_labels
+        Class indices (n,).
+    transition
+        Probabilities (classes, classes): row = clean class, column = given class.
+    seed
+        The same seed gives the same labels.
+    """
     matrix = np.asarray(transition, dtype=np.float64)
     _check_transition(matrix)
     clean = _check_clean(clean_labels, len(matrix))
@@ -74,10 +109,25 @@ def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabe
 def flip_by_instance(
     clean_labels: ArrayLike, inputs: ArrayLike, num_classes: int, rate: float, seed: int, *, spread: float = 0.1
 ) -> NoisyLabels:
-    """Instance-dependent noise (Xia et al. 2020, Algorithm 2): how likely and to what a label flips hangs on its input.
+    """Draw instance-dependent noise (Xia et al. 2020, Algorithm 2): flip rate and target depend on the input.
 
-    Each example has a flip rate of its own, normal around ``rate`` and cut to [0, 1]; where it goes is a softmax of a
-    random projection of the standardised input, one projection per clean class.
+    Each example has its own flip rate, from a normal distribution around ``rate`` truncated to [0, 1]; the target class
+    is drawn from a softmax of a random projection of the standardised input, one projection per clean class.
+
+    Parameters
+    ----------
+    clean_labels
+        Class indices (n,).
+    inputs
+        Numbers of any shape (n, ...).
+    num_classes
+        The number of classes.
+    rate
+        The mean flip rate.
+    seed
+        The same seed gives the same labels.
+    spread
+        The standard deviation of the flip rates.
     """
     _check_rate(rate)
     clean = _check_clean(clean_labels, num_classes)
@@ -102,7 +152,7 @@ def flip_by_instance(
 
 @dataclass(frozen=True)
 class NoisyEntries:
-    """Noisy multi-labels beside the share of known entries that now say the wrong thing."""
+    """Noisy multi-label labels and the fraction of known entries that are wrong now."""
 
     labels: NDArray[np.float32]
     rate: float
@@ -111,10 +161,19 @@ class NoisyEntries:
 def flip_entries(
     clean_labels: ArrayLike, *, false_positives: float, false_negatives: float, seed: int, confidences: bool = False
 ) -> NoisyEntries:
-    """Flip each entry of an indicator matrix: absent to present, present to absent; NaN (unknown) stays unknown.
+    """Flip each entry of an indicator matrix independently; NaN (unknown) stays unknown.
 
-    ``confidences`` gives labels as a machine would: what is said to be present has a probability from 0.5 to 1, what
-    is said to be absent one from 0 to 0.5. Right ones tend to be surer (0.83 on average) than wrong ones (0.67).
+    Parameters
+    ----------
+    clean_labels
+        0, 1 or NaN (n, classes).
+    false_positives, false_negatives
+        Probabilities that an absent class is given as present, and a present one as absent.
+    seed
+        The same seed gives the same labels.
+    confidences
+        Whether to give probabilities, like a machine: from 0.5 to 1 for a class given as present, from 0 to 0.5 for
+        one given as absent. Right entries tend to be more confident (0.83 on average) than wrong ones (0.67).
     """
     _check_rate(false_positives)
     _check_rate(false_negatives)
@@ -122,12 +181,114 @@ def flip_entries(
     rng = np.random.default_rng(seed)
     known, present = ~np.isnan(clean), clean > 0.5
     wrong = (rng.random(clean.shape) < np.where(present, false_negatives, false_positives)) & known
-    said = present ^ wrong
-    sure = np.ones(clean.shape)
+    given = present ^ wrong
+    confidence = np.ones(clean.shape)
     if confidences:
-        sure = 0.5 + 0.5 * np.where(wrong, rng.beta(1, 2, clean.shape), rng.beta(2, 1, clean.shape))
-    labels = np.where(known, np.where(said, sure, 1 - sure), np.nan).astype(np.float32)
+        confidence = 0.5 + 0.5 * np.where(wrong, rng.beta(1, 2, clean.shape), rng.beta(2, 1, clean.shape))
+    labels = np.where(known, np.where(given, confidence, 1 - confidence), np.nan).astype(np.float32)
     return NoisyEntries(labels, float(wrong[known].mean()) if known.any() else 0.0)
+
+
+def compare(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int) -> NoisyLabels:
+    """Measure the noise rate and the transitions between clean and noisy class indices."""
+    counts = np.zeros((num_classes, num_classes))
+    np.add.at(counts, (clean, noisy), 1)
+    transitions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    return NoisyLabels(noisy, float((clean != noisy).mean()) if len(clean) else 0.0, transitions)
+
+
+def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | NoisyEntries:
+    """Inject noise into the labels of examples, whose given labels are clean.
+
+    Parameters
+    ----------
+    examples
+        They are not changed.
+    settings
+        The ``[data.noise]`` part of a recipe.
+    seed
+        Draws the noise where the settings have no seed of their own.
+
+    Raises
+    ------
+    DataError
+        If the noise does not fit the labels, or depends on inputs that are not in memory.
+    """
+    clean = examples.given_labels.numpy()
+    seed = settings.seed if settings.seed is not None else seed
+    if isinstance(settings, EntryNoise) != examples.multilabel:
+        fitting = 'multi-label; expected noise of kind "entries"'
+        if not examples.multilabel:
+            fitting = "single-label; expected noise of kind symmetric, circular, instance, map, matrix or mixed"
+        raise DataError(
+            f'data.noise is of kind "{settings.kind}" and the labels are {fitting}; change data.noise.kind.'
+        )
+    if isinstance(settings, EntryNoise):
+        rates = {"false_positives": settings.false_positives, "false_negatives": settings.false_negatives}
+        return flip_entries(clean, **rates, confidences=settings.confidences, seed=seed)
+    if clean.ndim != 1:
+        raise DataError(
+            "data.noise is set but the labels are distributions; expected class labels; leave data.noise out."
+        )
+    if isinstance(settings, MixedNoise):
+        return _corrupt_in_turn(examples, settings, seed)
+    matrix = transition_matrix(settings, examples.classes)
+    if matrix is not None:
+        return flip(clean, matrix, seed)
+    values = examples.inputs.in_memory
+    if values is None:
+        raise DataError(
+            "data.noise depends on the inputs but these are not in memory; expected arrays or cached images; "
+            "set data.cache, or choose another kind of noise."
+        )
+    assert settings.kind == "instance"
+    return flip_by_instance(clean, values[examples.rows].numpy(), examples.num_classes, settings.rate, seed)
+
+
+def _corrupt_in_turn(examples: Examples, settings: MixedNoise, seed: int) -> NoisyLabels:
+    labels = examples.given_labels
+    for number, part in enumerate(settings.parts):
+        found = corrupt(replace(examples, given_labels=labels), part, derive_seed(seed, "part", number))
+        labels = torch.from_numpy(found.labels)
+    return compare(examples.given_labels.numpy(), labels.numpy(), examples.num_classes)
+
+
+def transition_matrix(settings: AnyNoise | None, classes: tuple[str, ...]) -> np.ndarray | None:
+    """Return the matrix of the noise in a recipe: row = clean class, column = given class.
+
+    None where no noise is injected, or noise that no matrix describes (instance-dependent or multi-label noise).
+    """
+    count = len(classes)
+    if settings is None or isinstance(settings, EntryNoise):
+        return None
+    if isinstance(settings, MatrixNoise):
+        lengths = {len(settings.matrix), *map(len, settings.matrix)}
+        if lengths != {count}:
+            raise DataError(
+                f"the noise matrix has rows and columns of {', '.join(map(str, sorted(lengths)))} numbers; expected "
+                f"{count} x {count} for the {count} classes of the data; fix data.noise.matrix."
+            )
+        return np.array(settings.matrix)
+    if isinstance(settings, MixedNoise):
+        parts = [transition_matrix(part, classes) for part in settings.parts]
+        known = [part for part in parts if part is not None]
+        return None if len(known) < len(parts) else functools.reduce(np.matmul, known)
+    if isinstance(settings, MapNoise):
+        return map_matrix(count, settings.rate, _class_map(settings.classes, classes))
+    if settings.kind == "instance":
+        return None
+    make = symmetric_matrix if settings.kind == "symmetric" else circular_matrix
+    return make(count, settings.rate)
+
+
+def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
+    for name in (*names, *names.values()):
+        if name not in classes:
+            raise DataError(
+                f"the noise map names class {name!r}; expected classes of the data ({shorten(classes, 12)}); "
+                "fix data.noise.classes."
+            )
+    return {classes.index(source): classes.index(target) for source, target in names.items()}
 
 
 def _invert(probs: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -145,106 +306,49 @@ def _truncated_normal(rng: np.random.Generator, mean: float, spread: float, size
     return values
 
 
-def compare(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int) -> NoisyLabels:
-    counts = np.zeros((num_classes, num_classes))
-    np.add.at(counts, (clean, noisy), 1)
-    transitions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    return NoisyLabels(noisy, float((clean != noisy).mean()) if len(clean) else 0.0, transitions)
-
-
 def _check_rate(rate: float) -> None:
     if not 0 <= rate <= 1:
-        raise DataError(f"noise rate is {rate}; expected a share from 0 to 1 (50 % is 0.5).")
+        raise DataError(f"noise rate is {rate}; expected a fraction from 0 to 1; write 50 % as 0.5.")
 
 
 def _check_transition(matrix: NDArray[np.float64]) -> None:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise DataError(f"transition matrix has shape {matrix.shape}; expected (classes, classes).")
+        raise DataError(f"transition matrix has shape {matrix.shape}; expected (classes, classes); make it square.")
     good = (matrix >= 0).all(axis=1) & np.isclose(matrix.sum(axis=1), 1)
     if not good.all():
         row = int(np.argmin(good))
-        raise DataError(f"row {row} of the transition matrix is {matrix[row]}; expected probabilities that sum to 1.")
+        raise DataError(
+            f"row {row} of the transition matrix is {matrix[row]}; expected probabilities that sum to 1; fix the row."
+        )
 
 
 def _check_clean(labels: ArrayLike, num_classes: int) -> NDArray[np.int64]:
     clean = np.asarray(labels)
     if clean.ndim != 1 or clean.dtype.kind not in "iu":
-        raise DataError(f"noise needs class indices; saw labels of shape {clean.shape} and type {clean.dtype}.")
+        raise DataError(
+            f"labels have shape {clean.shape} and type {clean.dtype}; expected class indices (n,) for noise; "
+            "convert them."
+        )
     bad = (clean < 0) | (clean >= num_classes)
     if bad.any():
         row = int(np.argmax(bad))
-        raise DataError(f"label {clean[row]} at row {row} does not fit {num_classes} classes (0..{num_classes - 1}).")
+        raise DataError(
+            f"label {clean[row]} at row {row} does not fit {num_classes} classes (0..{num_classes - 1}); "
+            "fix the label or pass more classes."
+        )
     return clean.astype(np.int64)
 
 
 def _check_indicators(labels: ArrayLike) -> NDArray[np.float64]:
     clean = np.asarray(labels, dtype=np.float64)
     if clean.ndim != 2:
-        raise DataError(f"labels have shape {clean.shape}; expected (n, classes) with 0 or 1 for each class.")
+        raise DataError(
+            f"labels have shape {clean.shape}; expected (n, classes) with 0 or 1 for each class; reshape them."
+        )
     good = ((clean == 0) | (clean == 1) | np.isnan(clean)).all(axis=1)
     if not good.all():
         row = int(np.argmin(good))
-        raise DataError(f"clean label at row {row} is {clean[row]}; expected 0 or 1 for each class, NaN where unknown.")
+        raise DataError(
+            f"clean label at row {row} is {clean[row]}; expected 0 or 1 for each class, NaN where unknown; fix the row."
+        )
     return clean
-
-
-def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> noise.NoisyLabels | noise.NoisyEntries:
-    """Noisy labels for examples whose given labels are clean."""
-    clean = examples.given_labels.numpy()
-    seed = settings.seed if settings.seed is not None else seed
-    if isinstance(settings, EntryNoise) != examples.multilabel:
-        fitting = 'of several classes at once; expected noise of kind "entries"'
-        if not examples.multilabel:
-            fitting = "of one class each; expected noise of kind symmetric, circular, instance, map, matrix or mixed"
-        raise DataError(f'data.noise is of kind "{settings.kind}" and the examples are {fitting}.')
-    if isinstance(settings, EntryNoise):
-        rates = {"false_positives": settings.false_positives, "false_negatives": settings.false_negatives}
-        return noise.flip_entries(clean, **rates, confidences=settings.confidences, seed=seed)
-    if clean.ndim != 1:
-        raise DataError("noise is injected into class labels; these examples carry label distributions.")
-    if isinstance(settings, MixedNoise):
-        return _one_after_the_other(examples, settings, seed)
-    matrix = transition_matrix(settings, examples.classes)
-    if matrix is not None:
-        return noise.flip(clean, matrix, seed)
-    if not isinstance(examples.inputs, TensorInputs):
-        raise DataError("instance-dependent noise needs inputs in memory; this dataset is read item by item.")
-    inputs = examples.inputs.values[examples.rows].numpy()
-    assert settings.kind == "instance"
-    return noise.flip_by_instance(clean, inputs, examples.num_classes, settings.rate, seed)
-
-
-def _one_after_the_other(examples: Examples, settings: MixedNoise, seed: int) -> noise.NoisyLabels:
-    labels = examples.given_labels
-    for number, part in enumerate(settings.parts):
-        found = corrupt(replace(examples, given_labels=labels), part, derive_seed(seed, "part", number))
-        labels = torch.from_numpy(found.labels)
-    return noise.compare(examples.given_labels.numpy(), labels.numpy(), examples.num_classes)
-
-
-def transition_matrix(settings: AnyNoise | None, classes: tuple[str, ...]) -> np.ndarray | None:
-    """Row = clean class, column = given class; None where no noise is injected, or noise that no matrix describes."""
-    count = len(classes)
-    if settings is None or isinstance(settings, EntryNoise):
-        return None
-    if isinstance(settings, MatrixNoise):
-        if {len(settings.matrix), *map(len, settings.matrix)} != {count}:
-            raise DataError(f"the noise matrix is not {count} x {count}, as the data's {count} classes need.")
-        return np.array(settings.matrix)
-    if isinstance(settings, MixedNoise):
-        parts = [transition_matrix(part, classes) for part in settings.parts]
-        known = [part for part in parts if part is not None]
-        return None if len(known) < len(parts) else functools.reduce(np.matmul, known)
-    if isinstance(settings, MapNoise):
-        return noise.map_matrix(count, settings.rate, _class_map(settings.classes, classes))
-    if settings.kind == "instance":
-        return None
-    make = noise.symmetric_matrix if settings.kind == "symmetric" else noise.circular_matrix
-    return make(count, settings.rate)
-
-
-def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, int]:
-    for name in (*names, *names.values()):
-        if name not in classes:
-            raise DataError(f"the noise map names class {name!r}; the data has {', '.join(classes[:12])}.")
-    return {classes.index(source): classes.index(target) for source, target in names.items()}

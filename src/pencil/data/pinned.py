@@ -1,4 +1,4 @@
-"""Labels that a person has reviewed: they take the place of the given ones, and nothing moves them any more."""
+"""Pinned labels: a person has reviewed them; they replace the given labels and never move."""
 
 import hashlib
 import json
@@ -18,14 +18,33 @@ from pencil.errors import DataError
 
 
 def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
-    """Training and validation rows with the labels that ``reviews.jsonl`` has for them, and a digest of these labels.
+    """Pin the labels of ``reviews.jsonl`` in training and validation rows.
 
-    Validation rows that were ``drawn`` from the others are elsewhere with another seed, so that a key alone names a
-    row, and its newest decision counts; in a validation set of its own the same key may be another row.
+    Parameters
+    ----------
+    splits
+        They are not changed.
+    path
+        Decisions as `pencil review` writes them.
+    drawn
+        Whether validation rows were drawn from the training data. Then another seed draws others, so a key alone names
+        a row and its newest decision counts; in a separate validation set the same key may be another row.
+
+    Returns
+    -------
+    tuple
+        The splits with pinned labels, and a digest of these labels.
+
+    Raises
+    ------
+    DataError
+        If none of the labels is of a row of this data.
     """
     decisions = chosen_labels(path)
     if not decisions:
-        warnings.warn(f"{path} pins nothing: no decision in it names a label", stacklevel=3)
+        warnings.warn(
+            f"{path} pins nothing: no decision in it has a label; review some rows with `pencil review`", stacklevel=3
+        )
     train = [decision for decision in decisions if drawn or decision.split != "validation"]
     validation = decisions if drawn else [decision for decision in decisions if decision.split == "validation"]
     parts = [(splits.train, _by_key(train))]
@@ -33,21 +52,28 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
         parts.append((splits.validation, _by_key(validation)))
     pinned = [_pinned(examples, labels) for examples, labels in parts]
     found = {key for part in pinned for key in part.subset(_places(part)).keys.tolist()}
-    _refuse_strangers(path, [decision.key for decision in decisions if decision.key not in found], decisions, splits)
+    _refuse_unknown_keys(path, [decision.key for decision in decisions if decision.key not in found], decisions, splits)
     return replace(splits, train=pinned[0], validation=pinned[1] if len(pinned) > 1 else None), _digest(decisions)
 
 
-def hold_pinned(label_probs: Tensor, examples: Examples) -> Tensor:
-    """What a method or a network says about labels, but for pinned rows: there the person's word stands.
+def apply_pinned(label_probs: Tensor, examples: Examples) -> Tensor:
+    """Return label probabilities with those of pinned rows replaced by the reviewed labels.
 
-    Of several classes, one that even the person left unknown is as it was said.
+    Parameters
+    ----------
+    label_probs
+        Probabilities (n, classes) from a method or a network; they are not changed.
+    examples
+        The same n rows. A multi-label entry that the person left unknown keeps its probability.
     """
     if examples.pinned is None:
         return label_probs
-    given, held = examples.given_labels[examples.pinned], label_probs.clone()
-    sure = as_distribution(given, examples.num_classes).to(held)
-    held[examples.pinned] = torch.where(given.isnan(), held[examples.pinned], sure) if examples.multilabel else sure
-    return held
+    given, probs = examples.given_labels[examples.pinned], label_probs.clone()
+    pinned = as_distribution(given, examples.num_classes).to(probs)
+    probs[examples.pinned] = (
+        torch.where(given.isnan(), probs[examples.pinned], pinned) if examples.multilabel else pinned
+    )
+    return probs
 
 
 def _by_key(decisions: Sequence[Decision]) -> dict[str, Label]:
@@ -64,8 +90,8 @@ def _pinned(examples: Examples, labels: Mapping[str, Label]) -> Examples:
     if given.ndim == 1:
         given[places] = present.int().argmax(dim=1)
     else:
-        unsaid = given[places].isnan() & ~present  # nobody was asked about it
-        given[places] = present.to(given).masked_fill(unsaid, torch.nan)
+        unknown = given[places].isnan() & ~present  # the person was not asked about it
+        given[places] = present.to(given).masked_fill(unknown, torch.nan)
     pinned = torch.zeros(len(examples), dtype=torch.bool)
     pinned[places] = True
     return replace(examples, given_labels=given, pinned=pinned)
@@ -76,25 +102,25 @@ def _places(examples: Examples) -> Tensor:
     return examples.pinned.nonzero()[:, 0]
 
 
-def _refuse_strangers(path: Path, strangers: list[str], decisions: Sequence[Decision], splits: Splits) -> None:
-    """Reviews of rows that have gone are worth a word; reviews of none but strangers are those of other data."""
-    if not strangers:
+def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Decision], splits: Splits) -> None:
+    """Warn about reviews of rows that are gone; raise if there are no others, as they are then of other data."""
+    if not unknown:
         return
-    if len(strangers) < len(decisions):
+    if len(unknown) < len(decisions):
         warnings.warn(
-            f"{len(strangers):,} of the {len(decisions):,} labels in {path} are of rows that are not here, such as "
-            f"{strangers[0]!r}; they are left out",
+            f"{len(unknown):,} of the {len(decisions):,} labels in {path} are of rows that are not in the data, such "
+            f"as {unknown[0]!r}; they are left out",
             stacklevel=4,
         )
         return
     raise DataError(
-        f"none of the {len(decisions):,} labels in {path} is of a row that is here: its keys are like "
-        f"{strangers[0]!r}, those of the data like {str(splits.train.keys[0])!r}; expected reviews of a run on the "
-        "same data; name those."
+        f"none of the {len(decisions):,} labels in {path} is of a row of the data: its keys are like {unknown[0]!r}, "
+        f"those of the data like {str(splits.train.keys[0])!r}; expected reviews of a run on the same data; "
+        "set data.pinned to those."
     )
 
 
 def _digest(decisions: Sequence[Decision]) -> str:
-    """The same for the same labels of the same rows, however often a person has changed his mind in between."""
+    """Return a digest that depends on the labels of the rows only, not on decisions that were replaced later."""
     labels = sorted([decision.key, decision.split, decision.label] for decision in decisions)
     return hashlib.sha256(json.dumps(labels).encode()).hexdigest()

@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from pencil.data.augment import Augmentation
-from pencil.data.images import MAX_PIXELS, Unreadable
-from pencil.data.inputs import Normalization
+from pencil.data.inputs import MAX_PIXELS, Unreadable
 from pencil.data.table import Columns
+from pencil.data.transform import Normalization
 
 FROM_PYTHON = "python"
-"""Where a recipe would name its data, when the data came as objects."""
+"""The ``data.source`` of a recipe whose data was passed as Python objects."""
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -26,18 +26,29 @@ class _Noise(_Strict):
 
     @property
     def kinds(self) -> set[str]:
+        """The kinds of noise in it: its own, or those of its parts."""
         return {self.kind}
 
 
 class RateNoise(_Noise):
-    """Noise that a rate describes: uniform, to the next class, or instance-dependent."""
+    """Noise with one rate: symmetric (uniform), circular (to the next class), or instance-dependent.
+
+    Parameters
+    ----------
+    kind
+        "symmetric", "circular" or "instance".
+    rate
+        The noise rate, 0 to 1.
+    seed
+        Draws the noise; None derives it from the seed of the run.
+    """
 
     kind: Literal["symmetric", "circular", "instance"]
     rate: Rate
 
 
 class MapNoise(_Noise):
-    """Each class named on the left becomes the one on the right with this probability."""
+    """Noise that changes each class named on the left to the one on the right, with probability ``rate``."""
 
     kind: Literal["map"]
     rate: Rate
@@ -45,14 +56,22 @@ class MapNoise(_Noise):
 
 
 class MatrixNoise(_Noise):
-    """Any transition matrix: row = clean class, column = given class."""
+    """Noise from any transition matrix: row = clean class, column = given class."""
 
     kind: Literal["matrix"]
     matrix: tuple[tuple[float, ...], ...]
 
 
 class EntryNoise(_Noise):
-    """Several classes at once: each (example, class) flips by itself; ``confidences`` makes the labels soft."""
+    """Multi-label noise: each (example, class) flips independently.
+
+    Parameters
+    ----------
+    false_positives, false_negatives
+        Probabilities that an absent class is given as present, and a present one as absent.
+    confidences
+        Whether the labels become soft, like those of a machine.
+    """
 
     kind: Literal["entries"]
     false_positives: Rate
@@ -61,7 +80,7 @@ class EntryNoise(_Noise):
 
 
 class MixedNoise(_Noise):
-    """One noise after the other, each on what those before it left."""
+    """Several kinds of noise in turn, each applied to the labels that the one before it left."""
 
     kind: Literal["mixed"]
     parts: Annotated[
@@ -79,11 +98,55 @@ NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 
 Pixels = Annotated[int, Field(ge=1)]
 WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-"""Where a file is, wherever the run goes on from."""
+"""An absolute path, so that the run can be resumed from any directory."""
 
 
 class DataSettings(_Strict):
-    """Which data, how many rows of it, with what noise, split, resized and augmented how."""
+    """The ``[data]`` part of a recipe: which data, how many rows, which noise, how it is split, resized and augmented.
+
+    Parameters
+    ----------
+    source
+        A dataset by name, a folder per class, a table, an npz file, or ``hf/NAME``.
+    root
+        The folder of a named dataset, or of the images of a table.
+    options
+        Options of a named dataset, or of ``datasets.load_dataset``.
+    columns
+        Which column of a table is what.
+    classes
+        Class names in order; by default derived from the labels.
+    multilabel
+        Whether an example may have several classes; None decides by the labels.
+    test
+        A source for the test set.
+    rows, test_rows
+        How many rows to choose at random; None takes all.
+    long_tail
+        How many times rarer the last class is than the first.
+    noise
+        Label noise to inject into training and validation rows.
+    pinned
+        A ``reviews.jsonl`` whose labels are right and never move.
+    validation
+        The fraction of rows to hold out.
+    resize
+        Size of encoded images: "auto", "none" (all have one), a side, or (height, width).
+    crop
+        Side of a square crop: random in training, centred otherwise.
+    augmentation
+        Random crops and flips.
+    normalize
+        "auto" (measured), "none", "imagenet", or means and deviations.
+    cache
+        Where decoded images are kept: "auto", "none", "memory", or a folder.
+    unreadable
+        Whether an image that cannot be read is an "error" or is left out ("skip").
+    max_pixels
+        An image of more pixels counts as unreadable.
+    workers
+        Worker processes that decode images; None takes one per core except one, at most four.
+    """
 
     source: str = ""
     root: Path | None = None

@@ -1,14 +1,19 @@
-"""Where data comes from: a dataset by name, a folder per class, a table, an npz file, a Hugging Face dataset."""
+"""Sources of data: a dataset by name, a folder per class, a table, an npz file, a Hugging Face dataset.
+
+:func:`load` reads labelled data to train or test on, :func:`read_inputs` unlabelled inputs for a trained network.
+"""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pencil.data import folder, table
-from pencil.data.arrays import from_npz
-from pencil.data.examples import Splits, refuse_other_kind
-from pencil.data.given import about
+from pencil.data.arrays import as_inputs, from_npz, read_arrays
+from pencil.data.examples import Splits, as_keys, refuse_other_kind
+from pencil.data.given import error_context, shorten
 from pencil.data.hugging_face import PREFIX, load_hugging_face
+from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
+from pencil.data.inputs import Inputs
 from pencil.data.named import DATASETS
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import DataError
@@ -17,26 +22,50 @@ FORMS = "a folder per class, a table (.csv, .tsv, .parquet), an .npz file, or hf
 
 
 def load(settings: DataSettings) -> Splits:
-    """The splits that a recipe's ``[data]`` names, as they came: nothing chosen, corrupted or resized yet."""
+    """Load the splits that the ``[data]`` part of a recipe names; nothing is chosen, corrupted or resized yet.
+
+    Parameters
+    ----------
+    settings
+        ``source`` and ``test``, and how to read them.
+
+    Raises
+    ------
+    DataError
+        If a source does not exist or cannot be read.
+    """
     if settings.source == FROM_PYTHON:
-        raise DataError("the data of this recipe came from Python; call pencil.fit again, or name data of your own.")
+        raise DataError(
+            "the data of this recipe was passed as Python objects; expected a source to load; call pencil.fit "
+            "again, or set data.source."
+        )
     splits = read_source(settings.source, settings)
     if settings.test is None:
         return splits
-    with about("the test set"):
+    with error_context("the test set"):
         test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel)
     return Splits(splits.train, splits.validation, test.train)
 
 
 def read_like(source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool) -> Splits:
-    """A source whose labels must be of these classes and of this kind: to test on what was trained."""
+    """Read a source whose labels must have these classes and this form: test data for a trained network."""
     splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes)
     refuse_other_kind(splits.train, multilabel)
     return splits
 
 
 def read_source(source: str, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
-    """One source by itself, read with these settings' columns, classes and options."""
+    """Read one source with the columns, classes and options of these settings.
+
+    Parameters
+    ----------
+    source
+        A dataset by name, a folder, a file, or ``hf/NAME``.
+    settings
+        How to read it.
+    classes
+        Class names in order; by default those of the settings.
+    """
     classes = settings.classes if classes is None else classes
     path = Path(source).expanduser()
     if source in DATASETS:
@@ -57,7 +86,7 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
 
 
 def is_source(what: str) -> bool:
-    """Whether this names data, rather than a recipe."""
+    """Return whether this names data, rather than a recipe."""
     path = Path(what).expanduser()
     return (
         what in DATASETS
@@ -72,16 +101,76 @@ def _named(name: str, settings: DataSettings) -> Splits:
     known = [option for option in inspect.signature(loader).parameters if option != "root"]
     for option in settings.options:
         if option not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise DataError(f"data.options has {option!r}, which dataset {name!r} does not know; {takes}.")
+            expected = ", ".join(known) or "none"
+            raise DataError(
+                f"data.options has the unknown entry {option!r} for dataset {name!r}; expected {expected}; remove it."
+            )
     return loader(settings.root, **settings.options)
 
 
 def _of_classes(splits: Splits, classes: Sequence[str] | None, source: str) -> Splits:
-    """The same splits, if their classes are those that are expected."""
+    """Return the same splits; raise if their classes are not the expected ones."""
     if classes is not None and tuple(classes) != splits.train.classes:
         raise DataError(
-            f"{source!r} has the classes {', '.join(splits.train.classes[:5])}, ...; "
-            f"expected {', '.join(classes[:5])}, ..., in this order."
+            f"{source!r} has the classes {shorten(splits.train.classes)}; expected {shorten(classes)}, in this order; "
+            "leave data.classes out or name other data."
         )
     return splits
+
+
+def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    """Read new inputs without labels.
+
+    Parameters
+    ----------
+    paths
+        One folder of images at any depth, image, table, npz or npy file; or several images and folders, whose paths are
+        then the keys, each image once.
+    settings
+        Which columns of a table are what.
+
+    Returns
+    -------
+    tuple
+        The inputs and their keys.
+    """
+    if len(paths) == 1:
+        return _read_one(paths[0], settings)
+    names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
+    return ImageInputs(ImageFiles(Path(), as_keys(names))), names
+
+
+def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    if path.is_dir():
+        names = _images_in(path)
+        return ImageInputs(ImageFiles(path, as_keys(names))), names
+    if path.suffix.lower() in SUFFIXES:
+        if not path.is_file():
+            raise DataError(f"{path} does not exist; expected an image; check the path.")
+        return ImageInputs(ImageFiles(path.parent, as_keys([path.name]))), [path.name]
+    if path.suffix in table.SUFFIXES:
+        inputs, keys = table.read_images(path, settings.columns, settings.root)
+        return inputs, keys.tolist()
+    values, array_keys = read_arrays(path)
+    return as_inputs(values), array_keys
+
+
+def _image_paths(path: Path) -> Iterator[str]:
+    if path.is_dir():
+        yield from (str(path / name) for name in _images_in(path))
+    elif not path.exists():
+        raise DataError(f"{path} does not exist; expected an image, or a folder of images; check the path.")
+    elif path.suffix.lower() not in SUFFIXES:
+        raise DataError(
+            f"{path} is no image; several inputs at once are images ({', '.join(SUFFIXES)}) and folders of images; "
+            "name a table or arrays by themselves."
+        )
+    else:
+        yield str(path)
+
+
+def _images_in(path: Path) -> list[str]:
+    names = sorted(folder.find_images(path, path))
+    if not names:
+        raise DataError(f"{path} holds no image; expected files that end in {', '.join(SUFFIXES)}; check the folder.")
+    return names

@@ -1,5 +1,6 @@
-"""A table of images: CSV or Parquet with a column of paths, or of encoded bytes, and labels in one of several forms."""
+"""A table of images: CSV or Parquet with a column of paths or of encoded bytes, and labels in one of several forms."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, as_keys
-from pencil.data.given import GivenLabels
+from pencil.data.given import GivenLabels, shorten
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
-from pencil.data.inputs import Inputs
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.errors import DataError
 
@@ -30,12 +30,27 @@ SPLIT_NAMES = {
 
 
 class Columns(BaseModel):
-    """Which column is what. What is not named is looked for under its usual names.
+    """Which column of a table is what. A column that is not named is searched under its usual names.
 
-    ``label`` names one column (classes, distributions, or lists of the classes present), or several annotators'
-    columns, whose votes become shares. ``shares`` names one column per class instead, which sum to 1 in every row, and
-    ``indicators`` one column per class, each 0, 1 or anything between, where several may be present at once. ``clean``
-    names one column of the same form as ``label``, or one per class beside ``indicators``.
+    Parameters
+    ----------
+    path
+        Paths of image files.
+    image
+        Encoded images as bytes.
+    label
+        One column (classes, distributions, or lists of the classes present), or one column per annotator, whose votes
+        become a distribution.
+    probabilities
+        One column per class instead of ``label``; they sum to 1 in every row.
+    indicators
+        One column per class of multi-label data instead of ``label``, each from 0 to 1.
+    key
+        A stable, unique name for each row; by default its path or number.
+    clean
+        Labels known to be right: one column like ``label``, or one per class beside ``indicators``.
+    split
+        The split of each row: train, validation or test.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,7 +58,7 @@ class Columns(BaseModel):
     path: str | None = None
     image: str | None = None
     label: str | tuple[str, ...] | None = None
-    shares: tuple[str, ...] | None = None
+    probabilities: tuple[str, ...] | None = None
     indicators: tuple[str, ...] | None = None
     key: str | None = None
     clean: str | tuple[str, ...] | None = None
@@ -57,16 +72,34 @@ def from_table(
     root: Path | None = None,
     multilabel: bool | None = None,
 ) -> Splits:
-    """The rows of a CSV or Parquet file. Relative paths start at ``root``, or where the table is.
+    """Return the splits of a CSV, TSV or Parquet file.
 
-    ``multilabel`` says of what kind lists of numbers are.
+    Parameters
+    ----------
+    path
+        The table.
+    columns
+        Which column is what; by default found under their usual names.
+    classes
+        Class names in order; by default those of the table's metadata, or every value that occurs.
+    root
+        The folder of relative image paths; by default that of the table.
+    multilabel
+        Whether lists of numbers are multi-label; None decides by their values.
+
+    Raises
+    ------
+    DataError
+        If the table cannot be read, a column is missing, or a row is not as expected.
     """
     try:
         return _from_table(path, columns or Columns(), classes, root, multilabel)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it UTF-8?") from error
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
+        ) from error
     finally:
-        pa.default_memory_pool().release_unused()  # the table is gone; Arrow would keep its room
+        pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
 
 
 def _from_table(
@@ -81,15 +114,23 @@ def _from_table(
     return Splits(every) if chosen.split is None else _split(path, every, table[chosen.split])
 
 
-def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[Inputs, np.ndarray]:
-    """The images of a table and their keys, whatever its labels."""
+def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[ImageInputs, np.ndarray]:
+    """Return the images of a table and their keys; its labels are not read."""
     table, needed = read_table(path, columns.key), Columns(path=columns.path, image=columns.image, key=columns.key)
     refuse_unknown(path, table, needed)
     return _inputs(path, table, needed, path.parent if root is None else root.expanduser())
 
 
 def read_table(path: Path, key: str | None = None) -> pa.Table:
-    """A table in memory; its schema's metadata is kept. An empty cell of a CSV is missing, and keys stay as written."""
+    """Read a table into memory, with the metadata of its schema.
+
+    Parameters
+    ----------
+    path
+        A CSV, TSV or Parquet file. An empty CSV cell is missing.
+    key
+        The column of keys; it is read as text, exactly as written.
+    """
     from pyarrow import csv, parquet
 
     try:
@@ -104,24 +145,35 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
             table = csv.read_csv(path, parse_options=options, convert_options=cells)
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table."
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
         ) from error
     if table.num_rows == 0:
-        raise DataError(f"{path} has no rows; expected at least one.")
-    repeated = [name for name in table.column_names if table.column_names.count(name) > 1]
-    if repeated:
-        raise DataError(f"{path} has the column {repeated[0]!r} more than once; rename one of them.")
+        raise DataError(f"{path} has no rows; expected at least one; check the file.")
+    refuse_repeated_columns(path, table.column_names)
     if table.num_columns == 1 and set(table.column_names[0]) & set(";\t"):
-        raise DataError(f"{path} has one column, {table.column_names[0]!r}; expected commas (.csv) or tabs (.tsv).")
+        raise DataError(
+            f"{path} has one column, {table.column_names[0]!r}; expected commas (.csv) or tabs (.tsv); save it so."
+        )
     return table
 
 
+def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
+    """Raise if two columns have the same name."""
+    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
+    if repeated is not None:
+        raise DataError(f"{where} has the column {repeated!r} more than once; expected it once; rename one of them.")
+
+
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
+    """Raise if ``columns`` names a column that the table does not have."""
+    known = set(table.column_names)
     named: Iterable[Any] = columns.model_dump().values()
     for value in named:
         for name in (value,) if isinstance(value, str) else value or ():
-            if name not in table.column_names:
-                raise DataError(f"{where} has no column {name!r}; it has {_list(table.column_names)}.")
+            if name not in known:
+                raise DataError(
+                    f"{where} has no column {name!r}; it has {_list(table.column_names)}; fix data.columns."
+                )
 
 
 def read_labels(
@@ -131,12 +183,13 @@ def read_labels(
     classes: Sequence[str] | None,
     multilabel: bool | None = None,
 ) -> GivenLabels:
-    """The labels of a table in whatever form the columns say; ``where`` names the table in messages."""
+    """Return the labels of a table in the form that ``columns`` asks for; ``where`` names the table in messages."""
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
         classes = metadata[b"class_names"].decode().split(",")
-    if columns.shares is not None:
-        return column_labels([table[name] for name in columns.shares], columns.shares, "shares", str(where))
+    if columns.probabilities is not None:
+        chosen = [table[name] for name in columns.probabilities]
+        return column_labels(chosen, columns.probabilities, "probabilities", str(where))
     if columns.indicators is not None:
         return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(where))
     label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
@@ -146,7 +199,7 @@ def read_labels(
 
 
 def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: GivenLabels) -> Tensor | None:
-    """Labels known to be right, where columns are named for them."""
+    """Return labels known to be right, where columns are named for them."""
     if columns.clean is None:
         return None
     names = (columns.clean,) if isinstance(columns.clean, str) else columns.clean
@@ -154,17 +207,44 @@ def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: Giv
 
 
 def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray | None:
+    """Return the keys of the key column, where one is named."""
     if columns.key is None:
         return None
     column = table[columns.key].cast(pa.string())
     if column.null_count:
-        raise DataError(f"{path} has rows without a key in column {columns.key!r}; expected one for each.")
-    _refuse_repeated(column, f"{path} has the key {{}} more than once in column {columns.key!r}; expected unique keys.")
+        raise DataError(f"{path} has rows without a key in column {columns.key!r}; expected one each; fill them in.")
+    remedy = f"in column {columns.key!r}; expected unique keys; rename one of them."
+    _refuse_repeated(column, f"{path} has the key", remedy)
     return column_keys(column)
 
 
-def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
-    """Images from bytes where there is such a column, from files otherwise; paths are keys where no column is."""
+def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0) -> np.ndarray:
+    """Return the keys of a part of a table, as they are when the whole table is read.
+
+    Parameters
+    ----------
+    path
+        Names the table in messages.
+    table
+        Some consecutive rows of it.
+    columns
+        Which column is what.
+    root
+        The folder of relative image paths.
+    first
+        The number of the first of these rows in the whole table.
+    """
+    keys = read_keys(path, table, columns)
+    return _inputs(path, table, columns, root, first)[1] if keys is None else keys
+
+
+def _inputs(
+    path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0
+) -> tuple[ImageInputs, np.ndarray]:
+    """Return images from a column of bytes if there is one, otherwise from files, and their keys.
+
+    Without a key column, paths or row numbers are the keys.
+    """
     keys = read_keys(path, table, columns)
     image = columns.image or (None if columns.path else _usual(table, IMAGE_COLUMNS, _is_bytes))
     if image is not None:
@@ -172,37 +252,43 @@ def _inputs(path: Path, table: pa.Table, columns: Columns, root: Path) -> tuple[
         if pa.types.is_struct(column.type):  # as the datasets library stores images
             column = pc.struct_field(column, "bytes")
         if not _is_bytes(column.type):
-            raise DataError(f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes.")
-        keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+            raise DataError(
+                f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes; "
+                "name the right column with data.columns.image."
+            )
+        keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
     name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name]
     if column.null_count:
         row = pc.index(column.is_null(), True).as_py()
-        raise DataError(f"{path} has no path in column {name!r} at row {row}; expected a file.")
+        raise DataError(
+            f"{path} has no path in column {name!r} at row {row}; expected a file; fill it in or remove the row."
+        )
     paths = _inside(root, column.cast(pa.string()), path)
     if keys is None:
-        _refuse_repeated(paths, f"{path} has the path {{}} more than once; expected one row each, or a key column.")
+        remedy = "in the table; expected one row per image; remove the others or name a key column (data.columns.key)."
+        _refuse_repeated(paths, f"{path} has the path", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files)), files if keys is None else keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, path: Path) -> Any:
-    """Paths relative to the root; one that leads out of it is refused, as a table may come from anywhere."""
+    """Return paths relative to the root; a path that leads out of it is refused, as a table may come from anywhere."""
     odd = pc.or_(pc.match_substring(paths, ".."), pc.match_substring_regex(paths, r"^([/\\~]|[A-Za-z]:)"))
     if not pc.any(odd).as_py():
         return paths
     base = root.expanduser().resolve()
-    mended = paths.to_pylist()
+    paths_inside = paths.to_pylist()
     for row in np.flatnonzero(odd.to_numpy()).tolist():
-        absolute = Path(base, mended[row]).resolve()
+        absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
             raise DataError(
-                f"path {mended[row]!r} at row {row} of {path} leads out of {base}; "
+                f"path {paths_inside[row]!r} at row {row} of {path} leads out of {base}; "
                 "expected files below it; name the folder that holds them all with data.root."
             )
-        mended[row] = absolute.relative_to(base).as_posix()
-    return pa.chunked_array([mended])
+        paths_inside[row] = absolute.relative_to(base).as_posix()
+    return pa.chunked_array([paths_inside])
 
 
 def _split(path: Path, every: Examples, column: pa.ChunkedArray) -> Splits:
@@ -210,16 +296,18 @@ def _split(path: Path, every: Examples, column: pa.ChunkedArray) -> Splits:
     if None in names:
         row = names.index(None)
         raise DataError(
-            f"{path} has the split {column[row].as_py()!r} at row {row}; expected {', '.join(SPLIT_NAMES)}."
+            f"{path} has the split {column[row].as_py()!r} at row {row}; expected {', '.join(SPLIT_NAMES)}; "
+            "fix the cell."
         )
     codes = np.array(names)
     parts = {name: torch.from_numpy(np.flatnonzero(codes == name)) for name in ("train", "validation", "test")}
     if not len(parts["train"]):
-        raise DataError(f"{path} has no row of the split train.")
+        raise DataError(f"{path} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
 
 
 def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
+    """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
     found = _usual(table, usual)
     if found is None:
         raise DataError(
@@ -241,21 +329,21 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def column_keys(column: Any) -> np.ndarray:
-    """A column of strings as keys, a piece at a time: never all of them as Python objects."""
+    """Return a column of strings as keys; never all of them are Python objects at once."""
     keys = np.empty(len(column), dtype=StringDType())
     for start in range(0, len(column), 65536):
         keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
     return keys
 
 
-def _refuse_repeated(column: Any, message: str) -> None:
+def _refuse_repeated(column: Any, subject: str, remedy: str) -> None:
     if pc.count_distinct(column).as_py() == len(column):
         return
     counts = pc.value_counts(column)
     repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
     if len(repeated):
-        raise DataError(message.format(repr(repeated[0]["values"].as_py())))
+        raise DataError(f"{subject} {repeated[0]['values'].as_py()!r} more than once {remedy}")
 
 
 def _list(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
+    return shorten(list(map(repr, names)), 12)

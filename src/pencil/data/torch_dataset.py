@@ -1,21 +1,25 @@
-"""Any map-style torch dataset of (x, y) pairs or dicts, wrapped so that every row is known by its index."""
+"""Any map-style torch dataset of (x, y) pairs or dicts; the key of a row is its index."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset, default_collate
 
-from pencil.data.arrays import as_clean_labels, as_input_tensor, resolve_labels
+from pencil.data.arrays import as_input_tensor
+from pencil.data.augment import View
 from pencil.data.examples import Examples, as_keys
-from pencil.data.given import as_array
-from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs, take_label
+from pencil.data.given import as_array, as_clean_labels, resolve_labels
+from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
 from pencil.errors import DataError
+from pencil.seeding import seeded
 
 LABEL_ATTRIBUTES = ("targets", "labels")
+INPUT_KEYS = ("image", "pixel_values", "inputs", "input", "features", "x")
+LABEL_KEYS = ("label", "labels", "target", "y")
 
 
 def from_dataset(
@@ -26,29 +30,148 @@ def from_dataset(
     workers: int = 0,
     multilabel: bool | None = None,
 ) -> Examples:
-    """Examples of a dataset. Labels are read without loading inputs where the dataset keeps them apart.
+    """Return the examples of a dataset.
 
-    ``y`` may be a vector over the classes: as in :func:`pencil.data.from_arrays`, ``multilabel`` says of which kind.
+    Labels are read without loading inputs where the dataset stores them separately (``targets`` or ``labels``).
+
+    Parameters
+    ----------
+    dataset
+        A map-style dataset with a length, whose items are pairs ``(x, y)`` or dicts. ``y`` may be a vector over the
+        classes.
+    classes
+        Class names in order, or their number; by default those of the dataset, or derived from the labels.
+    clean_labels
+        Labels known to be right, for metrics only.
+    workers
+        Worker processes that read items ahead; 0 reads in this process.
+    multilabel
+        Whether a vector ``y`` is multi-label, as in :func:`pencil.data.from_arrays`; None decides by its values.
+
+    Raises
+    ------
+    DataError
+        If the dataset is empty or not map-style, or if a label or item is not as expected.
     """
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
-            f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items, "
-            "or a pair of arrays (x, y)."
+            f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items; "
+            "wrap it in one, or pass a pair of arrays (x, y)."
         )
     if len(dataset) == 0:
-        raise DataError("the dataset is empty; expected at least one example.")
+        raise DataError("the dataset is empty; expected at least one example; check how it was built.")
     known = _class_names(dataset)
     if known is not None and classes in (None, len(known)):
         classes = known
     labels = resolve_labels(read_labels(dataset), classes, multilabel=multilabel)
     inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
     rows = torch.arange(len(labels.given))
-    clean, keys = as_clean_labels(clean_labels, labels), as_keys(rows.numpy())
+    clean, keys = as_clean_labels(clean_labels, labels.classes, labels.multilabel), as_keys(rows.numpy())
     return Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
 
 
+@dataclass(frozen=True)
+class DatasetInputs(Inputs):
+    """The inputs of any map-style dataset, read item by item.
+
+    Its values are not ours to transform. Random transforms in the dataset are seeded by (seed, epoch, row).
+
+    Parameters
+    ----------
+    dataset
+        Items are pairs ``(x, y)`` or dicts.
+    workers
+        Worker processes that read items ahead; 0 reads in this process.
+    """
+
+    dataset: Any
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        items = _SeededItems(self.dataset, (view.seed, view.epoch) if view else (0, -1))
+        for values in read_ahead(items, chunks, _collate, self.workers):
+            yield Loaded(values)
+
+    def in_process(self) -> Self:
+        return replace(self, workers=0)
+
+    def inspect(
+        self, chunks: Sequence[Tensor], *, workers: int = 0, max_pixels: int = MAX_PIXELS
+    ) -> Iterator[list[InspectedRow]]:
+        for chunk, loaded in zip(chunks, self.batches(chunks), strict=True):
+            yield inspect_values(chunk, loaded)
+
+
+@dataclass(frozen=True)
+class _SeededItems:
+    """Inputs of a dataset with their rows; each item is read under a seed of its own."""
+
+    dataset: Any
+    stream: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, row: int) -> tuple[int, Tensor]:
+        with seeded(self.stream[0], "item", self.stream[1], row, gpu=False):
+            value = take_input(self.dataset[row])
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"input at row {row} is a {type(value).__name__}; expected a tensor; "
+                "give the dataset a transform such as torchvision.transforms.ToTensor()."
+            )
+        return row, value
+
+
+def _collate(items: list[tuple[int, Tensor]]) -> Tensor:
+    for row, value in items:
+        if value.shape != items[0][1].shape:
+            raise DataError(
+                f"input at row {row} has shape {tuple(value.shape)}, at row {items[0][0]} {tuple(items[0][1].shape)}; "
+                "expected one shape; resize in the dataset's transform."
+            )
+        if value.is_floating_point() and not value.isfinite().all():
+            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
+    batch: Tensor = default_collate([value for _, value in items])
+    return batch
+
+
+def take_input(item: Any) -> Any:
+    """Return the input of a dataset's item: the first of a pair, or the input field of a dict."""
+    return _take(item, 0, INPUT_KEYS, "input")
+
+
+def take_label(item: Any) -> Any:
+    """Return the label of a dataset's item: the second of a pair, or the label field of a dict."""
+    return _take(item, 1, LABEL_KEYS, "label")
+
+
+def _take(item: Any, position: int, keys: tuple[str, ...], what: str) -> Any:
+    if isinstance(item, Mapping):
+        for key in keys:
+            if key in item:
+                return item[key]
+        raise DataError(
+            f"dataset items are dicts with the fields {', '.join(map(repr, item))}; "
+            f"expected the {what} under one of {', '.join(map(repr, keys))}; rename the field."
+        )
+    if isinstance(item, Sequence) and not isinstance(item, str) and len(item) >= 2:
+        return item[position]
+    raise DataError(
+        f"a dataset item is a {type(item).__name__}; expected a pair (x, y) or a dict; change what __getitem__ returns."
+    )
+
+
 def read_labels(dataset: Any) -> Any:
-    """The labels of all rows: from the dataset's own list if it agrees with its items, else by reading every item."""
+    """Return the labels of all rows.
+
+    They come from the dataset's own list if it agrees with its items, otherwise from reading every item.
+    """
     stored = _stored_labels(dataset)
     if stored is not None and len(stored) == len(dataset):
         probes = {0, len(dataset) // 2, len(dataset) - 1}
@@ -67,7 +190,7 @@ def _stored_labels(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     if getattr(dataset, "target_transform", None) is not None:
-        return None  # what is stored is not what an item says
+        return None  # the stored labels are not those of the items
     for name in LABEL_ATTRIBUTES:
         stored = getattr(dataset, name, None)
         if isinstance(stored, (Tensor, np.ndarray, list)):
@@ -87,13 +210,13 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
     return tuple(map(str, names)) if isinstance(names, (list, tuple)) else None
 
 
-def _in_memory(dataset: Any) -> Inputs | None:
-    """The inputs of a TensorDataset, or of a subset of one, need no item-by-item reading."""
+def _in_memory(dataset: Any) -> TensorInputs | None:
+    """Return the inputs of a TensorDataset, or of a subset of one, which need no reading item by item."""
     if isinstance(dataset, Subset):
         inner = _in_memory(dataset.dataset)
-        if isinstance(inner, TensorInputs):
-            return replace(inner, values=inner.values[torch.as_tensor(list(dataset.indices))])
-        return None
+        if inner is None:
+            return None
+        return replace(inner, values=inner.values[torch.as_tensor(list(dataset.indices))])
     if not isinstance(dataset, TensorDataset):
         return None
     return TensorInputs(as_input_tensor(dataset.tensors[0]), prepared=True)

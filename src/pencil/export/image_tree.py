@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.sources import read_source
 from pencil.errors import RunError
@@ -95,13 +94,12 @@ def _files(settings: DataSettings) -> dict[str, Path]:
     if settings.source != FROM_PYTHON:
         splits = read_source(settings.source, settings)
         for part in (splits.train, splits.validation):
-            if part is None or not isinstance(part.inputs, ImageInputs):
+            if part is None:
                 continue
-            encoded = part.inputs.encoded
-            if isinstance(encoded, ImageFiles):
-                root = encoded.root.absolute()
-                paths = encoded.names[part.rows.numpy()]
-                found.update((str(key), root / str(name)) for key, name in zip(part.keys, paths, strict=True))
+            for key, row in zip(part.keys, part.rows.tolist(), strict=True):
+                file = part.inputs.file_of(row)
+                if file is not None:
+                    found[str(key)] = file.absolute()
     if not found:
         raise RunError(
             f"the data of this run ({settings.source}) are not images in files; --format imagefolder sorts a folder or "

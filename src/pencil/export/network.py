@@ -7,7 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from pencil._version import __version__
 from pencil.data.augment import centre_crop
-from pencil.data.images import ImageInputs
-from pencil.data.inputs import Finish, Inputs, Normalization, TensorInputs
-from pencil.data.prepare import conform
+from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
+from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
 from pencil.models.probe import FAULTS
 from pencil.runs.run import Run
@@ -64,10 +63,10 @@ def export_model(
     inside = kind != "safetensors" if preparation is None else preparation
     network = copy.deepcopy(run.model).cpu().float().eval()
     raw, from_data = _some_inputs(run)
-    finish = _finish(run, raw)
-    prepared = finish.apply(raw, torch.arange(len(raw)), None)
-    given, module = (raw, _Prepared(network, finish, raw)) if inside else (prepared, network)
-    metadata = _describe(run, given, finish, inside)
+    transform = _transform(run, raw)
+    prepared = transform.apply(raw, torch.arange(len(raw)), None)
+    given, module = (raw, _Prepared(network, transform, raw)) if inside else (prepared, network)
+    metadata = _describe(run, given, transform, inside)
     with torch.inference_mode():
         expected = network(prepared)
     beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
@@ -95,15 +94,16 @@ def export_model(
 class _Prepared(nn.Module):
     """The network with what comes before it: the crop from the middle and the normalisation."""
 
-    def __init__(self, network: nn.Module, finish: Finish, raw: Tensor):
+    def __init__(self, network: nn.Module, transform: Transform, raw: Tensor):
         super().__init__()
         self.network = network
-        self.size = None if finish.crop is None else (finish.crop, finish.crop)
-        self.normalized = finish.normalization is not None
-        if finish.normalization is not None:
+        self.size = None if transform.crop is None else (transform.crop, transform.crop)
+        self.normalized = transform.normalization is not None
+        if transform.normalization is not None:
             shape = (1, -1) + (1,) * (raw.ndim - 2)
             mean, std = (
-                torch.tensor(values).view(shape) for values in (finish.normalization.mean, finish.normalization.std)
+                torch.tensor(values).view(shape)
+                for values in (transform.normalization.mean, transform.normalization.std)
             )
             unit = 255.0 if raw.dtype == torch.uint8 else 1.0
             self.register_buffer("scale", 1 / (unit * std))
@@ -142,12 +142,13 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
             warnings.simplefilter("ignore")  # of rows and labels, which do not matter here
             examples = read_source(run.recipe.data.source, run.recipe.data).train
         some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
-        values = _raw(conform(examples.inputs, run.recipe.data), examples.rows[some])
+        raw = prepare_inputs(examples.inputs, run.recipe.data).raw(examples.rows[some]).values
+        values = raw if raw.dtype == torch.uint8 else raw.float()
     except PencilError:
         values = None
     data, rng = run.summary["data"], torch.Generator().manual_seed(run.recipe.seed)
     shape = tuple(data["input_shape"])
-    if values is not None and len(values) and _finish(run, values).shape(values.shape[1:]) == shape:
+    if values is not None and len(values) and _transform(run, values).shape(values.shape[1:]) == shape:
         return values, True
     if isinstance(run.recipe.data.resize, tuple):  # of images in files, before the crop
         shape = (shape[0], *run.recipe.data.resize)
@@ -156,26 +157,15 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
     return torch.randn(TRIED, *shape, generator=rng), False
 
 
-def _raw(inputs: Inputs, rows: Tensor) -> Tensor | None:
-    """Inputs as they are before the last steps, which an exported network may do itself."""
-    if isinstance(inputs, TensorInputs):
-        values = inputs.values[rows]
-        return values if values.dtype == torch.uint8 else values.float()
-    if isinstance(inputs, ImageInputs):
-        images, _ = next(iter(replace(inputs, workers=0).raw([rows])))
-        return images
-    return None
-
-
-def _finish(run: Run, raw: Tensor) -> Finish:
+def _transform(run: Run, raw: Tensor) -> Transform:
     settings = run.recipe.data
     normalization = settings.normalize if isinstance(settings.normalize, Normalization) else None
-    return Finish(normalization, settings.crop if raw.ndim == 4 else None)
+    return Transform(normalization, settings.crop if raw.ndim == 4 else None)
 
 
-def _describe(run: Run, given: Tensor, finish: Finish, inside: bool) -> dict[str, Any]:
+def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> dict[str, Any]:
     """What a program must know to use the network, and what it was made from."""
-    normalization = finish.normalization
+    normalization = transform.normalization
     return {
         "classes": list(run.classes),
         "multilabel": run.multilabel,
@@ -184,7 +174,7 @@ def _describe(run: Run, given: Tensor, finish: Finish, inside: bool) -> dict[str
         "preparation": {
             "included": inside,
             "resize": list(run.recipe.data.resize) if isinstance(run.recipe.data.resize, tuple) else None,
-            "crop": finish.crop,
+            "crop": transform.crop,
             "divide_by": 255 if run.summary["data"]["input_type"] == "uint8" else 1,
             "mean": None if normalization is None else list(normalization.mean),
             "std": None if normalization is None else list(normalization.std),

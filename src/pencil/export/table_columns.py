@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from pencil.data.images import ImageBytes, ImageInputs
 from pencil.data.settings import DataSettings
-from pencil.data.table import SUFFIXES, Columns, _inputs, read_keys
+from pencil.data.table import SUFFIXES, row_keys
 from pencil.errors import DataError, RunError
 from pencil.export.label_files import NO_CELLS, ROUNDED, has_bytes
 
@@ -53,7 +52,7 @@ def _joined(
     first = 0
     with _refusals(path):
         for piece in _pieces(path, own):
-            keys = _keys(path, piece, settings.columns, root, first)
+            keys = row_keys(path, piece, settings.columns, root, first)
             places = np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64)
             mine, theirs = labels.take(pa.array(places[places >= 0])), piece.filter(pa.array(places >= 0))
             yield places[places >= 0], pa.Table.from_arrays([*mine.columns, *theirs.columns], schema=schema)
@@ -63,17 +62,6 @@ def _joined(
             f"{path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of its labels "
             "one; use the table that was trained on, or leave --with-columns out."
         )
-
-
-def _keys(path: Path, piece: pa.Table, columns: Columns, root: Path, first: int) -> np.ndarray | list[str]:
-    """The keys of some rows, made as they were made to train on."""
-    keys = read_keys(path, piece, columns)
-    if keys is not None:
-        return keys
-    inputs, keys = _inputs(path, piece, columns, root)
-    if isinstance(inputs, ImageInputs) and isinstance(inputs.encoded, ImageBytes):  # numbered through all the table
-        return [str(row) for row in range(first, first + piece.num_rows)]
-    return keys
 
 
 def _renamed(own: pa.Schema, labels: pa.Schema) -> list[pa.Field]:

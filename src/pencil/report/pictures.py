@@ -3,16 +3,15 @@
 import base64
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from pencil.data.images import DECODE_FAULTS, ImageInputs, open_image, to_rgb
-from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
+from pencil.data.inputs import Inputs
+from pencil.errors import DataError
 
 SIDE = 96
 COARSE = 48
@@ -35,16 +34,11 @@ def show_rows(inputs: Inputs, rows: Mapping[str, int]) -> dict[str, Shown | None
 
 
 def show_row(inputs: Inputs, row: int) -> Shown | None:
-    if isinstance(inputs, ImageInputs):
-        return _show_file(inputs, row)
-    if isinstance(inputs, TensorInputs):
-        if inputs.readable is not None and not inputs.readable[row]:
-            return None
-        return show_values(inputs.values[row])
-    if isinstance(inputs, DatasetInputs):
-        inputs = replace(inputs, workers=0)
-    values = next(iter(inputs.batches([torch.tensor([row])]))).values
-    return show_values(values[0]) if len(values) else None
+    try:
+        picture = inputs.picture(row, side=2 * SIDE)
+        return show_values(inputs.raw(torch.tensor([row])).values[0]) if picture is None else _picture(picture)
+    except DataError:
+        return None
 
 
 def show_values(values: Tensor) -> Shown:
@@ -56,23 +50,15 @@ def show_values(values: Tensor) -> Shown:
             low, high = pixels.min(), pixels.max()
             pixels = ((pixels - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
         array = pixels.permute(1, 2, 0).numpy()
-        return _picture(Image.fromarray(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array)))
+        return _picture(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
     flat = values.detach().cpu().reshape(-1)
     numbers = ", ".join(f"{number:.3g}" for number in flat[:NUMBERS].tolist())
     size = " x ".join(map(str, values.shape)) if values.ndim > 1 else str(len(flat))
     return Shown(words=numbers if len(flat) <= NUMBERS else f"{numbers}, ... ({size} numbers)")
 
 
-def _show_file(inputs: ImageInputs, row: int) -> Shown | None:
-    try:
-        image: Any = open_image(inputs.encoded.read(row), inputs.max_pixels)
-        image.draft("RGB", (2 * SIDE, 2 * SIDE))  # a large JPEG is decoded at a fraction of its size
-        return _picture(to_rgb(ImageOps.exif_transpose(image)))
-    except DECODE_FAULTS:
-        return None
-
-
-def _picture(image: Image.Image) -> Shown:
+def _picture(pixels: np.ndarray) -> Shown:
+    image = Image.fromarray(pixels)
     coarse = max(image.size) <= COARSE
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     image = Image.fromarray(np.asarray(image))  # pixels alone: no profile, no comment, no place where it was taken

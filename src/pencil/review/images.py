@@ -76,16 +76,14 @@ class Pictures:
 
     def picture(self, where: Where) -> tuple[bytes, str]:
         """The picture of a row and its media type, made anew from its pixels: nothing else of a file gets out."""
-        from pencil.data.images import DECODE_FAULTS, ImageInputs, decode, describe_fault
-
         part, place = self._find(where)
-        row = int(part.rows[place])
-        if not isinstance(part.inputs, ImageInputs):
-            return _encoded(_pixels(self._values(part, row)))
         try:
-            return _encoded(decode(part.inputs.encoded.read(row), None, part.inputs.max_pixels))
-        except DECODE_FAULTS as error:
-            raise NotShown(f"the image cannot be read: {describe_fault(error)}") from error
+            pixels = part.inputs.picture(int(part.rows[place]))
+        except PencilError as error:
+            raise NotShown(str(error)) from error
+        if pixels is None:
+            raise NotShown("this row is no image")
+        return _encoded(pixels)
 
     def numbers(self, where: Where) -> dict[str, Any]:
         """The first numbers of a row, and how many there are."""
@@ -106,16 +104,10 @@ class Pictures:
     def _values(self, part: "Examples", row: int) -> np.ndarray:
         import torch
 
-        from pencil.data.inputs import TensorInputs
-
-        if isinstance(part.inputs, TensorInputs):
-            values = part.inputs.values[row]
-        else:
-            try:
-                values = next(part.inputs.batches([torch.tensor([row])])).values[0]
-            except PencilError as error:
-                raise NotShown(str(error)) from error
-        array: np.ndarray = values.numpy()
+        try:
+            array: np.ndarray = part.inputs.raw(torch.tensor([row])).values[0].numpy()
+        except PencilError as error:
+            raise NotShown(str(error)) from error
         return array
 
 
@@ -132,22 +124,7 @@ def pictures_of(run: Path) -> Pictures:
 
 
 def _are_pictures(examples: "Examples") -> bool:
-    from pencil.data.images import ImageInputs
-    from pencil.data.inputs import TensorInputs
-
-    if isinstance(examples.inputs, TensorInputs):
-        return examples.inputs.values.ndim == 4
-    return isinstance(examples.inputs, ImageInputs) or len(examples.input_shape) == 3
-
-
-def _pixels(values: np.ndarray) -> np.ndarray:
-    """(channels, height, width) of any numbers as 8-bit grey or RGB; floats are stretched from darkest to brightest."""
-    values = values[:3] if len(values) >= 3 else values[:1]
-    if values.dtype != np.uint8:
-        values = np.nan_to_num(values.astype(np.float64))
-        low, high = values.min(), values.max()
-        values = ((values - low) * (255 / (high - low if high > low else 1))).round().astype(np.uint8)
-    return values.transpose(1, 2, 0).squeeze(axis=2) if len(values) == 1 else values.transpose(1, 2, 0)
+    return examples.inputs.resizable or len(examples.input_shape) == 3
 
 
 def _encoded(pixels: np.ndarray) -> tuple[bytes, str]:

@@ -14,11 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pencil.data.arrays import as_input_tensor
+from pencil.data.arrays import as_input_tensor, as_inputs
 from pencil.data.examples import Splits
-from pencil.data.images import ImageInputs
-from pencil.data.inputs import DatasetInputs, Inputs, TensorInputs
-from pencil.data.prepare import conform
+from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.prepare import prepare_inputs
 from pencil.errors import DataError, ModelError, RunError
 from pencil.models import build
 from pencil.recipe import CUSTOM, Recipe, parse, read
@@ -68,16 +67,15 @@ class Run:
                 f"this network ({self.recipe.model.name}) has no map for each class; expected the attention structure; "
                 "train one with model.attention=true."
             )
-        inputs = x if isinstance(x, (TensorInputs, ImageInputs, DatasetInputs)) else TensorInputs(as_input_tensor(x))
-        return self._said(maps, inputs)
+        return self._said(maps, as_inputs(x))
 
     def _said(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
         """What a part of the network makes of inputs, prepared as the training inputs were."""
-        inputs = conform(inputs, self.recipe.data)
-        if isinstance(inputs, TensorInputs):
+        inputs = prepare_inputs(inputs, self.recipe.data)
+        if inputs.shape is not None:
             trained_on = self.summary["data"]
             expected = tuple(trained_on["input_shape"]), trained_on["input_type"]
-            seen = inputs.finish.shape(inputs.values.shape[1:]), input_type(inputs)
+            seen = inputs.shape, input_type(inputs)
             if seen != expected:
                 raise DataError(
                     f"inputs are {seen[1]} of shape {seen[0]}; this network was trained on {expected[1]} of shape "
@@ -164,6 +162,4 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
 
 def input_type(inputs: Inputs) -> str:
     """uint8 images are scaled by 255 and floats are not, so the two must not be mixed up later."""
-    if isinstance(inputs, ImageInputs) or (isinstance(inputs, TensorInputs) and inputs.values.dtype == torch.uint8):
-        return "uint8"
-    return "float"
+    return "uint8" if inputs.dtype == torch.uint8 else "float"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
-from pencil.data.pinned import hold_pinned
+from pencil.data.pinned import apply_pinned
 from pencil.labels.losses import cross_entropy
 from pencil.labels.multilabel_losses import binary_cross_entropy
 from pencil.labels.reading import read_entries, read_labels
@@ -96,7 +96,7 @@ class LabelTotals:
 
     def add(self, label_probs: Tensor, examples: Examples) -> None:
         """Add a chunk of rows."""
-        clean, label_probs = examples.clean_labels, hold_pinned(label_probs, examples)
+        clean, label_probs = examples.clean_labels, apply_pinned(label_probs, examples)
         if examples.multilabel:
             entries = read_entries(label_probs, examples.given_labels)
             entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.augment import Augmentation
-from pencil.data.examples import Batch, Examples, Splits, cut
+from pencil.data.augment import Augmentation, View
+from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
-from pencil.data.inputs import View
-from pencil.data.pinned import hold_pinned
+from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -77,7 +76,7 @@ class Trainer:
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.layout = choose_layout(settings, splits.train, method.requirements.row_losses, world)
         self.phases = self._first_plan(model)
-        self.steps_per_epoch = len(cut(torch.arange(len(splits.train)), settings.batch_size))
+        self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
         self.records: list[Record] = []
@@ -199,7 +198,7 @@ class Trainer:
         order = torch.randperm(len(train), generator=generator(self.seed, "order", number))
         if self._visited is not None:
             order = order[torch.isin(order, self._visited)]
-        chunks = cut(order, self.settings.batch_size)
+        chunks = split_into_batches(order, self.settings.batch_size)
         view = View(self.seed, number, self.augmentation)
         where = f"epoch {number + 1} (phase {phase.name})"
         self.networks.trained.train()
@@ -220,7 +219,7 @@ class Trainer:
     def _read(self, parts: list[Tensor], view: View) -> Iterator[Batch]:
         """Read batches. A stop signal may have ended the data workers first: then save instead of failing."""
         try:
-            yield from self.splits.train.pieces(parts, view)
+            yield from self.splits.train.load_batches(parts, view)
         except RuntimeError:
             if self.position.step > 0:  # before the first step, what starts an epoch would be done twice
                 self._pause()
@@ -264,7 +263,7 @@ class Trainer:
         probs = to_probs(logits, examples.multilabel)
         if unread.any():
             probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
-        return hold_pinned(probs, examples)
+        return apply_pinned(probs, examples)
 
     def _evaluate(self, after_batch: Callable[[], None] | None = None) -> Record:
         """Scores on the (noisy) held-out rows, which choose the best epoch, and on the test set, which does not."""
@@ -303,7 +302,7 @@ class Trainer:
             model=self.model,
             best_weights=self.networks.best_weights or self.model.state_dict(),
             best_epoch=self.networks.best_epoch,
-            label_probs=hold_pinned(label_probs.cpu(), self.splits.train),
+            label_probs=apply_pinned(label_probs.cpu(), self.splits.train),
             validation_probs=validation_probs,
             records=self.records,
             findings=self.method.findings(),

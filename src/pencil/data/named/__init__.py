@@ -1,4 +1,4 @@
-"""Datasets by name: one loader each, ``loader(root, **options) -> Splits``; one line each in this table."""
+"""Datasets by name: one loader ``loader(root, **options) -> Splits`` each, registered by one line in this table."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A generated dataset of several classes at once: small pictures scattered over a cluttered canvas."""
+"""A generated multi-label dataset: small pictures scattered over a cluttered canvas."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from pencil.errors import DataError
 
 ITEMS = {"digits": digits, "fashion_mnist": fashion_mnist}
 SCALES = (0.2, 0.35)
-"""The side of an item, as a share of the canvas's."""
+"""The side of an item, as a fraction of that of the canvas."""
 MOST_ITEMS, FRAGMENTS, TRIES = 4, 6, 8
 
 
@@ -27,16 +27,29 @@ def canvases(
     test_images: int = 1000,
     seed: int = 0,
 ) -> Splits:
-    """Canvases with one to four items each; a label says which classes are present (c = 10).
+    """Generate canvases with one to four items each; a label lists the classes present (c = 10).
 
     Items differ in size, brightness and place, seldom overlap, and lie between fragments of other items on an uneven
     background. Test canvases are made of items that no training canvas holds. The same seed gives the same canvases.
+
+    Parameters
+    ----------
+    root
+        The folder of the items' dataset.
+    items
+        The dataset of the items, "digits" or "fashion_mnist".
+    size
+        Height and width of a canvas in pixels, at least 16.
+    images, test_images
+        How many canvases to generate.
+    seed
+        Draws the canvases.
     """
     if items not in ITEMS:
-        raise DataError(f"data.options.items is {items!r}; expected one of {', '.join(ITEMS)}.")
+        raise DataError(f"data.options.items is {items!r}; expected one of {', '.join(ITEMS)}; choose one of them.")
     for name, value, least in (("size", size, 16), ("images", images, 1), ("test_images", test_images, 1)):
         if value < least:
-            raise DataError(f"data.options.{name} is {value}; expected at least {least}.")
+            raise DataError(f"data.options.{name} is {value}; expected at least {least}; raise it.")
     source = ITEMS[items](root)
     assert source.test is not None
     train = _scatter(source.train, images, size, np.random.default_rng([seed, 0]), "train")
@@ -44,8 +57,7 @@ def canvases(
 
 
 def _scatter(items: Examples, count: int, size: int, rng: np.random.Generator, part: str) -> Examples:
-    assert isinstance(items.inputs, TensorInputs)
-    pictures, labels = items.inputs.values[items.rows].float() / 255, items.given_labels.numpy()
+    pictures, labels = items.inputs.raw(items.rows).values.float() / 255, items.given_labels.numpy()
     drawn = torch.empty(count, 1, size, size, dtype=torch.uint8)
     present = torch.zeros(count, items.num_classes)
     for i in range(count):
@@ -66,13 +78,13 @@ def _scatter(items: Examples, count: int, size: int, rng: np.random.Generator, p
 
 
 def _background(size: int, rng: np.random.Generator) -> Tensor:
-    """Uneven light and a little grain."""
+    """Draw uneven light and a little grain."""
     light = _resized(torch.from_numpy(rng.uniform(0, 0.35, (1, 4, 4)).astype(np.float32)), size, size)
     return light + torch.from_numpy(rng.normal(0, 0.06, (size, size)).astype(np.float32))
 
 
 def _fragment(picture: Tensor, size: int, rng: np.random.Generator) -> Tensor:
-    """A third of an item in each direction: strokes and edges that belong to no class."""
+    """Cut a third of an item in each direction: strokes and edges that belong to no class."""
     side = round(size * rng.uniform(*SCALES))
     whole, third = _resized(picture, side, side), max(2, side // 3)
     top, left = rng.integers(side - third + 1, size=2)
@@ -80,7 +92,7 @@ def _fragment(picture: Tensor, size: int, rng: np.random.Generator) -> Tensor:
 
 
 def _place(size: int, taken: list[tuple[int, int, int]], side: int, rng: np.random.Generator) -> tuple[int, int]:
-    """A free place where a few tries find one, else the last that was tried."""
+    """Return a free place if a few tries find one, otherwise the last that was tried."""
     for _ in range(TRIES):
         top, left = (int(value) for value in rng.integers(size - side + 1, size=2))
         if all(max(abs(top - y), abs(left - x)) >= (side + other) // 2 for y, x, other in taken):
@@ -89,7 +101,7 @@ def _place(size: int, taken: list[tuple[int, int, int]], side: int, rng: np.rand
 
 
 def _paste(canvas: Tensor, picture: Tensor, at: tuple[int, int], rng: np.random.Generator) -> None:
-    """Light is added, so that whatever lies below shines through."""
+    """Add the picture's light to the canvas, so that what lies below stays visible."""
     region = canvas[at[0] : at[0] + picture.shape[0], at[1] : at[1] + picture.shape[1]]
     region += rng.uniform(0.45, 0.9) * picture[: region.shape[0], : region.shape[1]]
 

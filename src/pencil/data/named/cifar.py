@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the official python pickles, read without trusting them, or Parquet files of images."""
+"""CIFAR-10 and CIFAR-100: the official Python pickles, read without trusting them, or Parquet files of images."""
 
 import pickle
 from dataclasses import replace
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from pencil.data.arrays import from_arrays
-from pencil.data.cache import keep
 from pencil.data.examples import Examples, Splits, as_keys
-from pencil.data.images import ImageInputs
+from pencil.data.inputs import ReadOptions
 from pencil.data.named.files import Release, download, download_folder, find_folder, need_files
 from pencil.data.table import from_table
 from pencil.errors import DataError
@@ -20,11 +20,11 @@ DAMAGED = (
     OSError, pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError,
     TypeError, ValueError,
 )  # fmt: skip
-"""What reading the pieces of a pickle raises."""
+"""Exceptions that a damaged pickle may raise."""
 
 
 class _Pickles(NamedTuple):
-    """Where one of the two datasets keeps what."""
+    """The files and fields of one of the two datasets."""
 
     release: Release
     torchvision: str
@@ -48,12 +48,12 @@ CIFAR100 = _Pickles(
 
 
 def cifar10(root: Path | None = None) -> Splits:
-    """CIFAR-10 in ``root`` as published or as train.parquet and test.parquet; else torchvision downloads it."""
+    """Load CIFAR-10 from ``root``, as published or as train.parquet and test.parquet; or download it (torchvision)."""
     return _load(CIFAR10, root)
 
 
 def cifar100(root: Path | None = None) -> Splits:
-    """CIFAR-100 with its fine labels, found as CIFAR-10 is."""
+    """Load CIFAR-100 with its fine labels, from the same places as CIFAR-10."""
     return _load(CIFAR100, root)
 
 
@@ -76,7 +76,9 @@ def _load(layout: _Pickles, root: Path | None) -> Splits:
 def _from_pickles(layout: _Pickles, folder: Path) -> Splits:
     names = _field(read_pickle(folder / layout.meta), layout.names, list, folder / layout.meta)
     if len(names) != layout.classes:
-        raise DataError(f"{folder / layout.meta} names {len(names)} classes; expected {layout.classes}.")
+        raise DataError(
+            f"{folder / layout.meta} has {len(names)} class names; expected {layout.classes}; download it again."
+        )
     parts = []
     for split, files in (("train", layout.train), ("test", (layout.test,))):
         batches = [_batch(folder / file, layout.labels) for file in files]
@@ -92,7 +94,7 @@ def _batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3 * SIDE * SIDE or len(images) != len(given):
         raise DataError(
             f"{path} holds images of type {images.dtype} and shape {images.shape} with {len(given)} labels; "
-            f"expected uint8 of shape (n, {3 * SIDE * SIDE}) and n labels; fetch it again."
+            f"expected uint8 of shape (n, {3 * SIDE * SIDE}) and n labels; download it again."
         )
     return images, given
 
@@ -101,18 +103,18 @@ def _from_parquet(layout: _Pickles, folder: Path) -> Splits:
     train = _decoded(folder / "train.parquet", "train")
     if train.num_classes != layout.classes:
         raise DataError(
-            f"{folder / 'train.parquet'} has {train.num_classes} classes; {layout.release.name} has {layout.classes}; "
-            "name them, parted by commas, in the schema's metadata as class_names."
+            f"{folder / 'train.parquet'} has {train.num_classes} classes; expected the {layout.classes} of "
+            f"{layout.release.name}; list them, separated by commas, as class_names in the schema's metadata."
         )
     return Splits(train, test=_decoded(folder / "test.parquet", "test", train.classes))
 
 
 def _decoded(path: Path, split: str, classes: tuple[str, ...] | None = None) -> Examples:
-    """All images of a table as one tensor: they are small, and decoding them again every epoch would not be."""
+    """Decode all images of a table into one tensor: they are small, and decoding them every epoch takes longer."""
     part = from_table(path, classes=classes).train
-    if isinstance(part.inputs, ImageInputs):
-        part = keep(part, part.inputs, (SIDE, SIDE))
-    return replace(part, keys=_keys(split, len(part)))
+    cached = part.inputs.with_options(ReadOptions(size=(SIDE, SIDE), exact=True)).cached(part.rows)
+    assert cached is not None  # a table has encoded images
+    return replace(part, inputs=cached, rows=torch.arange(len(part)), keys=_keys(split, len(part)))
 
 
 def _keys(split: str, count: int) -> np.ndarray:
@@ -122,12 +124,12 @@ def _keys(split: str, count: int) -> np.ndarray:
 def _field(content: Any, name: str, kind: type, path: Path) -> Any:
     value = content.get(name) if isinstance(content, dict) else None
     if not isinstance(value, kind):
-        raise DataError(f"{path} holds no {name} ({kind.__name__}); expected a file of CIFAR; fetch it again.")
+        raise DataError(f"{path} holds no {name} ({kind.__name__}); expected a file of CIFAR; download it again.")
     return value
 
 
 def read_pickle(path: Path) -> Any:
-    """A pickle of plain values and arrays; anything else in it, which could run code, is refused."""
+    """Read a pickle of plain values and arrays; anything else in it, which could run code, is refused."""
     try:
         with path.open("rb") as stream:
             return _ArraysOnly(stream, path).load()
@@ -135,7 +137,7 @@ def read_pickle(path: Path) -> Any:
         raise
     except DAMAGED as error:
         raise DataError(
-            f"cannot read {path}: {str(error) or type(error).__name__}; it may be damaged; fetch it again."
+            f"cannot read {path}: {str(error) or type(error).__name__}; expected a whole pickle; download it again."
         ) from error
 
 
@@ -147,28 +149,28 @@ class _ArraysOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise DataError(
-                f"{self.path} refers to {module}.{name}, which no file of CIFAR does and which could run code; "
-                "it was not read; fetch the file again."
+                f"{self.path} refers to {module}.{name}, which could run code; expected plain values and arrays; "
+                "the file was not read; download it again."
             )
         return _ALLOWED[module, name]
 
 
 def _dtype(name: str, align: Any = False, copy: Any = False) -> "np.dtype[Any]":
-    """Bytes and nothing else. The flags, which old files give as numbers that NumPy no longer takes, do not matter."""
+    """Return the type of bytes; the flags, which old files store as numbers that NumPy no longer takes, are ignored."""
     if name not in ("u1", "|u1"):
         raise ValueError(f"an array in it is of type {name!r}; expected 'u1'")
     return np.dtype(np.uint8, copy=True)
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into old pickles: always as Latin-1."""
+    """Return bytes as Python 3 writes them into old pickles: always as Latin-1."""
     if encoding != "latin1":
         raise ValueError(f"bytes are encoded as {encoding!r}; expected 'latin1'")
     return text.encode("latin1")
 
 
 def _reconstruct(kind: type, shape: tuple[int, ...], code: Any) -> np.ndarray:
-    """The empty array that a pickled one starts from."""
+    """Return the empty array that a pickled array starts from."""
     if kind is not np.ndarray or shape != (0,):
         raise ValueError("an array in it does not start empty")
     return np.ndarray(shape, np.int8)

@@ -1,4 +1,4 @@
-"""Clothing1M: a million shop images in 14 classes, labelled by the words around them, and some labelled by hand."""
+"""Clothing1M: a million shop images in 14 classes, labelled from the text around them; some are labelled by hand."""
 
 from pathlib import Path
 from typing import Literal
@@ -35,10 +35,17 @@ CLASSES = (
 
 
 def clothing1m(root: Path | None = None, *, per_class: int | Literal["all"] | None = 18571, seed: int = 0) -> Splits:
-    """Train on noisy labels, validate and test on clean ones.
+    """Load Clothing1M: noisy labels to train on, clean labels to validate and test on.
 
-    Of the noisy images a pseudo-balanced subset is drawn, balanced by its noisy labels: ``per_class`` of each class, or
-    as many as the smallest class has; 18,571 make about 260,000. None, or "all" in a recipe, takes them all.
+    Parameters
+    ----------
+    root
+        The folder with the images and lists.
+    per_class
+        Training images per class of a pseudo-balanced subset (balanced by noisy labels), at most as many as the
+        smallest class has; 18,571 make about 260,000. None, or "all" in a recipe, takes all images.
+    seed
+        Draws the subset.
     """
     folder = need_folder(RELEASE, root)
     lists = need_files(RELEASE, folder, FILES, ("", "annotations"))
@@ -58,12 +65,12 @@ def clothing1m(root: Path | None = None, *, per_class: int | Literal["all"] | No
 
 
 def balanced(labels: np.ndarray, per_class: int, classes: tuple[str, ...], seed: int) -> Tensor:
-    """Rows with equally many of every class, drawn by the seed, in the order they had."""
+    """Return rows with equally many of every class, drawn by the seed, in their order."""
     counts = np.bincount(labels, minlength=len(classes))
     if not counts.all():
         empty = classes[int(counts.argmin())]
         raise DataError(
-            f"class {empty!r} has no noisy label; a balanced subset needs every class; fetch the lists again."
+            f"class {empty!r} has no noisy label; expected labels of every class; download the lists again."
         )
     size = min(per_class, int(counts.min()))
     chosen = []
@@ -89,5 +96,7 @@ def _class_names(path: Path) -> tuple[str, ...]:
         return CLASSES
     names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     if len(names) != len(CLASSES):
-        raise DataError(f"{path} names {len(names)} classes; expected {len(CLASSES)}, one in each line.")
+        raise DataError(
+            f"{path} has {len(names)} class names; expected {len(CLASSES)}, one in each line; download it again."
+        )
     return names

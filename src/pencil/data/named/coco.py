@@ -1,4 +1,4 @@
-"""Microsoft COCO as a multi-label dataset: which of its 80 kinds of objects are in a picture."""
+"""Microsoft COCO as a multi-label dataset: the classes are its 80 kinds of objects."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,16 @@ KEPT = ("images", "annotations", "categories", "id", "image_id", "category_id", 
 
 
 def coco(root: Path | None = None, *, year: int = 2014) -> Splits:
-    """Train on the training images and test on the validation images of that year, whose test labels are not public.
+    """Load the training images of a year, and its validation images as test set (its test labels are not public).
 
-    Pictures without any annotated object are left out: 82,081 and 40,137 of 2014 remain.
+    Images without any annotated object are left out: 82,081 and 40,137 of 2014 remain.
+
+    Parameters
+    ----------
+    root
+        The folder with the images and annotations.
+    year
+        2014 or 2017.
     """
     need_count("year", year, 2014)
     release = Release(f"COCO {year}", f"train{year}.zip, val{year}.zip and annotations_trainval{year}.zip")
@@ -29,7 +36,9 @@ def coco(root: Path | None = None, *, year: int = 2014) -> Splits:
     found = need_files(release, folder, files, ("annotations", ""))
     train, test = (_read(found / file) for file in files)
     if train.categories != test.categories:
-        raise DataError(f"{found / files[1]} has other categories than {files[0]}; fetch both again.")
+        raise DataError(
+            f"{found / files[1]} has other categories than {files[0]}; expected the same; download both again."
+        )
     return Splits(_examples(train, folder / f"train{year}"), test=_examples(test, folder / f"val{year}"))
 
 
@@ -60,7 +69,7 @@ def _read(path: Path) -> _Annotated:
     except (OSError, ValueError, KeyError, TypeError) as error:
         seen = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise DataError(
-            f"cannot read {path}: {seen}; expected images, annotations and categories; fetch it again."
+            f"cannot read {path}: {seen}; expected images, annotations and categories; download it again."
         ) from error
     indicators = np.zeros((len(ids), len(categories)), dtype=np.float32)
     rows = _positions(image, ids, path, "image_id")
@@ -72,12 +81,12 @@ def _read(path: Path) -> _Annotated:
 
 
 def _slim(entry: dict[str, Any]) -> dict[str, Any]:
-    """Outlines of objects are nine tenths of the file; they are dropped while it is read."""
+    """Drop the outlines of objects, nine tenths of the file, while it is read."""
     return {key: entry[key] for key in KEPT if key in entry}
 
 
 def _positions(values: np.ndarray, known: np.ndarray, path: Path, what: str) -> np.ndarray:
     def fault(value: int, row: int) -> str:
-        return f"annotation {row} of {path} has the {what} {value}, which the file does not list"
+        return f"annotation {row} of {path} has the {what} {value}, which the file does not list; expected a listed one"
 
     return look_up(pa.array(values), pa.array(known), fault)

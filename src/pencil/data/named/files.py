@@ -1,4 +1,4 @@
-"""What the loaders of official datasets share: finding their files, reading their lists, saying what to fetch."""
+"""Shared by the loaders of official datasets: find their files, read their lists, name what to download."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,37 +15,38 @@ CHUNK = 65536
 
 
 class Release(NamedTuple):
-    """A dataset as it is published: its name, and the files to fetch where it is missing."""
+    """A dataset as it is published: its name, and the files to download."""
 
     name: str
-    fetch: str
+    files: str
 
     @property
     def remedy(self) -> str:
-        return f"fetch {self.fetch}, unpack into a folder and name it with --set data.root=FOLDER"
+        """What to do where it is missing."""
+        return f"download {self.files}, unpack into a folder and name it with --set data.root=FOLDER"
 
 
 def need_folder(release: Release, root: Path | None) -> Path:
-    """The folder that the user named; these datasets are not downloaded for anyone."""
+    """Return the folder that the user named; these datasets cannot be downloaded automatically."""
     if root is None:
-        raise DataError(f"no folder is named for {release.name} (data.root); {release.remedy}.")
+        raise DataError(f"data.root is not set; expected the folder of {release.name}; {release.remedy}.")
     folder = root.expanduser()
     if not folder.is_dir():
-        raise DataError(f"{release.name} was looked for in {folder}, which is not a folder; {release.remedy}.")
+        raise DataError(f"{folder} is not a folder; expected that of {release.name}; {release.remedy}.")
     return folder
 
 
 def find_folder(folder: Path, files: Sequence[str], places: Sequence[str]) -> Path | None:
-    """The first of some places below ``folder`` that holds any of these files."""
+    """Return the first of some places below ``folder`` that holds any of these files."""
     return next((folder / place for place in places if any((folder / place / file).is_file() for file in files)), None)
 
 
 def need_files(release: Release, folder: Path, files: Sequence[str], places: Sequence[str]) -> Path:
-    """The first of some places below ``folder`` that holds these files; all of them, or it says which are missing."""
+    """Return the first of some places below ``folder`` that holds these files; raise if some are missing."""
     found = find_folder(folder, files, places)
     if found is None:
-        looked = " or ".join(str(folder / place) for place in places)
-        raise DataError(f"{release.name} needs {', '.join(files)}; none is in {looked}; {release.remedy}.")
+        searched = " or ".join(str(folder / place) for place in places)
+        raise DataError(f"{release.name} needs {', '.join(files)}; none is in {searched}; {release.remedy}.")
     absent = [file for file in files if not (found / file).is_file()]
     if absent:
         raise DataError(f"{release.name} in {found} lacks {', '.join(absent)}; {release.remedy}.")
@@ -53,11 +54,12 @@ def need_files(release: Release, folder: Path, files: Sequence[str], places: Seq
 
 
 def download_folder(root: Path | None) -> Path:
+    """Return the folder for downloads: the user's, or a cache in the home directory."""
     return Path.home() / ".cache" / "pencil" if root is None else root.expanduser()
 
 
 def download(dataset: str, target: Path, missing: str, remedy: str) -> None:
-    """Have torchvision fetch one of its datasets, or say what is missing, why, and what to do by hand."""
+    """Download a dataset by torchvision; ``missing`` and ``remedy`` word the error if that fails."""
     import torchvision.datasets
 
     try:
@@ -67,51 +69,55 @@ def download(dataset: str, target: Path, missing: str, remedy: str) -> None:
 
 
 def read_list(path: Path, /, **columns: pa.DataType) -> pa.Table:
-    """A text file of rows parted by blanks, without a header; Arrow columns, so a million rows stay small."""
+    """Read a text file of rows separated by blanks, without a header, as Arrow columns: a million rows stay small."""
     from pyarrow import csv
 
     try:
         return csv.read_csv(
             path,
-            csv.ReadOptions(column_names=list(columns), use_threads=False),  # or messages would not number the row
+            csv.ReadOptions(
+                column_names=list(columns), use_threads=False
+            ),  # with threads, messages do not number the row
             csv.ParseOptions(delimiter=" ", quote_char=False),
             csv.ConvertOptions(column_types=columns, null_values=[""]),
         )
     except (OSError, pa.ArrowException) as error:
         raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected rows of {' '.join(columns)}; fetch it again."
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected rows of {' '.join(columns)}; "
+            "download it again."
         ) from error
 
 
 def look_up(keys: Any, known: Any, fault: Callable[[Any, int], str]) -> np.ndarray:
-    """The row of each key among the known ones; ``fault`` words what is wrong with a key, and its row, that is not."""
+    """Return the row of each key among the known ones; ``fault`` words the error about an unknown key and its row."""
     rows = pc.index_in(keys, value_set=known)
     if rows.null_count:
         row = pc.index(rows.is_null(), True).as_py()
-        raise DataError(f"{fault(keys[row].as_py(), row)}; fetch the files again.")
+        raise DataError(f"{fault(keys[row].as_py(), row)}; download the files again.")
     found: np.ndarray = rows.to_numpy().astype(np.int64)
     return found
 
 
 def need_range(labels: np.ndarray, first: int, last: int, path: Path) -> None:
-    """Labels of a list lie between the first and last class, or the line is named."""
+    """Raise unless all labels of a list lie between the first and the last class; the message names the line."""
     good = (labels >= first) & (labels <= last)
     if not good.all():
         line = int(good.argmin())
         raise DataError(
-            f"label {labels[line]} in line {line + 1} of {path} is not a class; expected {first} to {last}."
+            f"label {labels[line]} in line {line + 1} of {path} is not a class; expected {first} to {last}; "
+            "download it again."
         )
 
 
 def need_count(option: str, value: Any, least: int) -> int:
-    """Options come from a recipe, where they may be anything."""
+    """Return an option, which in a recipe may be anything; raise unless it is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DataError(f"data.options.{option} is {value!r}; expected a whole number from {least}.")
+        raise DataError(f"data.options.{option} is {value!r}; expected a whole number of at least {least}; change it.")
     return value
 
 
 def arrow_keys(column: Any, suffix: str = "") -> np.ndarray:
-    """Keys from an Arrow column, never all of them as Python strings at once."""
+    """Return an Arrow column as keys; never all of them are Python strings at once."""
     keys = np.empty(len(column), dtype=StringDType())
     for start in range(0, len(column), CHUNK):
         keys[start : start + CHUNK] = [f"{key}{suffix}" for key in column[start : start + CHUNK].to_pylist()]

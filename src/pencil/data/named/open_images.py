@@ -1,4 +1,4 @@
-"""Open Images V4 to V6 as a multi-label dataset: labels by people where there are any, else by a machine."""
+"""Open Images V4 to V6 as a multi-label dataset: labels by people where there are any, otherwise by a machine."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ RELEASE = Release(
     "classes-trainable.txt, and images as train/ID.jpg, validation/ID.jpg and test/ID.jpg",
 )
 BLOCK = 64 * 2**20
-"""Bytes of a label file that are looked at together: some hundred thousand of its eighty million rows."""
+"""Bytes of a label file that are read at once: some hundred thousand of its eighty million rows."""
 
 
 def open_images(
@@ -35,15 +35,25 @@ def open_images(
     test_images: int = 50,
     seed: int = 0,
 ) -> Splits:
-    """Images and labels of some ``classes`` chosen by the seed; only images that are on disk count.
+    """Load images and labels of some classes; only images that are on disk count.
 
-    An image is positive for a class where its label is at least 0.5; in training that label is a person's where there
-    is one and else the machine's confidence, in validation and test a person's only. Classes are drawn among those
-    that have the wanted number of positive images in every split. If these are too few, they are all taken, and after
-    them the classes that come nearest: by the smallest share of the wanted number that they have in a split, then by
-    their training images. Each class brings up to that number of its images, drawn by the seed; an image that several
-    classes bring is there once. What nobody said is 0 in training and unknown (NaN) elsewhere. A number of 0 leaves
-    validation or test out.
+    An image is positive for a class if its label is at least 0.5. In training the label is a person's where there is
+    one, otherwise the machine's confidence; in validation and test it is always a person's. Classes are drawn from
+    those with the wanted number of positive images in every split. If these are too few, all of them are taken, and
+    then the classes that come nearest: by the smallest fraction of the wanted number that they have in a split, then by
+    their training images. Each class contributes at most the wanted number of its images, drawn by the seed; an image
+    of several classes is there once. An entry without a label is 0 in training and unknown (NaN) elsewhere.
+
+    Parameters
+    ----------
+    root
+        The folder with the images and label files.
+    classes
+        How many classes to choose.
+    train_images, validation_images, test_images
+        The wanted number of positive images per class; 0 leaves validation or test out.
+    seed
+        Draws classes and images.
     """
     options = {"train": train_images, "validation": validation_images, "test": test_images}
     wanted = {split: need_count(f"{split}_images", n, int(split == "train")) for split, n in options.items()}
@@ -63,7 +73,7 @@ def open_images(
 
 
 class _Labels(NamedTuple):
-    """The labels of a split: one value for each (image, class) of which anything is known, sorted by image."""
+    """The labels of a split: one value for each (image, class) with a label, sorted by image."""
 
     split: str
     images: Any
@@ -73,7 +83,7 @@ class _Labels(NamedTuple):
 
 
 def choose_classes(counts: np.ndarray, wanted: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """Class indices, in order; ``counts`` has the positive images of each split (row) and class (column)."""
+    """Return class indices, in order; ``counts`` has the positive images of each split (row) and class (column)."""
     full = np.flatnonzero((counts >= wanted[:, None]).all(axis=0))
     if len(full) >= number:
         order = torch.randperm(len(full), generator=generator(seed, "open_images", "classes")).numpy()
@@ -82,10 +92,10 @@ def choose_classes(counts: np.ndarray, wanted: np.ndarray, number: int, seed: in
     if len(usable) < number:
         raise DataError(
             f"{len(usable)} classes of Open Images have a positive training image on disk; expected {number}; "
-            f"fetch more images or set data.options.classes={len(usable)}."
+            f"download more images or set data.options.classes={len(usable)}."
         )
-    share = np.minimum(counts / wanted[:, None], 1).min(axis=0)[usable]
-    nearest = np.lexsort((usable, -counts[0][usable], -share))
+    fraction = np.minimum(counts / wanted[:, None], 1).min(axis=0)[usable]
+    nearest = np.lexsort((usable, -counts[0][usable], -fraction))
     return np.sort(usable[nearest[:number]])
 
 
@@ -104,8 +114,8 @@ def _examples(
     rows = np.flatnonzero(drawn)
     if not len(rows):
         raise DataError(
-            f"no image in {folder} is positive for any of the {len(classes)} chosen classes; fetch more images, or "
-            f"leave the split out with data.options.{part.split}_images=0."
+            f"no image in {folder} is positive for any of the {len(classes)} chosen classes; expected at least one; "
+            f"download more images, or leave the split out with data.options.{part.split}_images=0."
         )
     given = np.full((len(rows), len(chosen)), 0 if part.split == "train" else np.nan, dtype=np.float32)
     kept = drawn[image]
@@ -131,9 +141,9 @@ def _read_split(folder: Path, split: str, ids: pa.Array) -> _Labels:
 
 
 def _known(path: Path, images: pa.Array, ids: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Image, class and confidence of the rows about images and classes at hand, as numbers.
+    """Return image, class and confidence of the rows about known images and classes, as numbers.
 
-    Read in blocks: eighty million rows of names would not fit where their numbers do.
+    The file is read in blocks: eighty million rows of names would not fit in memory, their numbers do.
     """
     from pyarrow import csv
 
@@ -149,7 +159,7 @@ def _known(path: Path, images: pa.Array, ids: pa.Array) -> tuple[np.ndarray, np.
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected the columns {', '.join(columns)}; "
-            "fetch it again."
+            "download it again."
         ) from error
     image, label, value = (np.concatenate(column) for column in zip(*found, strict=True))
     return image, label, value
@@ -160,17 +170,20 @@ def _block(block: Any, images: pa.Array, ids: pa.Array, path: Path, line: int) -
     good = pc.fill_null(pc.and_(pc.greater_equal(value, 0), pc.less_equal(value, 1)), False)
     if not pc.all(good, min_count=0).as_py():
         row = pc.index(good, False).as_py()
-        raise DataError(f"the confidence in line {line + row} of {path} is {value[row].as_py()}; expected 0 to 1.")
+        raise DataError(
+            f"the confidence in line {line + row} of {path} is {value[row].as_py()}; expected 0 to 1; "
+            "download it again."
+        )
     label = pc.index_in(block["LabelName"], value_set=ids)
-    about = label.is_valid()
-    image = pc.index_in(block["ImageID"].filter(about), value_set=images)
-    here = image.is_valid()
-    kept = (image.filter(here), label.filter(about).filter(here), value.filter(about).filter(here))
+    of_class = label.is_valid()
+    image = pc.index_in(block["ImageID"].filter(of_class), value_set=images)
+    on_disk = image.is_valid()
+    kept = (image.filter(on_disk), label.filter(of_class).filter(on_disk), value.filter(of_class).filter(on_disk))
     return tuple(column.to_numpy(zero_copy_only=False) for column in kept)
 
 
 def _class_names(folder: Path) -> dict[str, str]:
-    """Display names of the trainable classes by label, or of all where no list of trainable ones is there."""
+    """Return the display names of the trainable classes by label, or of all if there is no list of trainable ones."""
     from pyarrow import csv
 
     path = _find(folder, "class-descriptions.csv")
@@ -179,7 +192,9 @@ def _class_names(folder: Path) -> dict[str, str]:
         text = csv.ConvertOptions(column_types={"LabelName": pa.string(), "DisplayName": pa.string()})
         table = csv.read_csv(path, options, convert_options=text)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; fetch it again.") from error
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected labels and names; download it again."
+        ) from error
     names = dict(zip(table["LabelName"].to_pylist(), table["DisplayName"].to_pylist(), strict=True))
     names.pop("LabelName", None)  # V6 has a header, V4 and V5 have none
     trainable = _look_for(folder, "classes-trainable.txt")
@@ -190,7 +205,7 @@ def _class_names(folder: Path) -> dict[str, str]:
 
 
 def _distinct(classes: list[tuple[str, str]]) -> tuple[str, ...]:
-    """Display names, with the label where two classes share one."""
+    """Return display names, with the label added where two classes have the same."""
     shown = [name for _, name in classes]
     return tuple(name if shown.count(name) == 1 else f"{name} ({label})" for label, name in classes)
 
@@ -202,7 +217,7 @@ def _on_disk(folder: Path) -> pa.Array:
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}; {RELEASE.remedy}.") from error
     if not len(found):
-        raise DataError(f"{folder} holds no image ID.jpg; {RELEASE.remedy}.")
+        raise DataError(f"{folder} holds no image; expected files ID.jpg; {RELEASE.remedy}.")
     return found.sort()
 
 
@@ -216,6 +231,6 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _look_for(folder: Path, name: str) -> Path | None:
-    """A file with any prefix; the first by name, so that V6's own (``oidv6-``) come before the older ones."""
+    """Return a file with any prefix; the first by name, so that files of V6 (``oidv6-``) come before older ones."""
     places = (folder, folder / "annotations")
     return next((path for place in places for path in sorted(place.glob(f"*{name}"))), None)

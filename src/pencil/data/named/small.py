@@ -1,4 +1,4 @@
-"""Small datasets that are at hand: scikit-learn's digits, wines and tumours, and Fashion-MNIST."""
+"""Small datasets: scikit-learn's digits, wines and tumours, pairs of digits, and Fashion-MNIST."""
 
 import gzip
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.inputs import TensorInputs
 from pencil.data.named.files import download, download_folder
 from pencil.errors import DataError
 
@@ -20,7 +19,7 @@ FASHION_CLASSES = (
 
 
 def digits(root: Path | None = None) -> Splits:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8 grey values 0..16; a fixed quarter of them is the test set."""
+    """Load scikit-learn's 1,797 handwritten digits, 8 x 8 grey values; a fixed quarter is the test set."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -30,14 +29,14 @@ def digits(root: Path | None = None) -> Splits:
 
 
 def wine(root: Path | None = None) -> Splits:
-    """scikit-learn's 178 wines of three growers, 13 measurements each; a fixed quarter is the test set."""
+    """Load scikit-learn's 178 wines of three growers, 13 measurements each; a fixed quarter is the test set."""
     from sklearn.datasets import load_wine
 
     return _quartered(_from_bunch(load_wine(), "wine"))
 
 
 def breast_cancer(root: Path | None = None) -> Splits:
-    """scikit-learn's 569 breast tumours, 30 measurements each; a fixed quarter is the test set."""
+    """Load scikit-learn's 569 breast tumours, 30 measurements each; a fixed quarter is the test set."""
     from sklearn.datasets import load_breast_cancer
 
     return _quartered(_from_bunch(load_breast_cancer(), "tumour"))
@@ -59,22 +58,30 @@ def _quartered(whole: Examples) -> Splits:
 
 
 def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int = 2_000, seed: int = 0) -> Splits:
-    """A hundred classes of our making: two of those digits side by side, 00 to 99, 8 x 16 grey values.
+    """Generate a hundred classes: two digits side by side, 00 to 99, 8 x 16 grey values.
 
     Test pairs are made of digits that no training pair holds. The same seed gives the same pairs.
+
+    Parameters
+    ----------
+    root
+        Not used.
+    images, test_images
+        How many pairs to generate, at least 100.
+    seed
+        Draws the pairs.
     """
     source, classes = digits(), [f"{number:02d}" for number in range(100)]
     assert source.test is not None
 
     def pair_up(items: Examples, count: int, part: int, name: str) -> Examples:
         if count < 100:
-            raise DataError(f"{name} is {count}; expected at least 100, one for each class.")
+            raise DataError(f"{name} is {count}; expected at least 100, one for each class; raise it.")
         rng, labels = np.random.default_rng([seed, part]), items.given_labels.numpy()
         wanted = rng.permutation(np.arange(count) % 100)
         of_class = [np.flatnonzero(labels == digit) for digit in range(10)]
         halves = [np.array([rng.choice(of_class[digit]) for digit in half]) for half in (wanted // 10, wanted % 10)]
-        assert isinstance(items.inputs, TensorInputs)
-        pictures = items.inputs.values[items.rows]
+        pictures = items.inputs.raw(items.rows).values
         joined = torch.cat([pictures[half] for half in halves], dim=3)
         return from_arrays(joined, wanted, classes=classes, keys=[f"pair-{part}-{i:05d}" for i in range(count)])
 
@@ -83,7 +90,7 @@ def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int 
 
 
 def fashion_mnist(root: Path | None = None) -> Splits:
-    """Fashion-MNIST from idx files: in ``root``, in Debian's dataset-fashion-mnist, or downloaded by torchvision."""
+    """Load Fashion-MNIST from idx files: in ``root``, in Debian's package, or downloaded by torchvision."""
     folder = _fashion_folder(root)
     splits = []
     for part, name in (("train", "train"), ("t10k", "test")):
@@ -95,21 +102,23 @@ def fashion_mnist(root: Path | None = None) -> Splits:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """An array in the idx format of MNIST, plain or gzipped."""
+    """Read an array in the idx format of MNIST, plain or gzipped."""
     plain, zipped = path, path.with_name(path.name + ".gz")
     source = plain if plain.exists() else zipped
     try:
         content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
     except (OSError, EOFError) as error:
-        raise DataError(f"cannot read {plain}[.gz]: {error}; put the idx files of the dataset there.") from error
+        raise DataError(
+            f"cannot read {plain}[.gz]: {error}; expected an idx file; put those of the dataset there."
+        ) from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise DataError(f"{source} is not an idx file of bytes; it may be damaged; fetch it again.")
+        raise DataError(f"{source} is not an idx file of bytes; expected one as published; download it again.")
     if len(content) < 4 + 4 * content[3]:
-        raise DataError(f"{source} ends within its header; fetch it again.")
+        raise DataError(f"{source} ends within its header; expected a whole idx file; download it again.")
     dimensions = np.frombuffer(content, ">u4", count=content[3], offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     if values.size != dimensions.prod(dtype=np.int64):
-        raise DataError(f"{source} holds {values.size} values; expected {tuple(dimensions)}; fetch it again.")
+        raise DataError(f"{source} holds {values.size} values; expected {tuple(dimensions)}; download it again.")
     return values.reshape(dimensions.tolist()).copy()
 
 

@@ -1,0 +1,115 @@
+"""The last steps on a batch of raw values: crop (at random in training, otherwise from the centre), flip, normalise."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pencil.data.augment import Draws, Frame, View, centre_crop
+from pencil.errors import DataError
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """``(x / 255 - mean) / std`` for uint8 images per channel, ``(x - mean) / std`` for float vectors per feature."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Crop, flip and normalise a batch of raw values.
+
+    Parameters
+    ----------
+    normalization
+        Mean and standard deviation per channel or feature; None leaves the values as they are.
+    crop
+        Height and width of a square crop; None keeps the size.
+    """
+
+    normalization: Normalization | None = None
+    crop: int | None = None
+
+    def draws(self, rows: int, shape: Sequence[int], view: View | None) -> Draws | None:
+        """Draw the random choices of one pass over inputs of this shape (without the batch dimension)."""
+        if view is None or view.augmentation is None or len(shape) != 3:
+            return None
+        return view.augmentation.draw(rows, view.seed, view.epoch, Frame((shape[1], shape[2]), self._size(shape)))
+
+    def apply(self, values: Tensor, rows: Tensor, draws: Draws | None) -> Tensor:
+        """Return the values as a network sees them; ``draws`` is None in evaluation."""
+        if draws is not None:
+            values = draws.apply(values, rows)
+        elif self.crop is not None:
+            values = centre_crop(values, self._size(values.shape[1:]))
+        if self.normalization is None:
+            return values
+        scale, shift = _affine(self.normalization, values)
+        return torch.addcmul(shift, values.to(scale.dtype), scale)
+
+    def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of one input as a network sees it, from its shape before the transform."""
+        return (raw[0], *self._size(raw)) if self.crop is not None else tuple(raw)
+
+    def _size(self, shape: Sequence[int]) -> tuple[int, int]:
+        return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
+
+
+IDENTITY = Transform()
+
+
+def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the normalisation as one multiply-add, shaped to broadcast over a batch."""
+    shape = (1, -1) + (1,) * (values.ndim - 2)
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    mean = torch.tensor(normalization.mean, dtype=dtype).view(shape)
+    std = torch.tensor(normalization.std, dtype=dtype).view(shape)
+    unit = 255.0 if values.dtype == torch.uint8 else 1.0
+    return 1 / (unit * std), -mean / std
+
+
+def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
+    """Compute mean and standard deviation of some rows.
+
+    Parameters
+    ----------
+    values
+        Images (n, channels, height, width), measured per channel, or vectors (n, features), measured per feature.
+    rows
+        Row indices to measure.
+    """
+    unit = 255.0 if values.dtype == torch.uint8 else 1.0
+    reduced = [0, *range(2, values.ndim)]
+    total = torch.zeros(values.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    for chunk in rows.split(4096):  # a float64 copy of all values would not fit in memory where the values just fit
+        part = values[chunk].double() / unit
+        total += part.sum(dim=reduced)
+        squares += part.square().sum(dim=reduced)
+    count = len(rows) * values[0, 0].numel()
+    mean = total / count
+    deviation = (squares / count - mean.square()).clamp_(min=0).sqrt()
+    deviation[deviation < 1e-6] = 1.0  # a constant channel or feature carries no information; keep it finite
+    return Normalization(tuple(mean.tolist()), tuple(deviation.tolist()))
+
+
+def refuse_crop(crop: int | None, shape: Sequence[int]) -> None:
+    """Raise :class:`DataError` if inputs of this shape (before the crop) cannot be cropped to ``crop`` pixels."""
+    if crop is None:
+        return
+    if len(shape) != 3:
+        raise DataError(
+            f"data.crop is {crop} but the inputs have shape {tuple(shape)}; expected images (channels, height, width); "
+            "leave data.crop out."
+        )
+    if crop > min(shape[1:]):
+        raise DataError(
+            f"data.crop is {crop} but the images have {shape[1]} x {shape[2]} pixels; expected a crop of at most "
+            f"{min(shape[1:])}; use a smaller crop or larger images."
+        )
