@@ -18,7 +18,7 @@ import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
 from pencil.runs.checkpoints import Checkpoints
 from pencil.runs.directory import RunDirectory
-from pencil.training import pausing
+from pencil.training import checkpointing
 
 FORK = multiprocessing.get_context("fork")  # torch is imported already: a run takes a second
 
@@ -74,14 +74,14 @@ def undisturbed(tmp_path_factory):
 def stop_at(monkeypatch, step):
     """Ask for a stop at the so-manieth place where training could be saved."""
     places = iter(range(10**9))
-    original = pausing.Pauses.__call__
+    original = checkpointing.Pauses.__call__
 
     def look(self, trainer):
         if next(places) == step:
             self.request.signal = "SIGTERM"
         original(self, trainer)
 
-    monkeypatch.setattr(pausing.Pauses, "__call__", look)
+    monkeypatch.setattr(checkpointing.Pauses, "__call__", look)
 
 
 def stopped(path, monkeypatch, step=17, **options):

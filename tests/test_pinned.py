@@ -23,7 +23,7 @@ from pencil.labels.store import LabelStore
 from pencil.labels.top_k import TopKLabelStore
 from pencil.methods import METHODS, find_method
 from pencil.review.session import Review
-from pencil.training import Trainer, TrainingSettings, pausing
+from pencil.training import Trainer, TrainingSettings, checkpointing
 
 CLASSES, ROWS = 5, 60
 PINNED = torch.arange(40) % 3 == 0
@@ -225,7 +225,7 @@ def test_fit_takes_reviews_and_writes_down_that_it_did(tmp_path):
 
 
 def stopped(monkeypatch, step, *arguments, **options):
-    places, original = iter(range(10**9)), pausing.Pauses.__call__
+    places, original = iter(range(10**9)), checkpointing.Pauses.__call__
 
     def look(self, trainer):
         if next(places) == step:
@@ -233,7 +233,7 @@ def stopped(monkeypatch, step, *arguments, **options):
         original(self, trainer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pausing.Pauses, "__call__", look)
+        patch.setattr(checkpointing.Pauses, "__call__", look)
         with pytest.raises(Stopped):
             fit(*arguments, **options)
 

@@ -14,7 +14,7 @@ import pencil
 from pencil import RecipeError, Stopped
 from pencil.loggers import trackers as sinks
 from pencil.recipe import parse
-from pencil.training import pausing
+from pencil.training import checkpointing
 from pencil.training.settings import SinkName
 
 EPOCHS = 4
@@ -42,7 +42,7 @@ def train(out, *names, resume=False):
 
 def stop_and_go_on(out, *names):
     """Killed in the third epoch, with a checkpoint of the second: the second epoch ends, and is logged, twice."""
-    original, saved = pausing.Pauses.__call__, []
+    original, saved = checkpointing.Pauses.__call__, []
 
     def look(self, trainer):
         where = (len(trainer.records), trainer.at.step)
@@ -56,7 +56,7 @@ def stop_and_go_on(out, *names):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pausing.Pauses, "__call__", look)
+        patch.setattr(checkpointing.Pauses, "__call__", look)
         with pytest.raises(KeyboardInterrupt):
             train(out, *names)
     assert (out / "metrics.jsonl").read_text().count("\n") == 2

@@ -722,7 +722,7 @@ KILLS = """
 import os, random, signal, sys, time, warnings
 from pathlib import Path
 import torch
-from pencil.checkpoints import Checkpoints
+from pencil.runs.checkpoints import Checkpoints
 
 warnings.simplefilter("error")  # also that of a damaged checkpoint
 folder, kills = Path(sys.argv[1]), int(sys.argv[2])
