@@ -17,7 +17,7 @@ from torch import nn
 import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
 from pencil.runs.checkpoints import Checkpoints
-from pencil.runs.directory import RunDirectory
+from pencil.runs.directory import RunWriter
 from pencil.training import checkpointing
 
 FORK = multiprocessing.get_context("fork")  # torch is imported already: a run takes a second
@@ -316,7 +316,7 @@ def test_a_second_process_is_refused_while_the_first_one_writes(tmp_path, monkey
     ready, done = FORK.Event(), FORK.Event()
 
     def hold():
-        with RunDirectory(path, resume=True):
+        with RunWriter(path, resume=True):
             ready.set()
             done.wait(timeout=20)
 
@@ -346,5 +346,5 @@ def test_killed_before_it_had_begun_it_begins(tmp_path, undisturbed):
     assert result(path) == undisturbed
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "environment.json").write_text("mine")
-    with pytest.raises(RunError, match="already holds something"):
+    with pytest.raises(RunError, match="is not empty"):
         train(tmp_path / "mine", SELDOM)

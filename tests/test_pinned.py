@@ -216,7 +216,7 @@ def test_fit_takes_reviews_and_writes_down_that_it_did(tmp_path):
         assert (row["confidence"], row["given_probability"], row["margin"], row["entropy"]) == (1, 1, 1, 0)
         assert row["distribution"] == [float(name == label) for name in run.classes]
     in_training = sum(rows[key]["split"] == "train" for key in SAID)
-    assert run.summary["labels"]["pinned"] == in_training
+    assert run.summary.labels.pinned == in_training
     assert f'pinned = "{path}"' in (tmp_path / "run" / "recipe.toml").read_text()
     fingerprints = json.loads((tmp_path / "run" / "environment.json").read_text())["data_fingerprint"]
     assert set(fingerprints) == {"train", "pinned"}

@@ -18,15 +18,16 @@ from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
 from pencil.errors import PencilError
+from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
-from pencil.loggers.trackers import Log, refuse_missing
+from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method, find_method
 from pencil.recipe import Recipe
 from pencil.recipe.schema import AUTOMATIC
 from pencil.report import write_report
-from pencil.runs.directory import RunDirectory, checkpoints_of, describe_environment
-from pencil.runs.label_table import label_table, row_table
-from pencil.runs.run import Run, summarize
+from pencil.runs.directory import RunWriter, checkpoints_of
+from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
+from pencil.runs.run import Run
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Pauses, StopRequest
@@ -94,7 +95,7 @@ def assemble(
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:
         fingerprints["pinned"] = prepared.pinned_digest
-    rows = row_table(loaded, prepared.splits)
+    rows = build_row_table(loaded, prepared.splits)
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
 
@@ -161,10 +162,11 @@ def execute(
         display = stack.enter_context(show_progress(progress if world.rank == 0 else False))
         directory = None
         if out is not None and world.rank == 0:
-            directory = RunDirectory(Path(out), resume=restore is not None)
+            directory = RunWriter(Path(out), resume=restore is not None)
         pauses = None if out is None or request is None else _pauses(job, Path(out), request, world)
-        log = None if directory is None else Log(job.recipe, directory.path)
-        observers = tuple(observer for observer in (directory, *display, log) if observer is not None)
+        log = None if directory is None else Trackers(job.recipe, directory.path)
+        metrics = None if directory is None else MetricsFile(directory)
+        observers = tuple(observer for observer in (metrics, *display, log) if observer is not None)
         trainer = job.trainer(observers, pause=pauses, world=world)
         if directory is not None:
             stack.enter_context(directory)
@@ -173,11 +175,12 @@ def execute(
         if directory is not None and restore is None:
             directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights), job.rows)
         elif directory is not None:
-            directory.rewind(trainer.records)
+            directory.truncate_metrics(trainer.records)
         if log is not None:
             stack.enter_context(log).begin(trainer.records)
         outcome = trainer.run()
-        run = _gathered(job, outcome, None if out is None else Path(out))
+        environment = {} if directory is None else directory.environment
+        run = _gathered(job, outcome, None if out is None else Path(out), environment)
         if directory is not None:
             directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
             _report(run, splits=job.prepared.splits)
@@ -202,13 +205,14 @@ def _report(run: Run, splits: Splits) -> None:
         warnings.warn(f"the report could not be written: {error}", stacklevel=3)
 
 
-def _gathered(job: Job, outcome: Outcome, path: Path | None) -> Run:
+def _gathered(job: Job, outcome: Outcome, path: Path | None, environment: dict[str, Any]) -> Run:
     splits = job.prepared.splits
     return Run(
         outcome.model,
-        label_table(splits, outcome.label_probs, outcome.validation_probs),
+        build_label_table(splits, outcome.label_probs, outcome.validation_probs),
         outcome.records,
         summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
         job.recipe,
         path,
+        environment,
     )

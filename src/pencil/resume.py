@@ -1,14 +1,11 @@
 """Going on with a run that was stopped: the same recipe, the same rows, the trainer where it was."""
 
-import json
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor, nn
 
@@ -17,12 +14,13 @@ from pencil.data.sources import load
 from pencil.errors import DataError, RecipeError, RunError
 from pencil.job import Job, assemble, execute, set_by_hand
 from pencil.methods import Method
-from pencil.recipe import CUSTOM, Recipe, parse, read
+from pencil.recipe import CUSTOM, Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import checkpoints_of
-from pencil.runs.layout import ENVIRONMENT, RECIPE, ROWS, is_run, is_unfinished
+from pencil.runs.directory import RunReader, checkpoints_of
+from pencil.runs.layout import is_unfinished
 from pencil.runs.run import Run, open_run
 from pencil.training import Trainer
+from pencil.trees import flatten
 
 
 def resume(
@@ -42,11 +40,10 @@ def resume(
     ``allow_changed`` some may have come or gone: then labels follow their keys, and the epoch begins anew.
     """
     path = Path(path)
-    if not is_run(path):
-        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    reader = RunReader(path, finished=False)
     if not is_unfinished(path):
         return open_run(path, model=model)
-    chosen = parse(read(path / RECIPE), str(path / RECIPE))
+    chosen = reader.recipe(with_method=True)
     if expected is not None:
         chosen = _kept_up(chosen, expected)
     _refuse_missing_objects(path, chosen, data, model, method)
@@ -84,7 +81,7 @@ def _kept_up(stored: Recipe, expected: Recipe) -> Recipe:
 
 def _refuse_other_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
     """Name the keys that differ, leaving out what a run fills in by itself and what only concerns its upkeep."""
-    now, before = _flat(expected.model_dump(mode="json")), _flat(stored.model_dump(mode="json"))
+    now, before = flatten(expected.model_dump(mode="json")), flatten(stored.model_dump(mode="json"))
     upkeep = ("name", "description", "paper", *(f"{section}.{key}" for section, keys in UPKEEP.items() for key in keys))
     filled_in = ("normalize", "resize", "test", "multilabel", "validation")
     derived = ("model.name", "method.transition", *(f"data.{key}" for key in filled_in))
@@ -100,24 +97,9 @@ def _refuse_other_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
         raise RecipeError(f"{path} was started with another recipe; leave --resume out, or ask for the same:{lines}")
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    return {
-        name: value
-        for key, inner in tree.items()
-        for name, value in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
-    }
-
-
-def _stored_fingerprints(path: Path) -> dict[str, str]:
-    fingerprints: dict[str, str] = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["data_fingerprint"]
-    return fingerprints
-
-
 def _refuse_other_pins(path: Path, job: Job) -> None:
     """A label that was pinned after training had begun may have moved already."""
-    if _stored_fingerprints(path).get("pinned") != job.fingerprints.get("pinned"):
+    if RunReader(path, finished=False).fingerprints.get("pinned") != job.fingerprints.get("pinned"):
         raise DataError(
             f"the reviewed labels in {job.recipe.data.pinned} are others than when {path} was started; expected the "
             "same; bring them back, or train again in another directory."
@@ -133,11 +115,12 @@ class Changes:
 
 def _as_before(path: Path, chosen: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, Changes | None]:
     """The same rows in the order they had; where rows have come or gone, those that stayed first, then the new."""
-    stored = _stored_fingerprints(path)
+    reader = RunReader(path, finished=False)
+    stored = reader.fingerprints
     stored.pop("pinned", None)  # which has a word of its own to say
     if stored == {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}:
         return loaded, None
-    table = pq.read_table(path / ROWS)
+    table = reader.rows
     keys, split = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
     place = {key: i for i, key in enumerate(loaded.train.keys.tolist())}
     kept = [place[key] for key in keys.tolist() if key in place]

@@ -42,7 +42,7 @@ def predict(
     cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_several(data, opened.recipe.data)
     if maps is not None:
-        save_maps(maps, keys, opened.classes, opened.class_maps(inputs))
+        save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
     probs = opened.predict_inputs(inputs)
     lines = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:

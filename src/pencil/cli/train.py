@@ -106,6 +106,6 @@ def _show(run: "Run", path: Path, as_json: bool) -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
-        typer.echo(json.dumps({"path": str(path), **run.summary}))
+        typer.echo(json.dumps({"path": str(path), **run.summary.to_dict()}))
     else:
         show_summary([run])
