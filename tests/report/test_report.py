@@ -25,9 +25,9 @@ from pencil.job import run_recipe
 from pencil.recipe import parse
 from pencil.report import gallery, page, write_comparison, write_report
 from pencil.report.figures import Line, draw, draw_reliability, phases_of
-from pencil.report.page import probability, short
+from pencil.report.page import short
 from pencil.report.pictures import show_row, show_values
-from pencil.report.words import percent
+from pencil.report.words import percent, probability
 from pencil.runs.label_table import LabelTable
 from pencil.runs.results import build_label_table, summarize_labels
 from pencil.runs.run import Run

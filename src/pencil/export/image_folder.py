@@ -36,7 +36,7 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, copy: 
     labels : LabelTable
         The rows to sort, by corrected class.
     settings : DataSettings
-        The data section of the run's recipe, which tells where the images are.
+        The data section of the run's recipe, which names the images.
     out : Path
         A folder that does not exist yet, outside the data.
     copy : bool
@@ -83,7 +83,7 @@ def _shortened(name: str, size: int) -> str:
 
 
 def _free(stem: str, ending: str, taken: dict[str, int]) -> str:
-    """Return the name, with a number before its ending if it is taken; some file systems do not tell A from a."""
+    """Return the name, with a number before its ending if it is taken; some file systems take A and a as the same."""
     name = stem + ending
     asked = _folded(name)
     number = taken.get(asked, 1)  # where counting stopped before

@@ -11,7 +11,7 @@ ALL_SHOWN, MOST_CONFUSED = 16, 12
 """Up to this many classes the whole matrix is shown; of more, only those between which most labels moved."""
 CLASSES_LISTED = 100
 PAIRS_LISTED = 12
-SURE, CLOSE = 0.9, 0.2
+CONFIDENT, CLOSE = 0.9, 0.2
 """A change is confident from this probability on; a label is doubtful if the lead of its class is smaller."""
 ENTRIES = 2**22
 """This many (row, class) entries are counted at a time."""
@@ -105,7 +105,7 @@ def count_rows(labels: LabelTable) -> Counts:
     return Counts(
         labels=labels.num_rows,
         changed=int(changed.sum()),
-        confident=int((moved >= SURE).sum()),
+        confident=int((moved >= CONFIDENT).sum()),
         doubtful=int((labels["margin"].to_numpy() < CLOSE).sum()),
         median=float(np.median(moved)) if len(moved) else None,
     )
@@ -182,7 +182,7 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
     counts = Counts(
         labels=int(totals["known"].sum()),
         changed=len(all_moved),
-        confident=int((all_moved >= SURE).sum()),
+        confident=int((all_moved >= CONFIDENT).sum()),
         doubtful=doubtful,
         median=float(np.median(all_moved)) if len(all_moved) else None,
     )

@@ -18,7 +18,7 @@ from pencil.report.compare import agreements, curves_of, differences, figures_of
 from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
 from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
 from pencil.report.gallery import build_gallery
-from pencil.report.words import percent, sentences, verdict
+from pencil.report.words import percent, probability, sentences, verdict
 from pencil.runs.directory import RunData, RunReader
 from pencil.runs.layout import RECIPE
 from pencil.runs.run import Run
@@ -209,8 +209,3 @@ def short(text: object, most: int = 60) -> str:
         for letter in str(text)[:10_000]
     )
     return seen if len(seen) <= most else f"{seen[: most // 2]}…{seen[-(most // 2 - 1) :]}"
-
-
-def probability(value: float) -> str:
-    """Return a probability in per cent, never as a certainty."""
-    return f"over {percent(0.999)}" if value > 0.999 else percent(value)

@@ -1,6 +1,6 @@
 """The summary in words: what a reader should know before looking at any figure."""
 
-from pencil.report.counts import CLOSE, SURE, Counts
+from pencil.report.counts import CLOSE, CONFIDENT, Counts
 from pencil.runs.directory import RunData
 
 VERDICTS = (
@@ -48,6 +48,11 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:{digits}}\N{NO-BREAK SPACE}%"
 
 
+def probability(value: float) -> str:
+    """Return a probability in per cent, never as a certainty."""
+    return f"over {percent(0.999)}" if value > 0.999 else percent(value)
+
+
 def _noise_rate(run: RunData) -> list[str]:
     """Return the estimate of a method that makes one."""
     rate = run.summary.findings.get("noise_rate")
@@ -77,7 +82,7 @@ def _confidence(counts: Counts) -> list[str]:
     if counts.changed and counts.median is not None:
         found.append(
             f"{counts.confident:,} of the changes ({percent(counts.confident / counts.changed)}) have a confidence of "
-            f"at least {100 * SURE:.0f} %; the median confidence is {percent(counts.median)}."
+            f"at least {100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
         )
     lead = f"its two most probable readings are less than {100 * CLOSE:.0f} points apart"
     found.append(

@@ -108,8 +108,8 @@ def _by_usefulness(changed: np.ndarray, confidence: np.ndarray) -> np.ndarray:
     All of that is one integer, whose plain sort is several times as fast as sorting positions: the bits of a float
     that is not negative are in the order of its value.
     """
-    sure = np.nan_to_num(confidence.astype(np.float32)).clip(0, 1)
-    bits = np.where(changed, 1 - sure, sure).astype(np.float32).view(np.uint32).astype(np.uint64)
+    clipped = np.nan_to_num(confidence.astype(np.float32)).clip(0, 1)
+    bits = np.where(changed, 1 - clipped, clipped).astype(np.float32).view(np.uint32).astype(np.uint64)
     packed = (~changed).astype(np.uint64) << np.uint64(63) | bits << np.uint64(32)
     packed |= np.arange(len(changed), dtype=np.uint64)
     packed.sort()

@@ -262,7 +262,7 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:  # strided anew, because a contiguous tensor may have any stride where a side is 0 or 1
+    for _, tensor in ordered:  # strided again: a contiguous tensor may have any stride if a side is 0 or 1
         yield tensor.cpu().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 

@@ -21,7 +21,7 @@ from pencil.errors import RunError
 from pencil.files import atomic_write
 
 ALWAYS = ("key", "split", "given")
-"""The columns that every label table has: what names a row, and what tells multi-label from single-label data."""
+"""The columns that every label table has: the name of a row, and what distinguishes multi-label from single-label data."""
 GIVEN_PROBS, PROBS = "given_probabilities", "distribution"
 
 
@@ -190,7 +190,7 @@ class LabelTable:
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """The probability of the corrected class; for multi-label data of the least sure known entry."""
+        """The probability of the corrected class; for multi-label data of the least confident known entry."""
         return _numbers(self.table["confidence"])
 
     @cached_property
