@@ -84,8 +84,8 @@ def fit(
     corrected = np.array([int(name) for name in table["corrected"].to_pylist()])
     clean, given = rows.clean[keys], rows.given[keys]
     return Outcome(
-        test=run.summary["test_accuracy"]["last"],
-        validation=run.summary["validation_accuracy"]["last"],
+        test=run.summary.test.last,
+        validation=run.summary.validation.last,
         before=given == clean,
         after=corrected == clean,
         clean=clean,

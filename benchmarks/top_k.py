@@ -35,8 +35,8 @@ def labels_and_summary(k: int | None, seed: int, epochs: int | None) -> tuple[np
     run = run_recipe(recipe.parse({**TREE, "training": training, "seed": seed}), progress=False)
     train = run.labels.filter(np.array(run.labels["split"].to_pylist()) == "train")
     corrected = np.array(train["corrected"].to_pylist())
-    found = {"test": run.summary["test_accuracy"]["last"], "labels right": run.summary["labels"]["correct_after"]}
-    return corrected, found | {"seconds": run.summary["seconds"]}
+    found = {"test": run.summary.test.last, "labels right": run.summary.labels.correct_after}
+    return corrected, found | {"seconds": run.summary.seconds}
 
 
 def main() -> None:

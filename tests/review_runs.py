@@ -1,24 +1,26 @@
 """Finished runs for tests of the review, written without training, and a server process on one."""
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
-from pencil.runs.label_table import label_table
+from pencil.runs.layout import FORMAT
+from pencil.runs.results import build_label_table
 
 HOSTILE = ("<script>document.title='owned'</script>", '"><img src=x onerror=alert(1)>', "dog\n\u202e& cat")
 
 
-def write_run(path, table, source="python"):
+def write_run(path, labels, source="python"):
     path.mkdir(parents=True)
-    pq.write_table(table, path / "labels.parquet", compression="zstd")
+    labels.write(path / "labels.parquet")
+    (path / "environment.json").write_text(json.dumps({"format": FORMAT}))
     (path / "recipe.toml").write_text(f'[data]\nsource = "{source}"\n')
     (path / "summary.json").write_text("{}")
     return path
@@ -38,7 +40,7 @@ def one_class_run(path, classes=("cat", "dog", "bird"), rows=12, shape=(8, 8)):
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
     examples = from_arrays(x, given, classes=classes)
-    return write_run(path, label_table(Splits(examples), torch.from_numpy(probs), None), data)
+    return write_run(path, build_label_table(Splits(examples), torch.from_numpy(probs), None), data)
 
 
 def many_classes_run(path, classes=("sea", "sky", "sun")):
@@ -49,7 +51,7 @@ def many_classes_run(path, classes=("sea", "sky", "sun")):
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
     examples = from_arrays(x, given, classes=classes, multilabel=True)
-    return write_run(path, label_table(Splits(examples), probs, None), data)
+    return write_run(path, build_label_table(Splits(examples), probs, None), data)
 
 
 COMMAND = "import sys; sys.argv[0] = 'pencil'; import typer; from pencil.cli.review import review; typer.run(review)"

@@ -62,7 +62,7 @@ def test_random_state_decides(wine):
     assert np.array_equal(one.predict_proba(x), same.predict_proba(x))
     assert not np.array_equal(one.predict_proba(x), other.predict_proba(x))
     drawn = PencilClassifier(epochs=3, random_state=np.random.RandomState(0)).fit(x, given)
-    assert drawn.run_.summary["seed"] > 0
+    assert drawn.run_.summary.seed > 0
 
 
 def scenes(rows=300, seed=0):
@@ -103,7 +103,7 @@ def test_probabilities_and_unknown_entries_are_taken_where_it_is_said_so():
     soft = np.where(given == 1, 0.9, 0.2)
     soft[3, 1] = np.nan
     fitted = PencilClassifier(epochs=3, multilabel=True, validation=0.0).fit(x, soft)
-    assert fitted.run_.summary["labels"]["entries"] == 239 and fitted.label_distributions_[3, 1] == 0.5
+    assert fitted.run_.summary.labels.entries == 239 and fitted.label_distributions_[3, 1] == 0.5
     for y, options, message in (
         (
             np.where(given == 1, 0.9, 0.2),

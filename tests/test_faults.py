@@ -17,7 +17,7 @@ from torch import nn
 import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
 from pencil.runs.checkpoints import Checkpoints
-from pencil.runs.directory import RunDirectory
+from pencil.runs.directory import RunReader, RunWriter
 from pencil.training import checkpointing
 
 FORK = multiprocessing.get_context("fork")  # torch is imported already: a run takes a second
@@ -170,7 +170,7 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path, monkeypatch, undistu
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(path, chunks)
 
-    monkeypatch.setattr(pencil.checkpoints, "_write", full)
+    monkeypatch.setattr(pencil.runs.checkpoints, "_write", full)
     with pytest.warns(UserWarning, match="No space left on device; the earlier checkpoints are unharmed.*goes on"):
         train(tmp_path / "run")
     assert result(tmp_path / "run") == undisturbed
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_orphan(tmp_path, monkeypa
         def full(path, chunks):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        patch.setattr(pencil.checkpoints, "_write", full)
+        patch.setattr(pencil.runs.checkpoints, "_write", full)
         stop_at(patch, 9)
         with pytest.raises(RunError, match="No space left on device; the earlier checkpoints are unharmed; make room"):
             train(path, {**SELDOM, "training.checkpoint_minutes": 10.0})
@@ -267,7 +267,7 @@ def test_rows_that_came_or_went_are_refused_or_mapped_by_key(tmp_path, monkeypat
     with pytest.raises(DataError, match="10 rows are gone, 10 are new; bring it back, or --allow-changed"):
         train(path, data=after)
     state = Checkpoints(path / "checkpoints").newest().part("training")
-    rows = pencil.resume.pq.read_table(path / "rows.parquet").to_pylist()
+    rows = RunReader(path, finished=False).rows.to_pylist()
     then = [row["key"] for row in rows if row["split"] == "train"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -317,7 +317,7 @@ def test_a_second_process_is_refused_while_the_first_one_writes(tmp_path, monkey
     ready, done = FORK.Event(), FORK.Event()
 
     def hold():
-        with RunDirectory(path, resume=True):
+        with RunWriter(path, resume=True):
             ready.set()
             done.wait(timeout=20)
 
@@ -347,5 +347,5 @@ def test_killed_before_it_had_begun_it_begins(tmp_path, undisturbed):
     assert result(path) == undisturbed
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "environment.json").write_text("mine")
-    with pytest.raises(RunError, match="already holds something"):
+    with pytest.raises(RunError, match="is not empty"):
         train(tmp_path / "mine", SELDOM)

@@ -46,7 +46,7 @@ def test_a_small_run_stays_within_its_band():
     tree = recipe.override(recipe.find("digits-symmetric-50"), overrides)
     run = run_recipe(recipe.parse(tree), progress=False)
     last = run.metrics[-1]
-    assert run.summary["injected_noise_rate"] == 0.275  # seeded: exact everywhere
+    assert run.summary.injected_noise_rate == 0.275  # seeded: exact everywhere
     assert run.metrics[0]["loss"] == pytest.approx(GOLDEN["first_loss"], rel=0.02)
     assert last["test_accuracy"] == pytest.approx(GOLDEN["test_accuracy"], abs=0.03)
     assert last["labels_correct"] == pytest.approx(GOLDEN["labels_correct"], abs=0.02)

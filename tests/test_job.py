@@ -14,8 +14,8 @@ import pencil
 from pencil import DataError, ModelError, RecipeError, RunError, TrainingError, recipe
 from pencil.job import run_recipe
 from pencil.methods import CrossEntropy
+from pencil.runs.directory import RunReader
 from pencil.runs.layout import free_path
-from pencil.runs.run import read_label_table
 
 
 def cloud(rows=120, seed=0):
@@ -72,7 +72,7 @@ def test_labels_hold_every_row_in_the_order_it_was_given(finished):
 
 def test_the_summary_says_what_happened(finished):
     summary = json.loads((finished.path / "summary.json").read_text())
-    assert summary == finished.summary
+    assert summary == {"format": 1, **finished.summary.to_dict()}
     assert summary["method"] == "pencil" and summary["seed"] == 1 and summary["epochs"] == 30
     assert set(summary["test_accuracy"]) == set(summary["validation_accuracy"]) == {"best", "last"}
     labels = summary["labels"]
@@ -113,7 +113,7 @@ def test_a_saved_recipe_runs_again_to_the_same_bits(tmp_path):
     second = run_recipe(saved, tmp_path / "second")
     for name in ("labels.parquet", "model.safetensors", "recipe.toml"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
-    assert first.summary["injected_noise_rate"] == second.summary["injected_noise_rate"] > 0.2
+    assert first.summary.injected_noise_rate == second.summary.injected_noise_rate > 0.2
 
 
 def test_the_users_model_and_data_are_not_changed():
@@ -143,7 +143,7 @@ def test_own_model_method_and_dataset(tmp_path):
 
 def test_an_output_directory_that_holds_something_is_refused_untouched(finished, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
-    with pytest.raises(RunError, match="already holds something; expected a new directory"):
+    with pytest.raises(RunError, match="is not empty; expected a new directory"):
         pencil.fit(net(), cloud()[:2], out=finished.path)
     assert before == {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
     (tmp_path / "empty").mkdir()
@@ -209,7 +209,7 @@ def test_a_failed_run_leaves_what_it_had_and_is_known_as_unfinished(tmp_path):
         pencil.fit(net(), (x * 1e18, given), out=tmp_path / "r", settings={"method.lr": 1e30, "data.normalize": "none"})
     assert (tmp_path / "r" / "recipe.toml").exists() and not (tmp_path / "r" / "summary.json").exists()
     assert not list((tmp_path / "r").glob(".*"))
-    for opened in (pencil.open_run, read_label_table):
+    for opened in (pencil.open_run, RunReader):
         with pytest.raises(RunError, match=r"has not finished .*pencil resume"):
             opened(tmp_path / "r")
     with pytest.raises(RunError, match="is not a run directory"):
@@ -237,7 +237,7 @@ def test_known_clean_labels_survive_injected_noise():
     noise = {"data.noise": {"kind": "symmetric", "rate": 0.5}}
     run = pencil.fit(net(), (x, given), clean_labels=clean, epochs=3, settings=noise)
     plain = pencil.fit(net(), (x, given), epochs=3, settings=noise)
-    assert run.summary["labels"]["correct_before"] != plain.summary["labels"]["correct_before"]
+    assert run.summary.labels.correct_before != plain.summary.labels.correct_before
 
 
 def test_a_method_object_is_not_changed():

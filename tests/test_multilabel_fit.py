@@ -36,9 +36,9 @@ def finished(tmp_path_factory):
 
 
 def test_missing_classes_are_found(finished):
-    labels = finished.summary["labels"]
-    assert labels["entries"] == 360 * 4 and labels["correct_before"] < 0.95 < 0.97 < labels["correct_after"]
-    assert finished.summary["test_map"]["last"] > 0.97
+    labels = finished.summary.labels
+    assert labels.entries == 360 * 4 and labels.correct_before < 0.95 < 0.97 < labels.correct_after
+    assert finished.summary.test.last > 0.97
     x, given, clean = scenes()
     corrected = np.array(finished.labels["distribution"].to_pylist()) > 0.5
     assert (corrected == clean).mean() > 0.97 > 0.96 > (given == clean).mean()
@@ -102,7 +102,7 @@ def test_unknown_rows_are_warned_of_in_training_and_counted_in_a_check(tmp_path)
     assert [str(warning.message) for warning in seen] == [
         "3 of 60 training rows have no known label and teach nothing; label them or leave them out"
     ]
-    assert run.summary["labels"]["entries"] == 60 * 4 - 13
+    assert run.summary.labels.entries == 60 * 4 - 13
     unchanged = np.array(run.labels["distribution"].to_pylist())[:3]
     assert (unchanged == 0.5).all() and run.labels["changed"].to_pylist()[:3] == [0, 0, 0]
     assert run.labels["confidence"].to_pylist()[:3] == [0.5] * 3  # sure of nothing

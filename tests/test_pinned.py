@@ -216,7 +216,7 @@ def test_fit_takes_reviews_and_writes_down_that_it_did(tmp_path):
         assert (row["confidence"], row["given_probability"], row["margin"], row["entropy"]) == (1, 1, 1, 0)
         assert row["distribution"] == [float(name == label) for name in run.classes]
     in_training = sum(rows[key]["split"] == "train" for key in SAID)
-    assert run.summary["labels"]["pinned"] == in_training
+    assert run.summary.labels.pinned == in_training
     assert f'pinned = "{path}"' in (tmp_path / "run" / "recipe.toml").read_text()
     fingerprints = json.loads((tmp_path / "run" / "environment.json").read_text())["data_fingerprint"]
     assert set(fingerprints) == {"train", "pinned"}
@@ -304,7 +304,7 @@ def test_the_command_line_refuses_in_words_and_writes_nothing(reviewed):
     train = partial(command, "train", "mine.npz", "--out", "never", cwd=reviewed, code=2)
     assert "nowhere.jsonl does not exist; expected decisions" in train("--pinned", "nowhere.jsonl").stderr
     review(reviewed / "bird.jsonl", p3="bird")
-    assert "the review of 'p3' says 'bird', which is none of the 3" in train("--pinned", "bird.jsonl").stderr
+    assert "the review of 'p3' names 'bird', which is none of the 3" in train("--pinned", "bird.jsonl").stderr
     review(reviewed / "others.jsonl", q3="ant")
     assert "none of the 1 labels in" in train("--pinned", "others.jsonl").stderr
     assert "none of the 1 labels in" in command(

@@ -1,6 +1,6 @@
-"""``reviews.jsonl``: what a person decided about the labels of a run, one line for each decision.
+"""``reviews.jsonl``: a person's decisions about the labels of a run, one line for each.
 
-The last line about a row counts; ``undo`` takes it back, so that the one before it counts again.
+The last line about a row counts; ``undo`` withdraws it, so that the one before it counts again.
 """
 
 import json
@@ -19,14 +19,28 @@ REVIEWS = "reviews.jsonl"
 KINDS = ("accept", "reject", "other", "skip", "undo")
 
 Label = str | tuple[str, ...]
-"""A class, or the set of classes where an example may be of several at once."""
+"""A class, or the set of classes of multi-label data."""
 Where = tuple[str, str]
 """Key and split: together they name a row."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What a person said about a row. ``label`` is what holds from now on; None for ``skip`` and ``undo``."""
+    """A person's decision about a row.
+
+    Attributes
+    ----------
+    key, split : str
+        The row, as in the label table.
+    decision : str
+        ``accept``, ``reject``, ``other``, ``skip`` or ``undo``.
+    label : str, tuple of str or None
+        The label from now on; None for ``skip`` and ``undo``.
+    given, corrected : str, tuple of str or None
+        The labels that the person saw.
+    time : str
+        When, in UTC.
+    """
 
     key: str
     split: str
@@ -38,6 +52,7 @@ class Decision:
 
     @property
     def where(self) -> Where:
+        """The key and split of the row."""
         return self.key, self.split
 
     def to_json(self) -> str:
@@ -49,7 +64,7 @@ def now() -> str:
 
 
 def read_reviews(path: Path | str) -> list[Decision]:
-    """The decisions that stand, in the order they were made: one for each row, none that was taken back."""
+    """Return the decisions that count, in the order they were made: the last of each row, without withdrawn ones."""
     history = History()
     for decision in read_lines(Path(path)):
         history.add(decision)
@@ -57,7 +72,7 @@ def read_reviews(path: Path | str) -> list[Decision]:
 
 
 class History:
-    """All decisions of a file, row by row: the last of each counts."""
+    """All decisions of a file by row, of which the last counts."""
 
     def __init__(self) -> None:
         self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
@@ -77,7 +92,7 @@ class History:
         return self._of_row[where][-1][1] if where in self._of_row else None
 
     def last(self) -> Decision | None:
-        """The newest decision that was not taken back."""
+        """Return the newest decision that was not withdrawn."""
         return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
 
     def standing(self) -> list[Decision]:
@@ -86,24 +101,24 @@ class History:
 
 
 def read_lines(path: Path) -> Iterator[Decision]:
-    """Every line of the file; a last line that was cut off in the middle is no decision yet."""
+    """Yield the decision in every line of the file, except a last line that was cut off."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}.") from error
+        raise RunError(f"cannot read {path}: {error.strerror}; fix the access to it.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield parse_line(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number == len(lines):  # its newline is missing: the machine stopped while it was written
+            if number == len(lines):  # it has no newline: the machine stopped while it was written
                 return
             raise RunError(
                 f"line {number} of {path} is no decision ({error}); expected a JSON object with key, decision, label, "
-                "given and corrected; mend or remove the line."
+                "given and corrected; fix or remove the line."
             ) from error
 
 
@@ -131,23 +146,33 @@ def _label(value: Any) -> Label | None:
 
 
 def chosen_labels(path: Path | str) -> list[Decision]:
-    """The decisions that stand and name a label, in the order they were made."""
+    """Return the decisions that count and name a label, in the order they were made."""
     if not Path(path).is_file():
         raise RunError(f"{path} does not exist; expected decisions that `pencil review RUN` wrote: RUN/{REVIEWS}.")
     return [decision for decision in read_reviews(path) if decision.label is not None]
 
 
 def pinned_labels(path: Path | str) -> dict[str, Label]:
-    """The label that a person chose for each key; rows that were skipped are not in it.
+    """Return the label that a person chose for each key, without rows that were skipped.
 
-    Where a training row and a validation row have the same key, the training row's counts.
+    If a training row and a held-out row have the same key, the training row's label counts.
     """
     chosen = sorted(chosen_labels(path), key=lambda decision: decision.split == "train")
     return {decision.key: decision.label for decision in chosen if decision.label is not None}
 
 
-def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, several: bool) -> np.ndarray:
-    """(rows, classes): which classes the label of each (key, label) names; exactly one of them unless ``several``."""
+def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, multilabel: bool) -> np.ndarray:
+    """Return which classes each label names, as a bool matrix (rows, classes).
+
+    Parameters
+    ----------
+    labels : iterable of (str, label)
+        The key of each row, for error messages, and its label.
+    classes : sequence of str
+        The class names.
+    multilabel : bool
+        Whether a label may name more or less than one class.
+    """
     code = {name: number for number, name in enumerate(classes)}
     labels = list(labels)
     present = np.zeros((len(labels), len(classes)), dtype=bool)
@@ -157,20 +182,20 @@ def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, sev
             if name not in code:
                 known = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
                 raise RunError(
-                    f"the review of {key!r} says {name!r}, which is none of the {len(classes)} classes ({known}); "
-                    "expected a review of the same classes; mend or remove its line."
+                    f"the review of {key!r} names {name!r}, which is none of the {len(classes)} classes ({known}); "
+                    "expected a review of the same classes; fix or remove its line."
                 )
             present[row, code[name]] = True
-        if not several and present[row].sum() != 1:
+        if not multilabel and present[row].sum() != 1:
             raise RunError(
-                f"the review of {key!r} names {len(names)} classes; expected one, as each row is of one class; "
-                "mend or remove its line."
+                f"the review of {key!r} names {len(names)} classes; expected one, as the data is single-label; "
+                "fix or remove its line."
             )
     return present
 
 
 class Journal:
-    """``with Journal(path) as journal:`` appends lines, each on disk before ``append`` returns."""
+    """Appends decisions to a file, each on disk before ``append`` returns; use it as a context manager."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -179,10 +204,10 @@ class Journal:
     def __enter__(self) -> Self:
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            self._mend()
+            self._repair()
         except OSError as error:
             self.__exit__()
-            raise RunError(f"cannot write {self.path}: {error.strerror}; mend the access to it.") from error
+            raise RunError(f"cannot write {self.path}: {error.strerror}; fix the access to it.") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -199,11 +224,14 @@ class Journal:
                 written += os.write(self._descriptor, line[written:])
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, end)  # half a line must not spoil the next one
-            raise RunError(f"the decision is not saved: {self.path}: {error.strerror}.") from error
+            os.ftruncate(self._descriptor, end)  # half a line must not damage the next one
+            raise RunError(
+                f"the decision is not saved: {self.path}: {error.strerror}; free space or fix the access, then decide "
+                "again."
+            ) from error
 
-    def _mend(self) -> None:
-        """A last line without its newline gets one if it is whole, and goes if the machine stopped in the middle."""
+    def _repair(self) -> None:
+        """Complete a last line that has no newline, or remove it if the machine stopped in the middle of it."""
         content = self.path.read_bytes()
         tail = content.rpartition(b"\n")[2]
         if not tail:

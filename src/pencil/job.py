@@ -19,17 +19,18 @@ from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
 from pencil.errors import PencilError, RunError
+from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
-from pencil.loggers.trackers import Log, refuse_missing
+from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method, find_method
-from pencil.recipe import CUSTOM, Recipe, parse, read
+from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import runnable
 from pencil.report import write_report
 from pencil.runs import resume as resuming
-from pencil.runs.directory import RunDirectory, checkpoints_of, describe_environment
-from pencil.runs.label_table import label_table, row_table
-from pencil.runs.layout import RECIPE, is_run, is_unfinished
-from pencil.runs.run import Run, open_run, summarize
+from pencil.runs.directory import RunReader, RunWriter, checkpoints_of
+from pencil.runs.layout import is_run, is_unfinished
+from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
+from pencil.runs.run import Run, open_run
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
@@ -102,12 +103,11 @@ def resume_run(
 ) -> Run:
     """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`."""
     path = Path(path)
-    if not is_run(path):
-        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    reader = RunReader(path, finished=False)
     if not is_unfinished(path):
         return open_run(path, model=model)
     return run_recipe(
-        _stored_recipe(path),
+        reader.recipe(with_method=True),
         path,
         data=data,
         model=model,
@@ -124,10 +124,6 @@ def _start_or_resume(out: Out, resume: bool) -> tuple[Path | None, bool]:
     return path, resume and path is not None and is_run(path)
 
 
-def _stored_recipe(path: Path) -> Recipe:
-    return parse(read(path / RECIPE), str(path / RECIPE))
-
-
 def _resumed_job(
     path: Path,
     expected: Recipe,
@@ -137,7 +133,7 @@ def _resumed_job(
     allow_changed: bool,
 ) -> tuple["Job", resuming.StoredRows | None]:
     """The job of a stopped run: the stored recipe, which must be the expected one, and the same rows."""
-    stored = resuming.with_free_keys(_stored_recipe(path), expected)
+    stored = resuming.with_free_keys(RunReader(path, finished=False).recipe(with_method=True), expected)
     for what, name, given in (("network", stored.model.name, model), ("method", stored.method["name"], method)):
         if name == CUSTOM and given is None:
             raise RunError(f"the {what} of {path} came from Python; resume with pencil.fit(..., out=..., resume=True).")
@@ -213,7 +209,7 @@ def assemble(
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:
         fingerprints["pinned"] = prepared.pinned_digest
-    rows = row_table(loaded, prepared.splits)
+    rows = build_row_table(loaded, prepared.splits)
     return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
 
 
@@ -268,9 +264,10 @@ class Execution:
         display = stack.enter_context(show_progress(self.progress if first else False))
         directory = None
         if self.path is not None and first:
-            directory = RunDirectory(self.path, resume=restore is not None)
-        log = None if directory is None else Log(job.recipe, directory.path)
-        observers = tuple(observer for observer in (directory, *display, log) if observer is not None)
+            directory = RunWriter(self.path, resume=restore is not None)
+        metrics = None if directory is None else MetricsFile(directory)
+        trackers = None if directory is None else Trackers(job.recipe, directory.path)
+        observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
         trainer = job.trainer(observers, on_pause=self._checkpointer(), world=self.world, device=self.device)
         if directory is not None:
             stack.enter_context(directory)
@@ -279,16 +276,16 @@ class Execution:
         if directory is not None and restore is None:
             directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights), job.rows)
         elif directory is not None:
-            directory.rewind(trainer.records)
-        if log is not None:
-            stack.enter_context(log).begin(trainer.records)
+            directory.truncate_metrics(trainer.records)
+        if trackers is not None:
+            stack.enter_context(trackers).begin(trainer.records)
         outcome = trainer.run()
-        run = self._finished(outcome)
+        run = self._finished(outcome, {} if directory is None else directory.environment)
         if directory is not None:
             directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
             _write_report(run, job.prepared.splits)
-        if log is not None:
-            log.finish(run.summary)
+        if trackers is not None:
+            trackers.finish(run.summary)
         return run
 
     def _checkpointer(self) -> Checkpointer | None:
@@ -303,15 +300,16 @@ class Execution:
             world=self.world,
         )
 
-    def _finished(self, outcome: Outcome) -> Run:
+    def _finished(self, outcome: Outcome, environment: dict[str, Any]) -> Run:
         job, splits = self.job, self.job.prepared.splits
         return Run(
             outcome.model,
-            label_table(splits, outcome.label_probs, outcome.validation_probs),
+            build_label_table(splits, outcome.label_probs, outcome.validation_probs),
             outcome.records,
             summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
             job.recipe,
             self.path,
+            environment,
         )
 
 

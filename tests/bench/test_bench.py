@@ -11,6 +11,7 @@ from pencil.bench.plots import mean_curve
 from pencil.bench.spec import Spec, names, read_spec
 from pencil.cli import bench as command
 from pencil.errors import RecipeError
+from pencil.files import write_json
 
 SMALL = {
     "name": "small",
@@ -140,7 +141,7 @@ def test_cells_may_read_images_with_workers_of_their_own(tmp_path):
 def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, capsys):
     def interrupted(cells, folder, processes, tell):
         folder.mkdir(parents=True)
-        runner._write(folder / f"{cells[0].identity()}.json", result(0.5, labels=0.5))
+        write_json(folder / f"{cells[0].identity()}.json", result(0.5, labels=0.5))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "run_cells", interrupted)

@@ -68,7 +68,7 @@ def test_labels(home):
     )
     pencil("labels", "runs/mine", "--format", "parquet", "--out", "labels.parquet", cwd=home)
     assert pq.read_table(home / "labels.parquet").num_rows == 400
-    assert "folder that is there" in pencil("labels", "runs/mine", "--out", "no/dir/x.csv", cwd=home, code=2).stderr
+    assert "in an existing folder" in pencil("labels", "runs/mine", "--out", "no/dir/x.csv", cwd=home, code=2).stderr
     assert "already exists" in pencil("labels", "runs/mine", "--out", "labels.parquet", cwd=home, code=2).stderr
 
 
@@ -95,7 +95,7 @@ def test_check_trains_nothing_and_says_the_plan(home):
     ("words", "message"),
     [
         ("train digitz", "did you mean 'digits'?"),
-        ("train mine.npz --out runs/mine", "already holds something"),
+        ("train mine.npz --out runs/mine", "is not empty"),
         ("train digits --set training.batch_siz=3 --set sede=1", "did you mean 'training.batch_size'?"),
         ("train digits --set training.batch_size=many", "training.batch_size"),
         ("train digits --method pensil", "no method 'pensil'"),

@@ -72,10 +72,9 @@ def test_a_whole_run_of_each_dataset(name, roots, tmp_path):
     chosen = shrink(name, roots)
     chosen = chosen.model_copy(update={"training": chosen.training.model_copy(update={"epochs": 3})})
     run = job.run_recipe(chosen, tmp_path / "run")
-    score = "map" if run.multilabel else "accuracy"
-    assert 0 <= run.summary[f"test_{score}"]["last"] <= 1
+    assert 0 <= run.summary.test.last <= 1 and run.summary.score == ("map" if run.multilabel else "accuracy")
     table = pq.read_table(tmp_path / "run" / "labels.parquet")
-    assert table.num_rows == sum(count for split, count in run.summary["data"]["rows"].items() if split != "test")
+    assert table.num_rows == sum(count for split, count in run.summary.data.rows.items() if split != "test")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"] == 3
 
 

@@ -26,11 +26,13 @@ from pencil.job import run_recipe
 from pencil.recipe import parse
 from pencil.report import gallery, page, write_comparison, write_report
 from pencil.report.figures import Line, draw, draw_reliability, phases_of
-from pencil.report.page import short, sure
+from pencil.report.page import short
 from pencil.report.pictures import show_row, show_values
-from pencil.report.words import percent
-from pencil.runs.label_table import label_table, summarize_labels
+from pencil.report.words import percent, probability
+from pencil.runs.label_table import LabelTable
+from pencil.runs.results import build_label_table, summarize_labels
 from pencil.runs.run import Run
+from pencil.runs.summary import CalibrationBin, Summary
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = [
@@ -129,12 +131,14 @@ def made_up(given, label_probs, *, classes, keys=None, clean=None, epochs=4, **s
     ]  # fmt: skip
     found = {
         "method": "pencil", "seed": 0, "seconds": 1.0 * epochs, "epochs": epochs, "best_epoch": epochs,
-        "labels": summarize_labels(train, probs), "injected_noise_rate": None,
+        "labels": summarize_labels(train, probs).model_dump(), "injected_noise_rate": None,
         "data": {"rows": splits.sizes(), "classes": list(train.classes), "multilabel": multilabel,
                  "input_shape": [3], "input_type": "float"},
     }  # fmt: skip
     recipe = parse({"name": "made-up", "data": {"source": "python"}, "model": {"name": "mlp"}})
-    return Run(nn.Identity(), label_table(splits, probs, None), metrics, found | summary, recipe)
+    return Run(
+        nn.Identity(), build_label_table(splits, probs, None), metrics, Summary.from_dict(found | summary), recipe
+    )
 
 
 def some_probs(rows, size, seed=0):
@@ -171,10 +175,10 @@ def test_a_page_says_all_there_is_to_say(trained):
     assert made == trained / "report.html"
     seen = opened(made)
     for words in (
-        "Summary", "of the labels were right before", "On the test set the network has", "Phases: backbone (epoch",
+        "Summary", "of the labels were right before", "The test accuracy of the network is", "Phases: backbone (epoch",
         "Labels that are right", "Label entropy", "Labels changed", "Which class became which", "Class by class",
-        "The surest corrections", "Doubtful cases", "Held-out labels that the network contradicts",
-        "To run it again", "data fingerprint, train", 'name = "pencil"',
+        "The most confident changes", "Doubtful labels", "Held-out labels that the network contradicts",
+        "Run it again", "data fingerprint, train", 'name = "pencil"',
         f"pencil train {trained}/recipe.toml --out {trained}-again",
     ):  # fmt: skip
         assert words in seen.text, words
@@ -198,8 +202,8 @@ def test_figures_on_the_page_are_those_of_the_table(tmp_path):
     seen = opened(write_report(made_up(given, probs, classes=["cat", "dog"]), tmp_path / "r.html"))
     assert "The labels look very noisy" in seen.text
     assert "Of 10 training labels, 3 were changed: 30.0 %" in seen.text
-    assert "2 of the changes (66.7 %) are at least 90 % sure" in seen.text
-    assert "1 label is in doubt" in seen.text
+    assert "2 of the changes (66.7 %) have a confidence of at least 90 %" in seen.text
+    assert "1 label is doubtful" in seen.text
     assert "from “cat” to “dog” (2 labels)" in seen.text
     raw = (tmp_path / "r.html").read_text()
     lines = re.findall(r"<tr><th scope=\"row\"><bdi>(\w+)</bdi></th>(.*?)</tr>", raw)
@@ -213,7 +217,7 @@ def test_harm_is_not_hidden(tmp_path):
     run = made_up(given, np.eye(2)[1 - given] * 0.8 + 0.1, classes=["a", "b"], clean=given)
     seen = opened(write_report(run, tmp_path / "r.html"))
     assert "The changes did more harm than good" in seen.text
-    assert "0 changes put a wrong label right, 8 spoiled a right one" in seen.text
+    assert "0 changes repaired a wrong label, 8 broke a right one" in seen.text
 
 
 def test_names_cannot_break_out(tmp_path):
@@ -221,7 +225,7 @@ def test_names_cannot_break_out(tmp_path):
     keys = [f"{HOSTILE[i % 6]}{i}" for i in range(60)]
     run = made_up(rng.integers(0, 6, 60), some_probs(60, 6), classes=HOSTILE, keys=keys)
     metrics = [record | {"phase": HOSTILE[i]} for i, record in enumerate(run.metrics)]
-    summary = run.summary | {"method": "</style><script>x</script>.py:M"}
+    summary = run.summary.model_copy(update={"method": "</style><script>x</script>.py:M"})
     recipe = run.recipe.model_copy(update={"name": "<img src=x onerror=y>", "description": "</pre><script>"})
     seen = opened(write_report(replace(run, metrics=metrics, summary=summary, recipe=recipe), tmp_path / "r.html"))
     for words in ("<script>alert(1)</script>", '" onload="x\' & </title>', "$\\frac{1}{", "_hidden", "鳥"):
@@ -240,10 +244,10 @@ def test_several_classes_at_once(tmp_path):
     probs[6, 0] = 0.52
     run = made_up(given, probs, classes=["sea & sky", "<sun>", "never"])
     seen = opened(write_report(run, tmp_path / "r.html"))
-    changed = run.summary["labels"]["changed"]
+    changed = run.summary.labels.changed
     assert f"Of 119 known labels (a row and a class each), {changed} were changed" in seen.text
     assert "added" in seen.text and "removed" in seen.text and "Which class became which" not in seen.text
-    assert "now not there" in seen.text or "now there" in seen.text
+    assert "now absent" in seen.text or "now present" in seen.text
     assert "Entries that agree with the network" in seen.text
     assert "The data came from Python" in seen.text and "call pencil.fit again" in seen.text
 
@@ -254,10 +258,10 @@ def test_nothing_known_but_the_labels(tmp_path):
     seen = opened(
         write_report(made_up(given, np.eye(3)[given], classes=["a", "b", "c"], epochs=1), tmp_path / "r.html")
     )
-    assert "No label was changed" in seen.text and "No label is in doubt" in seen.text
+    assert "No label was changed" in seen.text and "No label is doubtful" in seen.text
     assert "There is no test set" in seen.text and "There are none." in seen.text
     assert "Labels that are right" not in seen.text and "dotted line" not in seen.text
-    assert "every class stayed what it was" in seen.text
+    assert "every class kept its labels" in seen.text
 
 
 @pytest.mark.parametrize(("rows", "size"), [(50_000, 10), (4_000, 1_000)])
@@ -324,10 +328,10 @@ def test_images_in_files(pets, tmp_path):
     )
     run = run_recipe(recipe, tmp_path / "run", progress=False)
     given = run.labels["given"].cast("string").to_pylist()
-    flipped = run.labels.set_column(3, "corrected", [["dog" if name == "cat" else "cat" for name in given]])
+    flipped = run.labels.table.set_column(3, "corrected", [["dog" if name == "cat" else "cat" for name in given]])
     flipped = flipped.set_column(flipped.column_names.index("changed"), "changed", [[True] * len(given)])
     (pets / "dog/3.png").write_bytes(b"not an image")
-    seen = opened(write_report(replace(run, labels=flipped), tmp_path / "r.html"))
+    seen = opened(write_report(replace(run, labels=LabelTable(flipped)), tmp_path / "r.html"))
     pictures = [attrs["src"].split(";")[0] for attrs in seen.all("img") if "corrected" in attrs["alt"]]
     assert set(pictures) == {"data:image/png", "data:image/jpeg"}
     shown = {attrs["alt"].split(":")[0] for attrs in seen.all("img")}
@@ -348,7 +352,7 @@ def test_runs_side_by_side(trained, tmp_path):
 def test_what_is_there_is_not_overwritten_unless_it_is_a_report(trained, tmp_path):
     precious = tmp_path / "thesis.html"
     precious.write_text("years of work")
-    with pytest.raises(RunError, match="is no report of ours"):
+    with pytest.raises(RunError, match="is not a report of pencil"):
         write_report(trained, precious)
     assert precious.read_text() == "years of work"
     with pytest.raises(RunError, match="is a folder"):
@@ -401,7 +405,7 @@ def test_small_words():
     assert [percent(share) for share in (0, 0.00012, 0.1234, 1)] == [
         f"{number}\N{NO-BREAK SPACE}%" for number in ("0.0", "0.012", "12.3", "100.0")
     ]
-    assert sure(0.99999) == "over 99.9\N{NO-BREAK SPACE}%"
+    assert probability(0.99999) == "over 99.9\N{NO-BREAK SPACE}%"
     assert short("a" * 100, 20) == "a" * 10 + "…" + "a" * 9
     assert short("a\u202eb\nc") == "a�b�c" and short("क्‍ष") == "क्‍ष"
 
@@ -419,7 +423,8 @@ def test_inputs_that_are_no_images():
 
 
 def test_reliability_is_drawn_and_told():
-    bins = [{"rows": 30, "confidence": 0.55, "right": 0.5}, {"rows": 900, "confidence": 0.97, "right": 0.98}]
+    bins = [CalibrationBin(rows=30, confidence=0.55, right=0.5), CalibrationBin(rows=900, confidence=0.97, right=0.98)]
     svg = draw_reliability(bins)
-    assert "<title>Confidence and truth: 30 labels 55% sure, 50% right; 900 labels 97% sure, 98% right</title>" in svg
+    assert "<title>Confidence and fraction right: 30 labels with confidence 55%, 50% right; " in svg
+    assert "900 labels with confidence 97%, 98% right</title>" in svg
     assert svg.count("<use") + svg.count("<path") > 2  # dots, a line and the diagonal

@@ -117,7 +117,7 @@ def test_killing_the_server_is_said_and_a_new_one_goes_on(chromium, tmp_path):
         server.send_signal(signal.SIGKILL)
         server.wait()
         page.keyboard.press("a")
-        expect(page.locator("#error")).to_contain_text("Not saved: the server does not answer")
+        expect(page.locator("#error")).to_contain_text("Not saved: the server does not respond")
         progress(page, "1 decided")
         page.said.clear()  # the browser's own complaint about the connection
     with serving(run) as server, person(chromium, server.address) as page:

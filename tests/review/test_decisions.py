@@ -4,17 +4,16 @@ import json
 from time import process_time
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from review_runs import HOSTILE, many_classes_run, one_class_run
 
 from pencil.decisions import History, Journal, read_lines
 from pencil.errors import RunError
-from pencil.export import choose_entries, choose_labels
-from pencil.review import Decision, merge_reviews, pinned_labels, queue, read_reviews
+from pencil.export import select_entries, select_labels
+from pencil.review import Decision, pinned_labels, read_reviews
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
-from pencil.runs import directory as run_directory
+from pencil.runs.directory import RunReader
 
 
 def decision(key, kind="accept", label="dog", split="train", given="cat", corrected="dog"):
@@ -118,14 +117,14 @@ def test_pinned_labels_are_those_a_person_chose(tmp_path):
 
 
 def test_merging_makes_the_persons_label_sure(tmp_path):
-    table = pq.read_table(one_class_run(tmp_path / "run") / "labels.parquet")
+    table = RunReader(one_class_run(tmp_path / "run")).labels
     reviews = [
         decision("0"),  # cat -> dog, accepted
         decision("3", "reject", "cat"),
         decision("1", "other", "bird"),  # dog was kept
         decision("6", "skip"),
     ]
-    merged = merge_reviews(table, reviews)
+    merged = table.merge_decisions(reviews)
     assert merged.column_names == [*table.column_names, "reviewed"] and merged.schema.metadata == table.schema.metadata
     rows = {row["key"]: row for row in merged.to_pylist()}
     assert [key for key, row in rows.items() if row["reviewed"]] == ["0", "1", "3"]
@@ -138,38 +137,38 @@ def test_merging_makes_the_persons_label_sure(tmp_path):
     before = {row["key"]: row for row in table.to_pylist()}
     for key in rows.keys() - expected.keys():
         assert rows[key] == before[key] | {"reviewed": False}
-    assert choose_labels(merged, only_changed=True)["confidence"].to_pylist()[:2] == [1.0, 1.0]
+    assert select_labels(merged, only_changed=True)["confidence"].to_pylist()[:2] == [1.0, 1.0]
     for name in table.column_names:
         assert merged.schema.field(name).type == table.schema.field(name).type
 
 
 def test_merging_sets_leaves_unknown_entries_unknown_unless_they_were_chosen(tmp_path):
-    table = pq.read_table(many_classes_run(tmp_path / "run") / "labels.parquet")
+    table = RunReader(many_classes_run(tmp_path / "run")).labels
     reviews = [
         decision("0", "other", ("sea", "sun"), given=("sea",), corrected=("sky",)),
         decision("1", "other", (), given=("sky", "sun"), corrected=("sky", "sun")),
         decision("2", "reject", ("sea",), given=("sea",), corrected=("sea",)),
     ]
-    rows = merge_reviews(table, reviews).to_pylist()
+    rows = table.merge_decisions(reviews).to_pylist()
     assert [row["corrected"] for row in rows] == [["sea", "sun"], [], ["sea"], []]
     assert [row["changed"] for row in rows] == [1, 2, 0, 0]
     assert [row["reviewed"] for row in rows] == [True, True, True, False]
     np.testing.assert_allclose(rows[2]["distribution"], [1, 0.6, 0], rtol=1e-6)
-    entries = choose_entries(merge_reviews(table, reviews)).read_all().to_pylist()
+    entries = select_entries(table.merge_decisions(reviews)).read_all().to_pylist()
     of_first = {row["class"]: row["corrected"] for row in entries if row["key"] == "0"}
     assert of_first == {"sea": 1, "sky": 0, "sun": 1}
 
 
 def test_merging_nothing_adds_the_column_only(tmp_path):
     for run in (one_class_run(tmp_path / "one"), many_classes_run(tmp_path / "many")):
-        table = pq.read_table(run / "labels.parquet")
-        merged = merge_reviews(table, [])
-        assert str(merged.drop_columns("reviewed").to_pylist()) == str(table.to_pylist())  # as text: NaN is NaN
+        table = RunReader(run).labels
+        merged = table.merge_decisions([])
+        assert str(merged.table.drop_columns("reviewed").to_pylist()) == str(table.to_pylist())  # as text: NaN is NaN
         assert not any(merged["reviewed"].to_pylist())
 
 
 def test_reviews_of_another_run_are_refused(tmp_path):
-    table = pq.read_table(one_class_run(tmp_path / "run") / "labels.parquet")
+    table = RunReader(one_class_run(tmp_path / "run")).labels
     for made, words in (
         (decision("nobody"), "'nobody'.*does not have"),
         (decision("0", split="validation"), "does not have"),
@@ -177,7 +176,7 @@ def test_reviews_of_another_run_are_refused(tmp_path):
         (decision("0", label=("cat", "dog")), "names 2 classes; expected one"),
     ):
         with pytest.raises(RunError, match=words):
-            merge_reviews(table, [made])
+            table.merge_decisions([made])
 
 
 def test_confident_disagreements_come_first_and_then_doubts(tmp_path):
@@ -198,15 +197,6 @@ def test_sets_of_classes_are_pairs_too(tmp_path):
     pair = tuple(map(int, found[0]["pair"].split("-")))
     assert ordered.rows(Filter(pair=pair)).tolist() == [0]
     assert [ordered.describe(row)["given"] for row in range(4)] == [("sea",), ("sky", "sun"), ("sea",), ()]
-
-
-def test_file_names_are_those_of_the_run_directory():
-    """They are repeated, because the module that owns them needs torch and the page should not wait for it."""
-    assert (queue.RECIPE, queue.LABELS, queue.SUMMARY) == (
-        run_directory.RECIPE,
-        run_directory.LABELS,
-        run_directory.SUMMARY,
-    )
 
 
 @pytest.mark.slow

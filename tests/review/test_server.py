@@ -363,7 +363,7 @@ def test_data_that_fails_in_an_unknown_way_is_said(run, access):
 
     with Review(run, Pictures(lambda: {}["no such thing"])) as review:
         review.pictures.wait()
-        assert "the terminal says why" in Browser(review, access).get("/api/pictures").json()["reason"]
+        assert "see the terminal" in Browser(review, access).get("/api/pictures").json()["reason"]
 
 
 def test_several_classes_at_once(tmp_path, access):

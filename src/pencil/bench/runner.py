@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pencil.bench.spec import Cell
-from pencil.errors import RunError
+from pencil.files import write_json
 
 Result = dict[str, Any]
 CURVES = ("test_accuracy", "test_map", "labels_correct", "validation_accuracy", "phase")
@@ -50,7 +50,7 @@ def run_cells(
             ready = wait([worker.pipe for worker in workers if worker.cell is not None])
             for worker in [one for one in workers if one.pipe in ready]:
                 cell, result = worker.finish()
-                _write(folder / f"{cell.identity()}.json", result)
+                write_json(folder / f"{cell.identity()}.json", result, indent=None)
                 left -= 1
                 report(cell, result, left)
                 if todo:
@@ -134,7 +134,7 @@ def run_cell(cell: Cell) -> Result:
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     curves = {name: [record[name] for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
-    return {"status": "done", "summary": run.summary, "curves": curves}
+    return {"status": "done", "summary": run.summary.to_dict(), "curves": curves}
 
 
 def default_processes() -> int:
@@ -157,12 +157,3 @@ def _read(path: Path) -> Result | None:
     except ValueError:
         return None
     return result
-
-
-def _write(path: Path, result: Result) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(result), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; finished cells are kept.") from error

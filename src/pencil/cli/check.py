@@ -10,6 +10,7 @@ import typer
 
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Seed, Set, build_recipe
 from pencil.errors import RunError
+from pencil.runs.layout import is_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +39,7 @@ def check(
 
     Of a run directory: whether every file and checkpoint in it is what was written.
     """
-    if (Path(what) / "recipe.toml").is_file():
+    if is_run(Path(what)):
         _check_run(Path(what), as_json)
         return
     recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned)
@@ -65,20 +66,21 @@ def _check_run(path: Path, as_json: bool) -> None:
     from pencil.runs.directory import verify
     from pencil.runs.layout import is_unfinished
 
-    findings, finished = verify(path), not is_unfinished(path)
+    statuses, finished = verify(path), not is_unfinished(path)
     if as_json:
-        found = [{"path": str(one.path), "ok": one.ok, "reason": one.reason} for one in findings]
-        typer.echo(json.dumps({"finished": finished, "ok": all(one.ok for one in findings), "findings": found}))
+        found = [{"path": str(one.path), "ok": one.ok, "reason": one.reason} for one in statuses]
+        typer.echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
     else:
-        for one in findings:
+        for one in statuses:
             show(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())
         if not finished:
             show(
-                "", f"not finished; go on with: pencil resume {path}" if findings else "not finished; no checkpoint yet"
+                "",
+                f"not finished; resume with: pencil resume {path}" if statuses else "not finished; no checkpoint yet",
             )
-    broken = [one for one in findings if not one.ok]
+    broken = [one for one in statuses if not one.ok]
     if broken:
-        raise RunError(f"{len(broken)} of {len(findings)} files or checkpoints in {path} are damaged; see above.")
+        raise RunError(f"{len(broken)} of {len(statuses)} files or checkpoints in {path} are damaged; see above.")
 
 
 def _tree(rehearsal: "Rehearsal") -> dict[str, Any]:

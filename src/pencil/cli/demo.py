@@ -30,6 +30,6 @@ def demo(
         typer.echo(f"training {method} on digits with 50 % symmetric label noise ...", err=True)
         runs.append(run_recipe(build_recipe(recipe, seed=seed), target / method, progress=True))
     if as_json:
-        typer.echo(json.dumps([{"path": str(run.path), **run.summary} for run in runs]))
+        typer.echo(json.dumps([{"path": str(run.path), **run.summary.to_dict()} for run in runs]))
     else:
         show_summary(runs, title="Digits, 50 % symmetric label noise (test best: epoch chosen on noisy validation)")

@@ -18,7 +18,7 @@ def export(
         bool | None,
         typer.Option(
             "--with-preparation/--without-preparation",
-            help="Crop and normalise in the exported network (torch-export and onnx do unless told otherwise).",
+            help="Crop and normalise in the exported network (the default for torch-export and onnx).",
         ),
     ] = None,
     tolerance: Annotated[
@@ -26,10 +26,10 @@ def export(
     ] = 1e-4,
     as_json: AsJson = False,
 ) -> None:
-    """Write the network to a file, and keep it only if it says what the network says on some inputs.
+    """Write the network to a file, and keep it only if its logits are those of the network on some inputs.
 
-    The exported network takes batches of any size and gives logits. With preparation it takes raw inputs: uint8 images
-    resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the file's
+    The exported network takes batches of any size and returns logits. With preparation it takes raw inputs: uint8
+    images resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the file's
     metadata (for torch-export in a .json file beside it too).
     """
     from pencil.export.network import export_model

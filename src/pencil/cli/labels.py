@@ -1,4 +1,4 @@
-"""``pencil labels``: the corrected labels of a run, for people and programs."""
+"""``pencil labels``: the corrected labels of a run, for people and programs. Most formats need no torch."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,8 @@ from pencil.cli.options import RunPath
 from pencil.errors import RunError
 
 if TYPE_CHECKING:
-    from pencil.data.settings import DataSettings
+    from pencil.runs.directory import RunReader
+    from pencil.runs.label_table import LabelTable
 
 TEXT = ("csv", "jsonl", "parquet")
 FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder")
@@ -22,9 +23,9 @@ def labels(
     format: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = "csv",
     out: Annotated[Path | None, typer.Option("--out", help="A new file or folder to write instead of stdout.")] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
-    min_confidence: Annotated[float, typer.Option("--min-confidence", help="Only rows at least this sure.")] = 0.0,
+    min_confidence: Annotated[float, typer.Option("--min-confidence", help="Only rows at least this confident.")] = 0.0,
     entries: Annotated[
-        bool, typer.Option("--entries", help="Several classes at once: a line for each class of each row.")
+        bool, typer.Option("--entries", help="Multi-label data: a line for each class of each row.")
     ] = False,
     with_columns: Annotated[
         bool, typer.Option("--with-columns", help="With every column of the table that was trained on.")
@@ -42,31 +43,32 @@ def labels(
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
     imagefolder a folder for each class with links to its images.
     """
-    from pencil.export import choose_entries, choose_labels
-    from pencil.runs.run import read_label_table
+    from pencil.export.labels import select_entries, select_labels
+    from pencil.runs.directory import RunReader
 
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
-    table = read_label_table(run)
+    reader = RunReader(run)
+    table = reader.labels
     if reviewed:
-        from pencil.review import REVIEWS, merge_reviews, read_reviews
+        from pencil.decisions import REVIEWS, read_reviews
 
-        table = merge_reviews(table, read_reviews(run / REVIEWS))
-    choose = choose_entries if entries else choose_labels
-    chosen = choose(table, only_changed=only_changed, min_confidence=min_confidence)
+        table = table.merge_decisions(read_reviews(run / REVIEWS))
+    select = select_entries if entries else select_labels
+    chosen: Any = select(table, only_changed=only_changed, min_confidence=min_confidence)
     if with_columns:
-        from pencil.export import with_columns as join
+        from pencil.export.table_columns import with_columns as join
 
-        chosen = join(chosen, _data_settings(run), keep_order=only_changed)
+        chosen = join(chosen, reader.recipe().data, keep_order=only_changed)
     if out is None:
         _write(chosen, format)
     elif format == "imagefolder":
-        _sort(run, chosen, out, copy)
+        _sort(reader, chosen, out, copy)
     else:
         typer.echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
 
 
 def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
-    """Options that do not go together."""
+    """Refuse options that exclude each other."""
     if format not in FORMATS:
         raise RunError(f"--format is {format!r}; expected {', '.join(FORMATS)}.")
     if out is None and format in FOLDERS:
@@ -80,13 +82,6 @@ def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool,
         raise RunError("--with-columns is for rows, --entries for lines of single classes; leave one of them out.")
     if copy and format != "imagefolder":
         raise RunError("--copy is for --format imagefolder; leave it out.")
-
-
-def _data_settings(run: Path) -> "DataSettings":
-    from pencil.recipe import parse, read
-    from pencil.runs.layout import RECIPE
-
-    return parse(read(run / RECIPE), str(run / RECIPE), with_method=False).data
 
 
 def _write(chosen: Any, format: str) -> None:
@@ -105,12 +100,12 @@ def _save(chosen: Any, format: str, out: Path) -> int:
     return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
 
 
-def _sort(run: Path, chosen: Any, out: Path, copy: bool) -> None:
-    from pencil.export import sort_images
+def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> None:
+    from pencil.export.image_folder import sort_images
 
-    done = sort_images(chosen, _data_settings(run), out, copy=copy)
+    done = sort_images(chosen, reader.recipe().data, out, copy=copy)
     for name, folder in done.renamed.items():
         typer.echo(f"class {name!r} is in the folder {folder!r}", err=True)
     if done.without_class:
-        typer.echo(f"{done.without_class:,} images of no class are left out", err=True)
+        typer.echo(f"{done.without_class:,} images without a class are left out", err=True)
     typer.echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)

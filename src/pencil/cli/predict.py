@@ -1,4 +1,4 @@
-"""``pencil predict``: what a run's network says about new inputs."""
+"""``pencil predict``: the predictions of a run's network for new inputs."""
 
 import csv
 import json
@@ -31,8 +31,7 @@ def predict(
 
     The key is the image's path in its folder, or its whole path as named where there are several DATA.
 
-    Where an example may be of several classes, they are parted by semicolons, and the confidence is that of the least
-    sure decision.
+    For multi-label data the classes are separated by semicolons, and the confidence is that of the least confident one.
     """
     from pencil.data.sources import read_inputs
     from pencil.export import save_maps
@@ -42,7 +41,7 @@ def predict(
     cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_inputs(data, opened.recipe.data)
     if maps is not None:
-        save_maps(maps, keys, opened.classes, opened.class_maps(inputs))
+        save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
     probs = opened.predict_inputs(inputs)
     lines = csv.writer(sys.stdout, lineterminator="\n")
     if not as_json:
@@ -51,7 +50,7 @@ def predict(
         if row.isnan().any():  # it cannot be read, and the user has been warned
             typer.echo(json.dumps({"key": key, "class": None})) if as_json else lines.writerow([key, "", ""])
             continue
-        name, confidence = _say(row, opened.classes, cut if opened.multilabel else None)
+        name, confidence = _describe(row, opened.classes, cut if opened.multilabel else None)
         if as_json:
             every = dict(zip(opened.classes, row.tolist(), strict=True))
             typer.echo(json.dumps({"key": key, "class": name, "confidence": confidence, "probabilities": every}))
@@ -59,8 +58,8 @@ def predict(
             lines.writerow([key, name if isinstance(name, str) else ";".join(name), f"{confidence:.4f}"])
 
 
-def _say(probs: "Tensor", classes: tuple[str, ...], threshold: float | None) -> tuple[str | list[str], float]:
-    """The class and its probability, or all classes present and the probability of the least sure decision."""
+def _describe(probs: "Tensor", classes: tuple[str, ...], threshold: float | None) -> tuple[str | list[str], float]:
+    """Return the class and its probability, or all classes present and the probability of the least confident one."""
     if threshold is None:
         best = probs.max(dim=0)
         return classes[int(best.indices)], float(best.values)

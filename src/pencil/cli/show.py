@@ -4,12 +4,13 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from pencil.runs.run import Run
+if TYPE_CHECKING:
+    from pencil.runs.run import Run
 
 
 def table(*columns: str, title: str | None = None) -> Table:
@@ -25,26 +26,26 @@ def show(*parts: Any) -> None:
         console.print(part)
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.1%}"
 
 
-def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
-    """One line per run: test accuracies (or mAP), labels, time; then where it is and how to go on."""
+def show_summary(runs: "Sequence[Run]", title: str | None = None) -> None:
+    """Print one line per run (test accuracy or mAP, labels, time), then where it is and what to do next."""
     score = "mAP" if runs[0].multilabel else "test"
     columns = (f"{score} best", f"{score} last", "labels changed", "right before", "right after", "s")
     shown = table("method", *columns, title=title)
     for run in runs:
         summary = run.summary
-        test, labels = summary.get("test_accuracy", summary.get("test_map", {})), summary["labels"]
+        test, labels = summary.test, summary.labels
         shown.add_row(
-            summary["method"],
-            percent(test.get("best")),
-            percent(test.get("last")),
-            f"{labels['changed']:,} of {labels.get('entries', labels['rows']):,}",
-            percent(labels.get("correct_before")),
-            percent(labels.get("correct_after")),
-            f"{summary['seconds']:.0f}",
+            summary.method,
+            percent(None if test is None else test.best),
+            percent(None if test is None else test.last),
+            f"{labels.changed:,} of {labels.count:,}",
+            percent(labels.correct_before),
+            percent(labels.correct_after),
+            f"{summary.seconds:.0f}",
         )
     show(shown)
     path, pencil, entries = runs[-1].path, command(), " --entries" if runs[-1].multilabel else ""
@@ -57,5 +58,5 @@ def show_summary(runs: Sequence[Run], title: str | None = None) -> None:
 
 
 def command() -> str:
-    """How this user calls pencil: by name where the shell finds it, else by the path that was used."""
+    """Return how this user calls pencil: by name if the shell finds it, else by the path that was used."""
     return "pencil" if shutil.which("pencil") else os.path.relpath(sys.argv[0])

@@ -102,6 +102,6 @@ def _show(run: "Run", as_json: bool) -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
-        typer.echo(json.dumps({"path": str(run.path), **run.summary}))
+        typer.echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
     else:
         show_summary([run])

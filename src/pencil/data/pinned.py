@@ -84,7 +84,7 @@ def _pinned(examples: Examples, labels: Mapping[str, Label]) -> Examples:
     rows = np.flatnonzero(np.isin(examples.keys, as_keys(list(labels)))) if labels else np.zeros(0, dtype=np.int64)
     keys = examples.keys[rows].tolist()
     present = torch.from_numpy(
-        presence(((key, labels[key]) for key in keys), examples.classes, several=examples.multilabel)
+        presence(((key, labels[key]) for key in keys), examples.classes, multilabel=examples.multilabel)
     )
     given, places = examples.given_labels.clone(), torch.from_numpy(rows)
     if given.ndim == 1:

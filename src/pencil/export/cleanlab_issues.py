@@ -1,82 +1,85 @@
 """Labels under the names that cleanlab's users know: ``is_label_issue``, ``label_quality`` and the rest."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pencil.errors import RunError
-from pencil.export.label_files import new_file, save_labels
-from pencil.export.label_rows import matrix
+from pencil.export.labels import save_labels
+from pencil.files import atomic_write
+from pencil.runs.label_table import LabelTable
 
 FORGETTING = 0.8
-"""How much each worse class counts against the better ones before it, as cleanlab has it."""
+"""The weight of each worse class against the better ones before it, as in cleanlab."""
 
 
-def save_cleanlab(table: pa.Table, path: Path) -> int:
-    """To a new .csv file with class names, or a new .npz file with class indices and ``pred_probs``; say how many."""
+def save_cleanlab(labels: LabelTable, path: Path) -> int:
+    """Write label issues to a new file.
+
+    Parameters
+    ----------
+    labels : LabelTable
+        The labels to write.
+    path : Path
+        A new ``.csv`` file, with class names, or a new ``.npz`` file, with class indices and ``pred_probs``.
+
+    Returns
+    -------
+    int
+        The number of rows.
+    """
     kind = path.suffix.lower()
     if kind == ".csv":
-        return save_labels(cleanlab_issues(table), "csv", path)
+        return save_labels(cleanlab_issues(labels), "csv", path)
     if kind != ".npz":
         raise RunError(f"--out is {path}; for cleanlab expected a name that ends in .csv or .npz.")
-    classes = json.loads(table.schema.metadata[b"classes"])
-    issues = cleanlab_issues(table)
-    given, corrected = _several(table) if "given_probabilities" in table.column_names else _one(table, classes)
-    with new_file(path) as stream:
+    issues = cleanlab_issues(labels)
+    if labels.multilabel:
+        given, corrected = _indicators(labels)
+    else:
+        given, corrected = (codes.astype(np.int64) for codes in (labels.given_codes, labels.corrected_codes))
+    with atomic_write(path, new=True) as temporary, temporary.open("wb") as stream:
         np.savez(
             stream,
-            keys=np.asarray(table["key"].to_pylist(), dtype=np.str_),
-            classes=np.asarray(classes, dtype=np.str_),
+            keys=np.asarray(labels.keys.to_pylist(), dtype=np.str_),
+            classes=np.asarray(labels.classes, dtype=np.str_),
             is_label_issue=issues["is_label_issue"].to_numpy(),
             label_quality=issues["label_quality"].to_numpy(),
             given_label=given,
             predicted_label=corrected,
-            pred_probs=matrix(table, "distribution"),
+            pred_probs=labels.probs,
         )
-    return int(table.num_rows)
+    return labels.num_rows
 
 
-def cleanlab_issues(table: pa.Table) -> pa.Table:
-    """A row for each label with the columns of ``CleanLearning.get_label_issues``, in words instead of indices."""
-    several = "given_probabilities" in table.column_names
-    changed = pc.greater(table["changed"].cast(pa.int32()), 0)
-    quality = pa.array(_quality_of_several(table), from_pandas=True) if several else table["given_probability"]
+def cleanlab_issues(labels: LabelTable) -> pa.Table:
+    """Return one row per label with the columns of ``CleanLearning.get_label_issues``, with class names."""
+    quality = pa.array(_multilabel_quality(labels), from_pandas=True) if labels.multilabel else None
     return pa.table(
         {
-            "key": table["key"],
-            "is_label_issue": changed,
-            "label_quality": quality,
-            "given_label": table["given"],
-            "predicted_label": table["corrected"],
+            "key": labels["key"],
+            "is_label_issue": pa.array(labels.changed),
+            "label_quality": labels["given_probability"] if quality is None else quality,
+            "given_label": labels["given"],
+            "predicted_label": labels["corrected"],
         }
     )
 
 
-def _one(table: pa.Table, classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    names = pa.array(classes, pa.string())
-    given, corrected = (
-        pc.index_in(table[name].cast(pa.string()), value_set=names).to_numpy().astype(np.int64)
-        for name in ("given", "corrected")
-    )
-    return given, corrected
-
-
-def _several(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """A column for each class: 1 where it is present, 0 where not, -1 where that is unknown."""
-    given, probs = matrix(table, "given_probabilities"), matrix(table, "distribution")
+def _indicators(labels: LabelTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return given and corrected labels as matrices: 1 if the class is present, 0 if not, -1 if unknown."""
+    given, probs = labels.given_probs, labels.probs
     unknown = np.isnan(given)
     return np.where(unknown, -1, given > 0.5).astype(np.int8), np.where(unknown, -1, probs > 0.5).astype(np.int8)
 
 
-def _quality_of_several(table: pa.Table) -> np.ndarray:
-    """cleanlab's score of several labels at once: an exponential moving average from the best class to the worst.
+def _multilabel_quality(labels: LabelTable) -> np.ndarray:
+    """Compute cleanlab's multi-label score: an exponential moving average from the best class to the worst.
 
-    What is unknown has no part in it; a row of which nothing is known has none.
+    Unknown entries are left out; a row without a known entry has NaN.
     """
-    given, probs = matrix(table, "given_probabilities"), matrix(table, "distribution")
+    given, probs = labels.given_probs, labels.probs
     each = np.where(np.isnan(given), np.inf, np.where(given > 0.5, probs, 1 - probs))
     best_first = -np.sort(-each, axis=1)
     score = best_first[:, 0].copy()

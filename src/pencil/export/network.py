@@ -1,4 +1,4 @@
-"""A run's network for other programs: torch.export, ONNX or plain weights, checked against the original."""
+"""The network of a run for other programs: torch.export, ONNX or plain weights, checked against the original."""
 
 import copy
 import importlib.util
@@ -23,6 +23,7 @@ from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
 from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
+from pencil.files import atomic_write, write_json
 from pencil.models.probe import FAULTS
 from pencil.runs.run import Run
 
@@ -30,13 +31,13 @@ ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors
 FORMATS = tuple(ENDINGS)
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TRIED = 32
-"""On so many inputs the exported network is compared with the original."""
+"""The exported network is compared with the original on this many inputs."""
 INPUT, OUTPUT = "inputs", "logits"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the original: the largest difference of any logit."""
+    """What was written, and how far it is from the original: the largest difference of any logit on ``inputs``."""
 
     path: Path
     metadata: dict[str, Any]
@@ -48,17 +49,34 @@ class Exported:
 def export_model(
     run: Run, kind: str, path: Path | str, *, preparation: bool | None = None, tolerance: float = 1e-4
 ) -> Exported:
-    """Write the network to a new file, read that again, and keep it if it says the same as the network does.
+    """Write the network to a new file, read it again, and keep it if its logits are those of the network.
 
-    With ``preparation`` (the default where there is a graph) the exported network takes raw inputs, uint8 images of the
-    trained size or numbers as they were given, and crops and normalises them itself. ``tolerance`` is relative to the
-    largest logit, or to 1 where that is less.
+    Parameters
+    ----------
+    run : Run
+        The run.
+    kind : str
+        ``torch-export``, ``onnx`` or ``safetensors``.
+    path : Path or str
+        A file that does not exist yet, with the ending of its format.
+    preparation : bool, optional
+        Whether the exported network takes raw inputs (uint8 images of the trained size, or numbers as they were given)
+        and crops and normalises them itself. The default is True for formats with a graph.
+    tolerance : float
+        The largest difference of a logit, relative to the largest logit or to 1, whichever is more.
+
+    Raises
+    ------
+    ModelError
+        If the network cannot be converted, or its outputs differ.
+    RunError
+        If the file cannot be written.
     """
     path = Path(path)
     _refuse(kind, path)
     if kind == "safetensors" and preparation:
         raise RunError(
-            "safetensors holds weights and no graph, so no preparation; its metadata says what is to be done."
+            "safetensors holds weights and no graph, so no preparation; leave it out: the metadata describes it."
         )
     inside = kind != "safetensors" if preparation is None else preparation
     network = copy.deepcopy(run.model).cpu().float().eval()
@@ -69,30 +87,25 @@ def export_model(
     metadata = _describe(run, given, transform, inside)
     with torch.inference_mode():
         expected = network(prepared)
-    beside = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
-        again = _WRITERS[kind](module, given[:2], beside, metadata)
-        difference = _largest_difference(again, given, expected)
-        limit = tolerance * max(1.0, float(expected.abs().max()))
-        if not difference <= limit:
-            raise ModelError(
-                f"the exported network is off by {difference:.2g} in a logit on {len(given)} inputs; "
-                f"expected at most {limit:.2g}; nothing was written; allow more with --tolerance."
-            )
-        beside.rename(path)
-        if kind == "torch-export":
-            path.with_suffix(".json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
-    except PencilError:
-        raise
-    except (OSError, safetensors.SafetensorError) as error:
-        raise RunError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
-    finally:
-        beside.unlink(missing_ok=True)
+        with atomic_write(path, new=True) as temporary:
+            again = _WRITERS[kind](module, given[:2], temporary, metadata)
+            difference = _largest_difference(again, given, expected)
+            limit = tolerance * max(1.0, float(expected.abs().max()))
+            if not difference <= limit:
+                raise ModelError(
+                    f"the exported network is off by {difference:.2g} in a logit on {len(given)} inputs; "
+                    f"expected at most {limit:.2g}; nothing was written; allow more with --tolerance."
+                )
+    except safetensors.SafetensorError as error:
+        raise RunError(f"cannot write {path}: {error}; free space or name another file.") from error
+    if kind == "torch-export":
+        write_json(path.with_suffix(".json"), metadata)
     return Exported(path, metadata, len(given), from_data, difference)
 
 
 class _Prepared(nn.Module):
-    """The network with what comes before it: the crop from the middle and the normalisation."""
+    """The network with the preparation of its inputs: the centre crop and the normalisation."""
 
     def __init__(self, network: nn.Module, transform: Transform, raw: Tensor):
         super().__init__()
@@ -125,7 +138,7 @@ def _refuse(kind: str, path: Path) -> None:
     if path.suffix != ENDINGS[kind]:
         raise RunError(f"the file is {path}; for {kind} expected a name that ends in {ENDINGS[kind]}.")
     if not path.parent.is_dir():
-        raise RunError(f"cannot write {path}: there is no folder {path.parent}; name a file in a folder that is there.")
+        raise RunError(f"cannot write {path}: there is no folder {path.parent}; name a file in an existing folder.")
     files = (path, path.with_suffix(".json")) if kind == "torch-export" else (path,)
     for file in files:
         if os.path.lexists(file):
@@ -136,23 +149,23 @@ def _refuse(kind: str, path: Path) -> None:
 
 
 def _some_inputs(run: Run) -> tuple[Tensor, bool]:
-    """Raw inputs: some of the run's own data where that can be read, else random ones; and whether they are real."""
+    """Return raw inputs, of the run's data if that can be read, else random ones; and whether they are of the data."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of rows and labels, which do not matter here
+            warnings.simplefilter("ignore")  # about rows and labels, which do not matter here
             examples = read_source(run.recipe.data.source, run.recipe.data).train
         some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
         raw = prepare_inputs(examples.inputs, run.recipe.data).raw(examples.rows[some]).values
         values = raw if raw.dtype == torch.uint8 else raw.float()
     except PencilError:
         values = None
-    data, rng = run.summary["data"], torch.Generator().manual_seed(run.recipe.seed)
-    shape = tuple(data["input_shape"])
+    data, rng = run.summary.data, torch.Generator().manual_seed(run.recipe.seed)
+    shape = data.input_shape
     if values is not None and len(values) and _transform(run, values).shape(values.shape[1:]) == shape:
         return values, True
     if isinstance(run.recipe.data.resize, tuple):  # of images in files, before the crop
         shape = (shape[0], *run.recipe.data.resize)
-    if data["input_type"] == "uint8":
+    if data.input_type == "uint8":
         return torch.randint(0, 256, (TRIED, *shape), generator=rng, dtype=torch.uint8), False
     return torch.randn(TRIED, *shape, generator=rng), False
 
@@ -164,7 +177,7 @@ def _transform(run: Run, raw: Tensor) -> Transform:
 
 
 def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> dict[str, Any]:
-    """What a program must know to use the network, and what it was made from."""
+    """Return what a program must know to use the network, and what it was made from."""
     normalization = transform.normalization
     return {
         "classes": list(run.classes),
@@ -175,7 +188,7 @@ def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> di
             "included": inside,
             "resize": list(run.recipe.data.resize) if isinstance(run.recipe.data.resize, tuple) else None,
             "crop": transform.crop,
-            "divide_by": 255 if run.summary["data"]["input_type"] == "uint8" else 1,
+            "divide_by": 255 if run.summary.data.input_type == "uint8" else 1,
             "mean": None if normalization is None else list(normalization.mean),
             "std": None if normalization is None else list(normalization.std),
         },
@@ -189,7 +202,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def _largest_difference(forward: Forward, given: Tensor, expected: Tensor) -> float:
-    """On all inputs at once and on the first alone: a batch may have any size."""
+    """Compare all inputs at once and the first alone: a batch may have any size."""
     with torch.inference_mode():
         found = (forward(given) - expected).abs().max(), (forward(given[:1]) - expected[:1]).abs().max()
     return float(max(found))
@@ -198,7 +211,7 @@ def _largest_difference(forward: Forward, given: Tensor, expected: Tensor) -> fl
 def _graph(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     if len(example) < 2:
-        example = torch.cat([example, example])  # of one, the tracer would take the size for fixed
+        example = torch.cat([example, example])  # with one, the tracer would take the size as fixed
     try:
         return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except FAULTS as error:
@@ -251,7 +264,7 @@ def _write_safetensors(module: nn.Module, example: Tensor, path: Path, metadata:
     other = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in other.parameters():
-            parameter.zero_()  # so that it is the file that speaks
+            parameter.zero_()  # so that the outputs come from the file
     other.load_state_dict(safetensors.torch.load_file(path))
     return other
 

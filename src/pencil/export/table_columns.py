@@ -1,4 +1,4 @@
-"""A user's own columns beside the labels: those of the table that the run was trained on, row by row, by key."""
+"""Labels joined by key with all columns of the table that the run was trained on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,30 +12,37 @@ import pyarrow.parquet as pq
 from pencil.data.settings import DataSettings
 from pencil.data.table import SUFFIXES, row_keys
 from pencil.errors import DataError, RunError
-from pencil.export.label_files import NO_CELLS, ROUNDED, has_bytes
+from pencil.export.labels import NO_CELLS, ROUNDED, has_bytes
+from pencil.runs.label_table import LabelTable
 
 PREFIX = "table_"
-"""Before a name that a column of labels has too."""
+"""The prefix of a column whose name the labels have too."""
 BLOCK = 2**24
-"""Bytes of a CSV file that are read at a time."""
+"""This many bytes of a CSV file are read at a time."""
 ROWS, ROWS_OF_IMAGES = 65536, 2048
 
 
-def with_columns(labels: pa.Table, settings: DataSettings, *, keep_order: bool = False) -> pa.RecordBatchReader:
-    """The labels with every column of their table, read piece by piece, in the order of the table.
+def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool = False) -> pa.RecordBatchReader:
+    """Return the labels with every column of their table, read piece by piece.
 
-    Cells of a CSV file come along as they are written there. ``keep_order`` keeps the order of the labels, for which
-    the chosen rows are held in memory.
+    Parameters
+    ----------
+    labels : LabelTable
+        The labels to export.
+    settings : DataSettings
+        The data section of the run's recipe, which names the table. Cells of a CSV file are copied as text.
+    keep_order : bool
+        Keep the order of the labels, for which the chosen rows are held in memory; else that of the table.
     """
     path = Path(settings.source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
         raise RunError(f"the data of this run ({settings.source}) are no table; leave --with-columns out.")
     if not path.is_file():
-        raise RunError(f"the table of this run, {path}, is no longer there; put it back, or leave --with-columns out.")
+        raise RunError(f"the table of this run, {path}, is no longer there; restore it, or leave --with-columns out.")
     with _refusals(path):
         own = _read_schema(path)
     schema = pa.schema([*labels.schema, *_renamed(own, labels.schema)], labels.schema.metadata)
-    pieces = _joined(labels.combine_chunks(), path, own, settings, schema)
+    pieces = _joined(labels.table.combine_chunks(), path, own, settings, schema)
     if not keep_order:
         return pa.RecordBatchReader.from_batches(schema, (batch for _, part in pieces for batch in part.to_batches()))
     found = list(pieces)
@@ -46,7 +53,7 @@ def with_columns(labels: pa.Table, settings: DataSettings, *, keep_order: bool =
 def _joined(
     labels: pa.Table, path: Path, own: pa.Schema, settings: DataSettings, schema: pa.Schema
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Pieces of the table that have labels: the places of those labels, and both side by side."""
+    """Yield pieces of the table that have labels: the positions of those labels, and both joined."""
     root = path.parent if settings.root is None else settings.root.expanduser()
     place_of = {key: place for place, key in enumerate(labels["key"].to_pylist())}
     first = 0
@@ -109,4 +116,6 @@ def _refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; is it still the table that was?") from error
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected the table that was trained on."
+        ) from error

@@ -106,8 +106,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             settings={**settings, **(self.settings or {})},
             progress=False,
         )
-        distribution = self.run_.labels["distribution"].combine_chunks()
-        self.label_distributions_ = distribution.flatten().to_numpy().reshape(len(given), -1)
+        self.label_distributions_ = self.run_.labels.probs
         self.labels_ = self._to_labels(self.label_distributions_)
         return self
 

@@ -1,4 +1,4 @@
-"""What a person sees while training runs, on stderr: a bar with a time estimate on a terminal, else plain lines."""
+"""Progress of training on stderr: a bar with a time estimate on a terminal, else one line per epoch."""
 
 import sys
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Lines(Observer):
 
 
 def describe(record: Record) -> str:
-    """The figures of an epoch in a few words."""
+    """Return the figures of an epoch in a few words."""
     parts = [f"loss {record['loss']:.3f}"]
     for split in ("validation", "test"):
         for score, name in ((f"{split}_accuracy", split), (f"{split}_map", f"{split} mAP")):
@@ -58,7 +58,7 @@ def describe(record: Record) -> str:
 
 @contextmanager
 def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
-    """Nothing, a bar or lines: without a wish, a bar where a person is watching and nothing elsewhere."""
+    """Show a bar on a terminal or lines elsewhere; if ``wanted`` is None, a bar on a terminal and nothing elsewhere."""
     terminal = sys.stderr.isatty()
     if wanted is False or (wanted is None and not terminal):
         yield ()

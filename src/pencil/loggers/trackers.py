@@ -1,7 +1,7 @@
-"""Where else the numbers of a run go: TensorBoard, Weights & Biases, MLflow, all through one small interface.
+"""Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
 
-A run that goes on where it was stopped goes on in the same place: epochs that were logged before are neither repeated
-nor lost, even where the last checkpoint is older than the last of them.
+A resumed run continues in the same place: epochs that were logged before are neither repeated nor lost, even if the
+last checkpoint is older than the last of them.
 """
 
 import importlib.util
@@ -12,11 +12,14 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from pencil.errors import RecipeError, RunError
+from pencil.files import write_json
 from pencil.recipe import Recipe
+from pencil.runs.summary import Summary
 from pencil.training import Observer, Record
+from pencil.trees import flatten
 
 NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
 """The packages behind each name that ``training.log`` may have."""
@@ -26,21 +29,29 @@ PARAMETERS_AT_ONCE = 100
 """MLflow takes no more in one call."""
 
 
-class Sink(Protocol):
-    """One place to log to. ``epoch`` counts from one and is the step of everything."""
+class Tracker(Protocol):
+    """One place to log to. ``epoch`` counts from one and is the step of every number."""
 
     def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """The numbers of an epoch; one that was logged already is left as it is."""
+        """Log the numbers of an epoch; an epoch that was logged already is left as it is."""
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        """The result of the whole run."""
+    def finish(self, summary: Summary) -> None:
+        """Log the results of the whole run."""
 
     def close(self, finished: bool) -> None:
-        """Nothing more will come, for now or for ever."""
+        """Close the tracker; an unfinished run may be resumed later."""
 
 
 def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
-    """What would go wrong after training has begun, said before."""
+    """Refuse trackers whose package is not installed, and any tracker of a run without a directory.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The trackers that ``training.log`` names.
+    out : Path, str or None
+        The run directory.
+    """
     for name in names:
         missing = [package for package in NEEDED[name] if importlib.util.find_spec(package) is None]
         if missing:
@@ -54,25 +65,25 @@ def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
         )
 
 
-class Log(Observer):
-    """All the sinks of a run. What a sink cannot take is a warning: the run itself is none the worse."""
+class Trackers(Observer):
+    """All trackers of a run. A tracker that fails is a warning and does not stop the run."""
 
     def __init__(self, recipe: Recipe, path: Path):
         self.recipe, self.path = recipe, path
-        self.sinks: dict[str, Sink] = {}
+        self.trackers: dict[str, Tracker] = {}
         self._finished = False
 
     def begin(self, records: Sequence[Record]) -> None:
-        """Open every sink; ``records`` are the epochs that a run which goes on has behind it."""
+        """Open every tracker; ``records`` are the epochs that a resumed run has behind it."""
         for name in self.recipe.training.log:
             try:
-                self.sinks[name] = SINKS[name](self.recipe, self.path)
-            except _trouble() as error:
-                raise RunError(f"cannot log to {name}: {error}; leave it out of training.log, or mend it.") from error
+                self.trackers[name] = TRACKERS[name](self.recipe, self.path)
+            except _failures() as error:
+                raise RunError(f"cannot log to {name}: {error}; leave it out of training.log, or fix it.") from error
         for record in records:
             self.on_epoch_end(record)
 
-    def __enter__(self) -> "Log":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,20 +92,20 @@ class Log(Observer):
     def on_epoch_end(self, record: Record) -> None:
         self._each("log", record["epoch"], numbers_of(record, leave_out=("epoch", "phase_epoch")))
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         self._each("finish", summary)
         self._finished = True
 
     def _each(self, what: str, *arguments: Any) -> None:
-        for name, sink in self.sinks.items():
+        for name, tracker in self.trackers.items():
             try:
-                getattr(sink, what)(*arguments)
-            except _trouble() as error:
-                warnings.warn(f"{name} did not take what was logged, and the run goes on: {error}", stacklevel=3)
+                getattr(tracker, what)(*arguments)
+            except _failures() as error:
+                warnings.warn(f"{name} could not log, and the run continues: {error}", stacklevel=3)
 
 
 def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str, float]:
-    """Every number in nested tables, by its dotted name."""
+    """Return every number in nested tables, by its dotted name."""
     flat = {name: value for name, value in flatten(tree).items() if name not in leave_out}
     return {
         name: float(value)
@@ -103,21 +114,13 @@ def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[s
     }
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        inner = flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-        found |= inner
-    return found
-
-
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """The recipe by dotted keys; what is not set is left out."""
+    """Return the recipe by dotted keys, without those that are not set."""
     return {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if value is not None}
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard. Each start takes back what stands there and writes all epochs once more."""
+    """Event files in RUN/tensorboard. Each start discards what is there and writes all epochs again."""
 
     def __init__(self, recipe: Recipe, path: Path):
         from torch.utils.tensorboard import SummaryWriter
@@ -131,10 +134,10 @@ class TensorBoard:
             self.writer.add_scalar(name, value, epoch)
         self.writer.flush()
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
+    def finish(self, summary: Summary) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        results = {f"{FINAL}/{name}": value for name, value in numbers_of(summary).items()}
+        results = {f"{FINAL}/{name}": value for name, value in numbers_of(summary.to_dict()).items()}
         plain = {
             key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
             for key, value in hyperparameters(self.recipe).items()
@@ -149,7 +152,7 @@ class TensorBoard:
 
 
 class Note:
-    """The name that a run has elsewhere and the last epoch that is there, in a small file of the run directory."""
+    """The name that a tracker gave the run and the last epoch that it has, in a small file of the run directory."""
 
     def __init__(self, folder: Path):
         folder.mkdir(exist_ok=True)
@@ -160,16 +163,14 @@ class Note:
 
     def write(self, run: str, epoch: int) -> None:
         self.run, self.epoch = run, epoch
-        beside = self.path.with_suffix(".new")
-        beside.write_text(json.dumps({"run": run, "epoch": epoch}) + "\n", encoding="utf-8")
-        beside.replace(self.path)
+        write_json(self.path, {"run": run, "epoch": epoch}, indent=None)
 
 
 class WeightsAndBiases:
     """Weights & Biases: offline in RUN/wandb (for ``wandb sync``) unless WANDB_MODE says otherwise.
 
-    Online a run goes on at its server. Offline each start has a folder of its own, under the same id; since one that is
-    uploaded may take the place of another, each holds every epoch from the first.
+    Online, a resumed run continues at its server. Offline, each start has a folder of its own under the same id; one
+    that is uploaded may replace another, so each holds every epoch from the first.
     """
 
     def __init__(self, recipe: Recipe, path: Path):
@@ -196,15 +197,15 @@ class WeightsAndBiases:
             self.run.log(dict(numbers), step=epoch)
             self.note.write(self.run.id, epoch)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self.run.summary.update({f"{FINAL}/{name}": value for name, value in flatten(summary).items()})
+    def finish(self, summary: Summary) -> None:
+        self.run.summary.update({f"{FINAL}/{name}": value for name, value in flatten(summary.to_dict()).items()})
 
     def close(self, finished: bool) -> None:
         self.run.finish(exit_code=0 if finished else 1)
 
 
 class MLflow:
-    """MLflow, where MLFLOW_TRACKING_URI says; else in RUN/mlflow (``mlflow ui --backend-store-uri sqlite:///...``)."""
+    """MLflow at MLFLOW_TRACKING_URI, else in RUN/mlflow (``mlflow ui --backend-store-uri sqlite:///...``)."""
 
     def __init__(self, recipe: Recipe, path: Path):
         from mlflow import MlflowClient
@@ -240,8 +241,10 @@ class MLflow:
             self._log_numbers(numbers, epoch)
             self.note.write(self.run, epoch)
 
-    def finish(self, summary: Mapping[str, Any]) -> None:
-        self._log_numbers({f"{FINAL}/{name}": value for name, value in numbers_of(summary).items()}, self.note.epoch)
+    def finish(self, summary: Summary) -> None:
+        self._log_numbers(
+            {f"{FINAL}/{name}": value for name, value in numbers_of(summary.to_dict()).items()}, self.note.epoch
+        )
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.run, status="FINISHED" if finished else "KILLED")
@@ -253,11 +256,11 @@ class MLflow:
         self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
 
 
-SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 
 
-def _trouble() -> tuple[type[Exception], ...]:
-    """What the libraries that are in use raise when a disk, a service or a login fails."""
+def _failures() -> tuple[type[Exception], ...]:
+    """Return what the libraries that are in use raise if a disk, a service or a login fails."""
     found: list[type[Exception]] = [OSError]
     for module, name in (("wandb.errors", "Error"), ("mlflow.exceptions", "MlflowException")):
         if module in sys.modules:

@@ -1,4 +1,4 @@
-"""Reports: what a run has to say, or several side by side, as one page that opens from disk."""
+"""Reports: a run, or several side by side, as one HTML page that opens from disk."""
 
 from pencil.report.page import write_comparison, write_report
 

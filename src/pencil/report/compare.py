@@ -1,18 +1,20 @@
-"""Several runs side by side: figures, curves over each other, what their recipes and their labels differ in."""
+"""Several runs side by side: figures, curves, and the differences of their recipes and labels."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.report.figures import Line, Plot, draw, series
-from pencil.report.material import Material
 from pencil.report.words import percent
+from pencil.runs.directory import RunData
+from pencil.runs.label_table import LabelTable, scalar
+from pencil.runs.summary import Summary
+from pencil.trees import flatten
 
 PAIRS = 15
-"""So many pairs of runs are compared label by label: those of six runs."""
+"""At most this many pairs of runs are compared label by label: those of six runs."""
 ABSENT = "-"
 CURVES = (
     ("Test accuracy", "%", "test_accuracy", 100.0),
@@ -27,56 +29,56 @@ CURVES = (
 
 
 def letter(place: int) -> str:
-    """A, B ... Z, then 27, 28 ..."""
+    """Return A, B ... Z, then 27, 28 ..."""
     return chr(ord("A") + place) if place < 26 else str(place + 1)
 
 
-def figures_of(runs: Sequence[Material]) -> list[tuple[str, list[str]]]:
-    """Lines of a table with a column for each run; a line that says nothing about any of them is left out."""
-    lines = [(name, [_said(tell, run) for run in runs]) for name, tell in _figures()]
+def figures_of(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """Return the lines of a table with a column for each run, without lines that are empty for all of them."""
+    lines = [(name, [describe(run) or ABSENT for run in runs]) for name, describe in _figures()]
     return [(name, cells) for name, cells in lines if any(cell != ABSENT for cell in cells)]
 
 
-def _figures() -> list[tuple[str, Callable[[Material], str | None]]]:
+def _figures() -> list[tuple[str, Callable[[RunData], str | None]]]:
     scores = [
-        (f"{split} {name}, {when}", _score(f"{split.lower()}_{key}", at))
+        (f"{split} {name}, {when}", _score(split.lower(), key, at))
         for split in ("Test", "Validation")
         for key, name in (("accuracy", "accuracy"), ("map", "mAP"))
         for when, at in (("last epoch", "last"), ("best validation epoch", "best"))
     ]
     return [
-        ("Method", lambda run: str(run.summary["method"])),
+        ("Method", lambda run: run.summary.method),
         ("Model", lambda run: run.recipe.model.name),
         ("Data", lambda run: run.recipe.data.source),
-        ("Seed", lambda run: str(run.summary["seed"])),
-        ("Training rows", lambda run: f"{run.summary['data']['rows']['train']:,}"),
+        ("Seed", lambda run: str(run.summary.seed)),
+        ("Training rows", lambda run: f"{run.summary.data.rows['train']:,}"),
         *scores,
         ("Labels changed", _changed),
-        ("Noise put in", lambda run: _share(run.summary.get("injected_noise_rate"))),
-        ("Labels right before", lambda run: _share(run.summary["labels"].get("correct_before"))),
-        ("Labels right after", lambda run: _share(run.summary["labels"].get("correct_after"))),
-        ("Labels repaired", lambda run: _count(run.summary["labels"].get("repaired"))),
-        ("Labels spoiled", lambda run: _count(run.summary["labels"].get("broken"))),
-        ("Best validation epoch", lambda run: str(run.summary["best_epoch"])),
-        ("Epochs", lambda run: str(run.summary["epochs"])),
-        ("Seconds", lambda run: f"{run.summary['seconds']:,.1f}"),
+        ("Injected noise rate", lambda run: _percent(run.summary.injected_noise_rate)),
+        ("Labels right before", lambda run: _percent(run.summary.labels.correct_before)),
+        ("Labels right after", lambda run: _percent(run.summary.labels.correct_after)),
+        ("Labels repaired", lambda run: _count(run.summary.labels.repaired)),
+        ("Labels broken", lambda run: _count(run.summary.labels.broken)),
+        ("Best validation epoch", lambda run: str(run.summary.best_epoch)),
+        ("Epochs", lambda run: str(run.summary.epochs)),
+        ("Seconds", lambda run: f"{run.summary.seconds:,.1f}"),
     ]
 
 
-def _said(tell: Callable[[Material], str | None], run: Material) -> str:
-    return tell(run) or ABSENT
+def _score(split: str, key: str, at: str) -> Callable[[RunData], str | None]:
+    def find(summary: Summary) -> float | None:
+        score = summary.test if split == "test" else summary.validation
+        return None if score is None or key != summary.score else score.best if at == "best" else score.last
+
+    return lambda run: _percent(find(run.summary))
 
 
-def _score(key: str, at: str) -> Callable[[Material], str | None]:
-    return lambda run: _share(run.summary.get(key, {}).get(at))
+def _changed(run: RunData) -> str:
+    labels = run.summary.labels
+    return f"{labels.changed:,} ({percent(labels.changed / max(1, labels.count))})"
 
 
-def _changed(run: Material) -> str:
-    labels = run.summary["labels"]
-    return f"{labels['changed']:,} ({percent(labels['changed'] / max(1, labels.get('entries', labels['rows'])))})"
-
-
-def _share(value: float | None) -> str | None:
+def _percent(value: float | None) -> str | None:
     return None if value is None else percent(value)
 
 
@@ -84,7 +86,8 @@ def _count(value: int | None) -> str | None:
     return None if value is None else f"{value:,}"
 
 
-def curves_of(runs: Sequence[Material]) -> list[Plot]:
+def curves_of(runs: Sequence[RunData]) -> list[Plot]:
+    """Draw one plot for each metric that at least one run has."""
     plots = []
     for title, unit, key, scale in CURVES:
         found = ((place, series(run.metrics, key, scale)) for place, run in enumerate(runs))
@@ -96,27 +99,18 @@ def curves_of(runs: Sequence[Material]) -> list[Plot]:
     return plots
 
 
-def differences(runs: Sequence[Material]) -> list[tuple[str, list[str]]]:
-    """The keys in which the recipes differ."""
-    flats = [_flat(run.recipe.model_dump(mode="json")) for run in runs]
+def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+    """Return the keys in which the recipes differ, with the value of each run."""
+    trees = (flatten(run.recipe.model_dump(mode="json")) for run in runs)
+    flats = [{key: str(value) for key, value in tree.items() if value is not None} for tree in trees]
     keys = dict.fromkeys(key for flat in flats for key in flat)
     lines = [(key, [flat.get(key, ABSENT) for flat in flats]) for key in keys]
     return [(key, cells) for key, cells in lines if len(set(cells)) > 1]
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
-
-
-def agreements(runs: Sequence[Material]) -> list[tuple[str, str, int, float]]:
-    """For pairs of runs: the training rows they share, by key, and the share of those whose labels end the same."""
-    tables = [_labels(run) for run in runs]
+def agreements(runs: Sequence[RunData]) -> list[tuple[str, str, int, float]]:
+    """Return for pairs of runs how many training rows both have, by key, and the fraction with the same label."""
+    tables = [_corrected(run.labels.train) for run in runs]
     found = []
     for one, other in list(combinations(range(len(runs)), 2))[:PAIRS]:
         if runs[one].multilabel != runs[other].multilabel:
@@ -128,10 +122,8 @@ def agreements(runs: Sequence[Material]) -> list[tuple[str, str, int, float]]:
     return found
 
 
-def _labels(run: Material) -> pa.Table:
-    """Key and corrected label of the training rows, several classes as one text."""
-    table = run.labels.select(["key", "split", "corrected"])
-    table = table.filter(pc.equal(table["split"].cast(pa.string()), "train"))
-    names = table["corrected"]
-    text = pc.binary_join(names, "\n") if pa.types.is_list(names.type) else names.cast(pa.string())
-    return pa.table({"key": table["key"], "corrected": text})
+def _corrected(labels: LabelTable) -> pa.Table:
+    """Return key and corrected label of each row, the classes of multi-label data as one text."""
+    names = labels["corrected"]
+    text = pc.binary_join(names, scalar("\n")) if labels.multilabel else names.cast(pa.string())
+    return pa.table({"key": labels["key"], "corrected": text})

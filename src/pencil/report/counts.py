@@ -1,44 +1,58 @@
-"""What became of the labels, counted: which class became which, how sure, class by class."""
+"""Counts of the labels: which class became which, how confident, class by class."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+
+from pencil.runs.label_table import LabelTable
 
 ALL_SHOWN, MOST_CONFUSED = 16, 12
-"""Up to so many classes the whole matrix is shown; of more, only those between which most labels moved."""
+"""Up to this many classes the whole matrix is shown; of more, only those between which most labels moved."""
 CLASSES_LISTED = 100
 PAIRS_LISTED = 12
-SURE, CLOSE = 0.9, 0.2
-"""A correction is sure from this probability on; a label is doubtful while the lead of its class is smaller."""
+CONFIDENT, CLOSE = 0.9, 0.2
+"""A change is confident from this probability on; a label is doubtful if the lead of its class is smaller."""
 ENTRIES = 2**22
-"""So many (row, class) entries are looked at at a time."""
+"""This many (row, class) entries are counted at a time."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the training labels say; ``labels`` are rows, or known (row, class) entries."""
+    """Counts of training labels: rows, or known (row, class) entries of multi-label data.
+
+    Attributes
+    ----------
+    labels, changed : int
+        All labels, and those that changed.
+    confident : int
+        Changes that are at least 90 % confident.
+    doubtful : int
+        Labels whose class leads by less than 20 points of probability.
+    median : float or None
+        The median confidence of the changes.
+    """
 
     labels: int
     changed: int
-    sure: int
+    confident: int
     doubtful: int
     median: float | None
 
 
 @dataclass(frozen=True)
 class Cell:
+    """A cell of the matrix: labels, their fraction of the row, the depth of its colour, and whether they were kept."""
+
     count: int
-    share: float
+    fraction: float
     depth: float
     kept: bool
 
 
 @dataclass(frozen=True)
 class Transitions:
-    """Given class (row) to corrected class (column), for the classes shown; ``other`` is all the rest of a row."""
+    """Given class (row) to corrected class (column) for the classes shown; ``other`` is the rest of each row."""
 
     classes: list[str]
     rows: list[list[Cell]]
@@ -49,27 +63,21 @@ class Transitions:
 
 @dataclass(frozen=True)
 class ClassLine:
-    """One class: how often it is given and stands in the end, how many labels left it and came to it."""
+    """One class: how often it is given and corrected, and how many labels left it and came to it."""
 
     name: str
     given: int
     corrected: int
     left: int
     came: int
-    share: float
-    """Changed: of the labels given or, of several classes at once, of the known entries."""
+    fraction: float
+    """The fraction that changed, of the given labels or of the known entries of multi-label data."""
     unknown: int = 0
-
-
-def codes(column: pa.ChunkedArray, classes: Sequence[str]) -> np.ndarray:
-    """The place of each label among the classes."""
-    found: np.ndarray = pc.index_in(column.cast(pa.string()), pa.array(classes, pa.string())).fill_null(0).to_numpy()
-    return found
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Which class became which how often, for those pairs that occur: thousands of classes have millions of pairs."""
+    """How often each class became which, for the pairs that occur: thousands of classes have millions of pairs."""
 
     classes: Sequence[str]
     given: np.ndarray
@@ -77,33 +85,34 @@ class Moves:
     times: np.ndarray
 
     def totals(self, of: np.ndarray, where: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """The times summed by class."""
+        """Sum the times by class."""
         found: np.ndarray = np.bincount(of[where], self.times[where], len(self.classes)).astype(np.int64)
         return found
 
 
-def moves_of(table: pa.Table, classes: Sequence[str]) -> Moves:
-    size = len(classes)
-    flat = codes(table["given"], classes).astype(np.int64) * size + codes(table["corrected"], classes)
+def moves_of(labels: LabelTable) -> Moves:
+    """Count the pairs of given and corrected class of single-label data."""
+    size = len(labels.classes)
+    flat = labels.given_codes.astype(np.int64) * size + labels.corrected_codes
     pairs, times = np.unique(flat, return_counts=True)
-    return Moves(classes, pairs // size, pairs % size, times)
+    return Moves(labels.classes, pairs // size, pairs % size, times)
 
 
-def count_rows(table: pa.Table) -> Counts:
-    """One class each."""
-    confidence, changed = table["confidence"].to_numpy(), table["changed"].to_numpy()
+def count_rows(labels: LabelTable) -> Counts:
+    """Count single-label data."""
+    confidence, changed = labels.confidence, labels.changed
     moved = confidence[changed & np.isfinite(confidence)]
     return Counts(
-        labels=table.num_rows,
+        labels=labels.num_rows,
         changed=int(changed.sum()),
-        sure=int((moved >= SURE).sum()),
-        doubtful=int((table["margin"].to_numpy() < CLOSE).sum()),
+        confident=int((moved >= CONFIDENT).sum()),
+        doubtful=int((labels["margin"].to_numpy() < CLOSE).sum()),
         median=float(np.median(moved)) if len(moved) else None,
     )
 
 
 def transitions(moves: Moves) -> Transitions:
-    """The matrix as it is shown: whole, or of the most confused classes."""
+    """Return the matrix as it is shown: whole, or of the most confused classes."""
     classes, changed = moves.classes, moves.given != moves.corrected
     shown = np.arange(len(classes))
     if len(classes) > ALL_SHOWN:
@@ -115,12 +124,12 @@ def transitions(moves: Moves) -> Transitions:
     counts = np.zeros((len(shown), len(shown)), dtype=np.int64)
     counts[place[moves.given[inside]], place[moves.corrected[inside]]] = moves.times[inside]
     totals = moves.totals(moves.given)[shown]
-    shares = counts / totals.clip(min=1)[:, None]
-    deepest = float((shares - np.diag(shares.diagonal())).max()) or 1.0
+    fractions = counts / totals.clip(min=1)[:, None]
+    deepest = float((fractions - np.diag(fractions.diagonal())).max()) or 1.0
+    depths = np.minimum(1.0, fractions / deepest)
     numbers = range(len(shown))
     rows = [
-        [Cell(int(counts[i, j]), float(shares[i, j]), min(1.0, float(shares[i, j]) / deepest), i == j) for j in numbers]
-        for i in numbers
+        [Cell(int(counts[i, j]), float(fractions[i, j]), float(depths[i, j]), i == j) for j in numbers] for i in numbers
     ]
     other = (totals - counts.sum(axis=1)).tolist() if len(shown) < len(classes) else None
     order = np.argsort(-moves.times[changed], kind="stable")[:PAIRS_LISTED]
@@ -130,6 +139,7 @@ def transitions(moves: Moves) -> Transitions:
 
 
 def class_lines(moves: Moves) -> list[ClassLine]:
+    """Return one line for each class of single-label data."""
     given, corrected = moves.totals(moves.given), moves.totals(moves.corrected)
     changed = moves.given != moves.corrected
     left, came = moves.totals(moves.given, changed), moves.totals(moves.corrected, changed)
@@ -138,31 +148,26 @@ def class_lines(moves: Moves) -> list[ClassLine]:
 
 
 def listed(lines: Sequence[ClassLine]) -> list[ClassLine]:
-    """All classes as they stand, or those that moved most, where there are too many to read."""
+    """Return all classes in their order, or those with most changes if there are too many to read."""
     if len(lines) <= CLASSES_LISTED:
         return list(lines)
     return sorted(lines, key=lambda line: -(line.left + line.came))[:CLASSES_LISTED]
 
 
-def pieces(table: pa.Table, size: int) -> Iterator[tuple[int, pa.Table]]:
-    step = max(1, ENTRIES // max(1, size))
-    return ((start, table.slice(start, step)) for start in range(0, table.num_rows, step))
+def pieces(labels: LabelTable) -> Iterator[tuple[int, LabelTable]]:
+    """Yield parts of a label table with the position of their first row."""
+    step = max(1, ENTRIES // max(1, len(labels.classes)))
+    return ((start, labels.slice(start, step)) for start in range(0, labels.num_rows, step))
 
 
-def probabilities(part: pa.Table, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Given and corrected probability of every (row, class)."""
-    given, probs = (pc.list_flatten(part[name]).to_numpy() for name in ("given_probabilities", "distribution"))
-    return given.reshape(-1, size), probs.reshape(-1, size)
-
-
-def count_entries(table: pa.Table, classes: Sequence[str]) -> tuple[Counts, list[ClassLine]]:
-    """Several classes at once: counted over known entries, class by class."""
-    size = len(classes)
+def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
+    """Count the known entries of multi-label data, and return one line for each class."""
+    size = len(labels.classes)
     totals = {name: np.zeros(size, dtype=np.int64) for name in ("known", "given", "corrected", "added", "removed")}
-    sure = doubtful = rows = 0
+    doubtful = 0
     moved = [np.empty(0, dtype=np.float32)]
-    for _, part in pieces(table, size):
-        given, probs = probabilities(part, size)
+    for _, part in pieces(labels):
+        given, probs = part.given_probs, part.probs
         known, before, after = ~np.isnan(given), given > 0.5, probs > 0.5
         confidence = np.maximum(probs, 1 - probs)
         changed = known & (before != after)
@@ -172,21 +177,17 @@ def count_entries(table: pa.Table, classes: Sequence[str]) -> tuple[Counts, list
         totals["added"] += (changed & after).sum(axis=0)
         totals["removed"] += (changed & before).sum(axis=0)
         moved.append(confidence[changed])
-        sure += int((moved[-1] >= SURE).sum())
         doubtful += int((known & (confidence < 0.5 + CLOSE / 2)).sum())
-        rows += len(given)
     all_moved = np.concatenate(moved)
     counts = Counts(
         labels=int(totals["known"].sum()),
         changed=len(all_moved),
-        sure=sure,
+        confident=int((all_moved >= CONFIDENT).sum()),
         doubtful=doubtful,
         median=float(np.median(all_moved)) if len(all_moved) else None,
     )
-    shares = (totals["added"] + totals["removed"]) / totals["known"].clip(min=1)
+    fractions = (totals["added"] + totals["removed"]) / totals["known"].clip(min=1)
     columns = [totals[name].tolist() for name in ("given", "corrected", "removed", "added")]
-    unknown = (rows - totals["known"]).tolist()
-    lines = [
-        ClassLine(name, *numbers) for name, *numbers in zip(classes, *columns, shares.tolist(), unknown, strict=True)
-    ]
-    return counts, lines
+    unknown = (labels.num_rows - totals["known"]).tolist()
+    zipped = zip(labels.classes, *columns, fractions.tolist(), unknown, strict=True)
+    return counts, [ClassLine(name, *numbers) for name, *numbers in zipped]

@@ -1,28 +1,29 @@
-"""Curves over epochs as inline SVG: no fonts, no ids twice, colours that the page's style sheet chooses.
+"""Curves over epochs as inline SVG: no fonts, no id twice, and the colours of the page's style sheet.
 
-Names that come from a user (classes, runs) are never drawn: they stand in the legend, which is HTML. Matplotlib would
-read dollar signs as mathematics, and has no letters for most scripts.
+Names that come from a user (classes, runs) are never drawn: they are in the legend, which is HTML. Matplotlib would
+read dollar signs as mathematics, and has no glyphs for most scripts.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup, escape
 
-from pencil.training import Record
+from pencil.runs.directory import Record
+from pencil.runs.summary import CalibrationBin
 
 COLOURS = 6
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1.2, 1.2), (6, 1.5, 1.2, 1.5))
 MARKERS = "osD^vP"
 INK, FAINT = "#0a0b0c", "#0a0b0d"
-"""Colours that stand for the page's own in what matplotlib writes."""
+"""Placeholders for the colours of the page in what matplotlib writes."""
 FRAME = (0.105, 0.155, 0.88, 0.765)
-"""Where the axes are in a figure: always there, so that figures one below the other share their epochs."""
+"""The place of the axes in a figure: the same in all, so that their epochs are aligned."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: values per epoch (NaN where there is none) and its place in the order of colours."""
+    """One curve: values per epoch (NaN if there is none) and its place in the order of colours."""
 
     name: str
     values: tuple[float, ...]
@@ -48,12 +49,12 @@ class Line:
 
     @property
     def dash(self) -> tuple[float, ...]:
-        """Lines differ in more than colour: for eyes that see fewer of them, and for paper."""
+        """The dash pattern: lines differ in more than colour, for colour-blind readers and for paper."""
         return DASHES[(self.place // COLOURS + self.place) % len(DASHES)]
 
     @property
     def dash_array(self) -> str:
-        """The same pattern as SVG has it, in the strokes of a legend."""
+        """The same pattern as SVG writes it, for the legend."""
         return " ".join(f"{1.7 * length:.1f}" for length in self.dash) or "none"
 
     @property
@@ -63,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn figure with what a legend needs."""
+    """A drawn figure and what its legend needs."""
 
     title: str
     unit: str
@@ -71,10 +72,11 @@ class Plot:
     svg: Markup
 
     def value(self, line: Line) -> str:
-        return said(line.last, self.unit)
+        return format_value(line.last, self.unit)
 
 
-def said(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
+    """Return a value as the legend shows it."""
     if not math.isfinite(value):
         return "-"
     if unit == "%":
@@ -83,7 +85,7 @@ def said(value: float, unit: str) -> str:
 
 
 def phases_of(metrics: Sequence[Record]) -> list[Phase]:
-    """Runs of epochs with the same phase; one that is repeated at once begins again with its first epoch."""
+    """Return the phases of training; one that is repeated at once begins again with its first epoch."""
     found: list[Phase] = []
     for name, group in groupby(enumerate(metrics, 1), key=lambda pair: str(pair[1].get("phase", ""))):
         for epoch, record in group:
@@ -95,16 +97,28 @@ def phases_of(metrics: Sequence[Record]) -> list[Phase]:
 
 
 def series(metrics: Sequence[Record], key: str, scale: float = 1.0) -> tuple[float, ...] | None:
-    """The values of a metric over epochs, or None where no epoch has one."""
+    """Return the values of a metric over epochs, or None if no epoch has one."""
     found = [record.get(key) for record in metrics]
     values = tuple(math.nan if value is None else scale * float(value) for value in found)
     return values if any(map(math.isfinite, values)) else None
 
 
 def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] = (), mark: int | None = None) -> Plot:
-    """Lines over epochs 1, 2, 3 ... with every other phase shaded; ``mark`` is an epoch to point out."""
+    """Draw lines over epochs 1, 2, 3 ... with every other phase shaded.
+
+    Parameters
+    ----------
+    title, unit : str
+        What is drawn.
+    lines : sequence of Line
+        The curves.
+    phases : sequence of Phase
+        The phases of training.
+    mark : int, optional
+        An epoch to mark.
+    """
     epochs = max((len(line.values) for line in lines), default=1)
-    told = "; ".join(f"{line.name} ends at {said(line.last, unit)}" for line in lines)
+    text = "; ".join(f"{line.name} ends at {format_value(line.last, unit)}" for line in lines)
 
     def fill(axes: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -117,37 +131,37 @@ def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] =
         if mark is not None:
             axes.axvline(mark, color=FAINT, linewidth=0.9, linestyle=":")
 
-    return Plot(title, unit, tuple(lines), _figure(title, f"{title} over {epochs} epochs: {told}", fill))
+    return Plot(title, unit, tuple(lines), _figure(title, f"{title} over {epochs} epochs: {text}", fill))
 
 
-def draw_reliability(bins: Sequence[Mapping[str, float]]) -> Markup:
-    """How many labels of about the same confidence are right: dots by number of labels, on the line all is as said."""
-    most = max(part["rows"] for part in bins)
-    told = "; ".join(
-        f"{part['rows']:,} labels {part['confidence']:.0%} sure, {part['right']:.0%} right" for part in bins
+def draw_reliability(bins: Sequence[CalibrationBin]) -> Markup:
+    """Draw the fraction of right labels over their confidence: the larger a dot, the more labels."""
+    most = max(part.rows for part in bins)
+    text = "; ".join(
+        f"{part.rows:,} labels with confidence {part.confidence:.0%}, {part.right:.0%} right" for part in bins
     )
 
     def fill(axes: Any) -> None:
         axes.plot([0, 100], [0, 100], color=FAINT, linewidth=0.9, linestyle=":")
-        sure, right = ([100 * part[name] for part in bins] for name in ("confidence", "right"))
-        axes.plot(sure, right, color=_stand_in(0), linewidth=1.2, zorder=3)
-        sizes = [8 + 90 * part["rows"] / most for part in bins]
-        axes.scatter(sure, right, s=sizes, color=_stand_in(0), clip_on=False, zorder=4)
+        confidence, right = [100 * part.confidence for part in bins], [100 * part.right for part in bins]
+        axes.plot(confidence, right, color=_stand_in(0), linewidth=1.2, zorder=3)
+        sizes = [8 + 90 * part.rows / most for part in bins]
+        axes.scatter(confidence, right, s=sizes, color=_stand_in(0), clip_on=False, zorder=4)
         _dress(axes, 100)
         axes.set(xlim=(0, 100), ylim=(0, 100))
-        axes.set_xlabel("how sure, %", color=INK)
+        axes.set_xlabel("confidence, %", color=INK)
 
-    return _figure("reliability", f"Confidence and truth: {told}", fill)
+    return _figure("reliability", f"Confidence and fraction right: {text}", fill)
 
 
 def _figure(name: str, alt: str, fill: Callable[[Any], None]) -> Markup:
-    """Axes as every figure of a page has them, filled and written as SVG."""
+    """Return a figure as inline SVG, with the axes that ``fill`` has filled."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a user's own style is for the user's own figures
+        matplotlib.rcdefaults()  # a user's own style must not change the page
         matplotlib.rcParams.update(
             {"svg.hashsalt": f"pencil {name}", "svg.fonttype": "none", "font.size": 9, "axes.unicode_minus": False}
         )
@@ -213,7 +227,7 @@ def _stand_in(colour: int) -> str:
 
 
 def _inline(svg: str, alt: str) -> Markup:
-    """The drawing without what only a file of its own needs, and with names of colours instead of colours."""
+    """Return the drawing without what only a separate file needs, and with variables for its colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # would style the whole page

@@ -1,4 +1,4 @@
-"""Reports as HTML pages: one file each, with everything in it, and no script."""
+"""Reports as HTML pages: one file each, which needs no other file and no script."""
 
 import shlex
 import unicodedata
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from pencil._version import __version__
 from pencil.data.examples import Splits
@@ -18,24 +17,25 @@ from pencil.recipe import CUSTOM
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
 from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
 from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
-from pencil.report.gallery import hang
-from pencil.report.material import Material, gather
-from pencil.report.words import percent, sentences, verdict
+from pencil.report.gallery import build_gallery
+from pencil.report.words import percent, probability, sentences, verdict
+from pencil.runs.directory import RunData, RunReader
 from pencil.runs.layout import RECIPE
 from pencil.runs.run import Run
+from pencil.trees import flatten
 
 REPORT = "report.html"
 GENERATOR = "pencil report"
 RECIPE_SHOWN = 40_000
-"""So many characters of a recipe are shown: a transition matrix of a thousand classes is nothing to read."""
+"""This many characters of a recipe are shown: nobody reads a transition matrix of a thousand classes."""
 SCORES = (
     ("train_accuracy", "training rows, given labels"),
-    ("validation_{}", "validation, noisy"),
+    ("validation_{}", "held out, noisy"),
     ("test_{}", "test"),
 )
 LOSSES = {
     "loss": "training",
-    "validation_loss": "validation, noisy",
+    "validation_loss": "held out, noisy",
     "loss_classification": "part: classification",
     "loss_entropy": "part: entropy",
     "loss_compatibility": "part: compatibility",
@@ -45,85 +45,104 @@ LOSSES = {
 def write_report(
     run: Run | Path | str, out: Path | None = None, *, splits: Splits | None = None, with_data: bool = True
 ) -> Path:
-    """Write the report of a finished run, to ``report.html`` in its directory by default; says where it is.
+    """Write the report of a finished run.
 
-    Inputs are shown from ``splits`` where they are given, else the data is loaded again if that can be done.
+    Parameters
+    ----------
+    run : Run, Path or str
+        The run, or its directory.
+    out : Path, optional
+        The file to write; ``report.html`` in the run directory by default.
+    splits : Splits, optional
+        The data, if it is loaded already; else it is loaded again, if possible, to show inputs.
+    with_data : bool
+        Whether data may be loaded.
+
+    Returns
+    -------
+    Path
+        The file.
     """
-    material = gather(run)
-    if out is None and material.path is None:
-        raise RunError(
-            "this run has no directory; say where its report is to go: write_report(run, Path('report.html'))."
-        )
-    target = material.path / REPORT if out is None and material.path is not None else Path(str(out))
-    return _write(target, "report.html.jinja", _report(material, splits, with_data))
+    data = _data(run)
+    if out is None and data.path is None:
+        raise RunError("this run has no directory; name a file: write_report(run, Path('report.html')).")
+    target = data.path / REPORT if out is None and data.path is not None else Path(str(out))
+    return _write(target, "report.html.jinja", _report(data, splits, with_data))
 
 
 def write_comparison(runs: Sequence[Run | Path | str], out: Path) -> Path:
-    """Write a page that shows several finished runs side by side; says where it is."""
-    materials = [gather(run) for run in runs]
-    if len(materials) < 2:
-        raise RunError(f"there is {len(materials)} run to compare; expected at least two; name another.")
+    """Write a page that shows several finished runs side by side, and return its path.
+
+    Parameters
+    ----------
+    runs : sequence of Run, Path or str
+        At least two runs, or their directories.
+    out : Path
+        The file to write.
+    """
+    found = [_data(run) for run in runs]
+    if len(found) < 2:
+        raise RunError(f"there is {len(found)} run to compare; expected at least two; name another.")
     context = {
-        "title": f"Comparison of {len(materials)} runs",
-        "runs": materials,
-        "letters": [letter(place) for place in range(len(materials))],
-        "figures": figures_of(materials),
-        "plots": curves_of(materials),
-        "differences": differences(materials),
-        "agreements": agreements(materials),
+        "title": f"Comparison of {len(found)} runs",
+        "runs": found,
+        "letters": [letter(place) for place in range(len(found))],
+        "figures": figures_of(found),
+        "plots": curves_of(found),
+        "differences": differences(found),
+        "agreements": agreements(found),
     }
     return _write(out, "compare.html.jinja", context)
 
 
-def _report(material: Material, splits: Splits | None, with_data: bool) -> dict[str, Any]:
-    trained, classes = material.trained, material.classes
+def _data(run: Run | Path | str) -> RunData:
+    return run.data if isinstance(run, Run) else RunReader(run).data()
+
+
+def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, Any]:
     matrix = None
-    if material.multilabel:
-        counts, lines = count_entries(trained, classes)
+    if run.multilabel:
+        counts, lines = count_entries(run.labels.train)
     else:
-        counts, moves = count_rows(trained), moves_of(trained, classes)
+        counts, moves = count_rows(run.labels.train), moves_of(run.labels.train)
         lines, matrix = class_lines(moves), transitions(moves)
-    recipe = material.recipe.to_toml()
+    recipe = run.recipe.to_toml()
     shown = listed(lines)
+    calibration = run.summary.labels.calibration
     return {
-        "title": material.name,
-        "run": material,
-        "verdict": verdict(material, counts),
-        "sentences": sentences(material, counts, matrix.pairs[0] if matrix and matrix.pairs else None),
+        "title": run.name,
+        "run": run,
+        "verdict": verdict(run, counts),
+        "sentences": sentences(run, counts, matrix.pairs[0] if matrix and matrix.pairs else None),
         "counts": counts,
-        "phases": phases_of(material.metrics),
-        "plots": _plots(material),
-        "reliability": _reliability(material),
+        "phases": phases_of(run.metrics),
+        "plots": _plots(run),
+        "reliability": None if calibration is None else draw_reliability(calibration.bins),
         "matrix": matrix,
         "lines": shown,
         "lines_left_out": len(lines) - len(shown),
-        "gallery": hang(material, splits, with_data=with_data),
+        "gallery": build_gallery(run, splits, with_data=with_data),
         "recipe": recipe[:RECIPE_SHOWN],
         "recipe_left_out": max(0, len(recipe) - RECIPE_SHOWN),
-        "environment": _flat(material.environment),
-        "again": _again(material),
+        "environment": _environment(run),
+        "again": _again(run),
     }
 
 
-def _reliability(material: Material) -> Markup | None:
-    found = material.summary["labels"].get("calibration")
-    return None if found is None else draw_reliability(found["bins"])
-
-
-def _plots(material: Material) -> list[Plot]:
-    metrics, phases = material.metrics, phases_of(material.metrics)
-    score = "mAP" if material.multilabel else "Accuracy"
-    best = material.summary["best_epoch"] if f"validation_{material.score}" in material.summary else None
-    accuracies = {key.format(material.score): name for key, name in SCORES}
+def _plots(run: RunData) -> list[Plot]:
+    metrics, phases = run.metrics, phases_of(run.metrics)
+    score = "mAP" if run.multilabel else "Accuracy"
+    best = None if run.summary.validation is None else run.summary.best_epoch
+    accuracies = {key.format(run.summary.score): name for key, name in SCORES}
     agreement = {}
-    if material.multilabel:  # which is no mAP
+    if run.multilabel:  # which is not mAP
         agreement["train_accuracy"] = accuracies.pop("train_accuracy")
     wanted = [
         (score, "%", accuracies, 100.0, best),
         ("Loss", "", LOSSES, 1.0, None),
         ("Entries that agree with the network", "%", agreement, 100.0, None),
         ("Labels that are right", "%", {"labels_correct": "training labels"}, 100.0, None),
-        ("Labels changed", "", {"labels_changed": "differ from the given ones"}, 1.0, None),
+        ("Labels changed", "", {"labels_changed": "differ from the given labels"}, 1.0, None),
         ("Label entropy", "nats", {"label_entropy": "mean over labels"}, 1.0, None),
     ]
     plots = []
@@ -135,43 +154,37 @@ def _plots(material: Material) -> list[Plot]:
     return plots
 
 
-def _again(material: Material) -> str:
-    """The command that makes this run once more; none where part of it came from Python."""
-    recipe = material.recipe
-    if (
-        material.path is None
-        or recipe.data.source == FROM_PYTHON
-        or CUSTOM in (recipe.model.name, recipe.method["name"])
-    ):
+def _again(run: RunData) -> str:
+    """Return the command that repeats this run; none if part of it came from Python."""
+    path, recipe = run.path, run.recipe
+    if path is None or recipe.data.source == FROM_PYTHON or CUSTOM in (recipe.model.name, recipe.method["name"]):
         return ""
-    return f"pencil train {shlex.quote(str(material.path / RECIPE))} --out {shlex.quote(f'{material.path}-again')}"
+    return f"pencil train {shlex.quote(str(path / RECIPE))} --out {shlex.quote(f'{path}-again')}"
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}".replace("_", " ")
-        flat |= (
-            _flat(value, f"{prefix}{key}, ")
-            if isinstance(value, dict)
-            else {name: "none" if value is None else str(value)}
-        )
-    return flat
+def _environment(run: RunData) -> dict[str, str]:
+    flat = flatten(run.environment, separator=", ")
+    return {name.replace("_", " "): "none" if value is None else str(value) for name, value in flat.items()}
 
 
 def _write(target: Path, template: str, context: dict[str, Any]) -> Path:
     if target.is_dir():
         raise RunError(f"{target} is a folder; expected the name of a file, such as {target / REPORT}.")
     if target.exists() and not _is_report(target):
-        raise RunError(f"{target} already exists and is no report of ours; name another file with --out.")
+        raise RunError(f"{target} already exists and is not a report of pencil; name another file with --out.")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.report"),
-        autoescape=True,  # names of classes, files and rows are anyone's
+        autoescape=True,  # names of classes, files and rows may be hostile
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"short": short, "percent": percent, "sure": sure, "count": lambda value: f"{value:,}"}
+    environment.filters |= {
+        "short": short,
+        "percent": percent,
+        "probability": probability,
+        "count": lambda value: f"{value:,}",
+    }
     text = environment.get_template(template).render(generator=GENERATOR, version=__version__, **context)
     write_text(target, text.rstrip() + "\n")
     return target
@@ -186,18 +199,13 @@ def _is_report(path: Path) -> bool:
 
 
 HIDDEN = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
-"""Characters that turn the order of others around, so that a name reads as another."""
+"""Characters that reverse the order of others, so that a name reads as another."""
 
 
 def short(text: object, most: int = 60) -> str:
-    """A name cut in its middle where it is long; what would hide or turn around a part of it is made visible."""
+    """Return a name, cut in its middle if it is long; characters that hide or reverse a part of it are replaced."""
     seen = "".join(
         "�" if letter in HIDDEN or unicodedata.category(letter) in ("Cc", "Cs") else letter
         for letter in str(text)[:10_000]
     )
     return seen if len(seen) <= most else f"{seen[: most // 2]}…{seen[-(most // 2 - 1) :]}"
-
-
-def sure(probability: float) -> str:
-    """A probability, which is never a certainty."""
-    return f"over {percent(0.999)}" if probability > 0.999 else percent(probability)

@@ -1,4 +1,4 @@
-"""Inputs as a page can show them: images small and inside the page, vectors by their first numbers."""
+"""Inputs as a page shows them: small images inside the page, vectors by their first numbers."""
 
 import base64
 import io
@@ -15,13 +15,13 @@ from pencil.errors import DataError
 
 SIDE = 96
 COARSE = 48
-"""Images with no side longer than this are enlarged with hard edges, so that their pixels can be seen."""
+"""Images with no side longer than this are enlarged with hard edges, so that their pixels are visible."""
 NUMBERS = 6
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An input on the page: the address of a picture that is its content, or words."""
+    """An input on the page: a picture as a data URL, or words."""
 
     picture: str = ""
     coarse: bool = False
@@ -29,7 +29,7 @@ class Shown:
 
 
 def show_rows(inputs: Inputs, rows: Mapping[str, int]) -> dict[str, Shown | None]:
-    """The inputs of these rows by key; one that cannot be read has none."""
+    """Return the inputs of these rows by key; None for one that cannot be read."""
     return {key: show_row(inputs, row) for key, row in rows.items()}
 
 
@@ -42,7 +42,7 @@ def show_row(inputs: Inputs, row: int) -> Shown | None:
 
 
 def show_values(values: Tensor) -> Shown:
-    """What looks like an image as one: floats, whose range may be any, from the darkest to the lightest."""
+    """Show values of the shape of an image as one, floats from the darkest to the lightest; others as numbers."""
     if values.ndim == 3 and values.shape[0] in (1, 3, 4) and min(values.shape[1:]) > 1:
         pixels = values[:3].detach().cpu()
         if pixels.dtype != torch.uint8:
@@ -61,7 +61,7 @@ def _picture(pixels: np.ndarray) -> Shown:
     image = Image.fromarray(pixels)
     coarse = max(image.size) <= COARSE
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    image = Image.fromarray(np.asarray(image))  # pixels alone: no profile, no comment, no place where it was taken
+    image = Image.fromarray(np.asarray(image))  # pixels alone: no profile, comment or location
     content = io.BytesIO()
     kind = "png" if coarse else "jpeg"
     if coarse:

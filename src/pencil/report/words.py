@@ -1,7 +1,7 @@
-"""The summary in words: what a reader should take away before looking at any figure."""
+"""The summary in words: what a reader should know before looking at any figure."""
 
-from pencil.report.counts import CLOSE, SURE, Counts
-from pencil.report.material import Material
+from pencil.report.counts import CLOSE, CONFIDENT, Counts
+from pencil.runs.directory import RunData
 
 VERDICTS = (
     (0.2, "The labels look very noisy"),
@@ -11,96 +11,109 @@ VERDICTS = (
 )
 
 
-def verdict(material: Material, counts: Counts) -> str:
-    """The share of labels that were changed, as a phrase; where it is known that the changes did harm, that."""
-    labels = material.summary["labels"]
+def verdict(run: RunData, counts: Counts) -> str:
+    """Return the fraction of changed labels as a phrase, or that the changes did harm, if that is known."""
+    labels = run.summary.labels
     if not counts.changed:
         return "No label was changed"
-    if labels.get("correct_after", 1.0) < labels.get("correct_before", 0.0):
+    before, after = labels.correct_before, labels.correct_after
+    if before is not None and after is not None and after < before:
         return "The changes did more harm than good"
-    share = counts.changed / counts.labels
-    return next(phrase for least, phrase in VERDICTS if share >= least)
+    fraction = counts.changed / counts.labels
+    return next(phrase for least, phrase in VERDICTS if fraction >= least)
 
 
-def sentences(material: Material, counts: Counts, most: tuple[str, str, int] | None = None) -> list[str]:
-    """How noisy, how many changed, how sure; how right where that is known; how good the network is."""
-    told = [*_changes(material, counts), *_sureness(counts)]
+def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = None) -> list[str]:
+    """Return sentences about changes, confidence, noise, right labels (if known) and the scores of the network.
+
+    Parameters
+    ----------
+    run : RunData
+        The run.
+    counts : Counts
+        Its training labels, counted.
+    most : (str, str, int), optional
+        The most frequent change: given class, corrected class, and how many labels.
+    """
+    found = [*_changes(run, counts), *_confidence(counts)]
     if most is not None:
         given, corrected, times = most
-        told.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
-    return [*told, *_estimate(material), *_truth(material, counts), *_scores(material)]
+        found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
+    return [*found, *_noise_rate(run), *_truth(run, counts), *_scores(run)]
 
 
-def _estimate(material: Material) -> list[str]:
-    """What a method that looks for it says about the noise."""
-    rate = material.summary.get("findings", {}).get("noise_rate")
+def percent(fraction: float) -> str:
+    """Return a fraction in per cent, with as many digits as make a difference."""
+    digits = ".2g" if 0 < fraction < 0.0005 else ".1f"
+    return f"{100 * fraction:{digits}}\N{NO-BREAK SPACE}%"
+
+
+def probability(value: float) -> str:
+    """Return a probability in per cent, never as a certainty."""
+    return f"over {percent(0.999)}" if value > 0.999 else percent(value)
+
+
+def _noise_rate(run: RunData) -> list[str]:
+    """Return the estimate of a method that makes one."""
+    rate = run.summary.findings.get("noise_rate")
     if rate is None:
         return []
     return [
-        f"Held-out rows put the noise at {percent(rate['estimate'])} of the labels, and with 95 % confidence between "
-        f"{percent(rate['low'])} and {percent(rate['high'])}."
+        f"Noise rate {percent(rate['estimate'])} (95 % interval {percent(rate['low'])} to {percent(rate['high'])}), "
+        "estimated from held-out rows."
     ]
 
 
-def percent(share: float) -> str:
-    """With as many digits as make a difference."""
-    digits = ".2g" if 0 < share < 0.0005 else ".1f"
-    return f"{100 * share:{digits}}\N{NO-BREAK SPACE}%"
-
-
-def _changes(material: Material, counts: Counts) -> list[str]:
-    kind = "known labels (a row and a class each)" if material.multilabel else "training labels"
+def _changes(run: RunData, counts: Counts) -> list[str]:
+    kind = "known labels (a row and a class each)" if run.multilabel else "training labels"
     if not counts.changed:
         return [
-            f"None of the {counts.labels:,} {kind} was changed: either they are clean, or this method does not change "
-            "labels, or it was not given the epochs or the step to do so."
+            f"None of the {counts.labels:,} {kind} was changed: the labels are clean, or this method does not change "
+            "labels, or its epochs or its step were too few or too small."
         ]
-    share = percent(counts.changed / counts.labels)
     return [
-        f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {share}. That share is what this method found, "
-        "an estimate of the noise and not a measurement of it."
+        f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {percent(counts.changed / counts.labels)}. "
+        "This fraction is what the method found: an estimate of the noise rate, not a measurement."
     ]
 
 
-def _sureness(counts: Counts) -> list[str]:
-    told = []
+def _confidence(counts: Counts) -> list[str]:
+    found = []
     if counts.changed and counts.median is not None:
-        told.append(
-            f"{counts.sure:,} of the changes ({percent(counts.sure / counts.changed)}) are at least "
-            f"{100 * SURE:.0f} % sure; half of them are more than {percent(counts.median)} sure."
+        found.append(
+            f"{counts.confident:,} of the changes ({percent(counts.confident / counts.changed)}) have a confidence of "
+            f"at least {100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
         )
-    lead = f"less than {100 * CLOSE:.0f} points of probability lie between its two likeliest readings"
-    told.append(
-        f"{_are(counts.doubtful)} in doubt, changed or not: {lead}." if counts.doubtful else "No label is in doubt."
+    lead = f"its two most probable readings are less than {100 * CLOSE:.0f} points apart"
+    found.append(
+        f"{_are(counts.doubtful)} doubtful, changed or not: {lead}." if counts.doubtful else "No label is doubtful."
     )
-    return told
+    return found
 
 
-def _truth(material: Material, counts: Counts) -> list[str]:
-    labels, rate, told = material.summary["labels"], material.summary.get("injected_noise_rate"), []
+def _truth(run: RunData, counts: Counts) -> list[str]:
+    labels, rate, found = run.summary.labels, run.summary.injected_noise_rate, []
     if rate is not None:
-        told.append(f"Noise was put in on purpose: {percent(rate)} of the labels were made wrong.")
-    if "correct_before" in labels:
-        before, after = percent(labels["correct_before"]), percent(labels["correct_after"])
-        told.append(f"The clean labels are known: {before} of the labels were right before, {after} are now.")
-    if counts.changed and "repaired" in labels:
-        told.append(
-            f"{labels['repaired']:,} changes put a wrong label right, {labels['broken']:,} spoiled a right one."
-        )
-    return told
+        found.append(f"Noise was injected: {percent(rate)} of the labels were made wrong.")
+    if labels.correct_before is not None and labels.correct_after is not None:
+        before, after = percent(labels.correct_before), percent(labels.correct_after)
+        found.append(f"The clean labels are known: {before} of the labels were right before, {after} are right now.")
+    if counts.changed and labels.repaired is not None:
+        found.append(f"{labels.repaired:,} changes repaired a wrong label, {labels.broken:,} broke a right one.")
+    return found
 
 
-def _scores(material: Material) -> list[str]:
-    summary, name = material.summary, "mAP" if material.multilabel else "accuracy"
-    test = summary.get(f"test_{material.score}")
-    if test is None:
-        return ["There is no test set, so how good the network is on clean labels is not known."]
-    said = f"On the test set the network has {percent(test['last'])} {name} after the last epoch"
-    if f"validation_{material.score}" in summary:
-        said += (
-            f", {percent(test['best'])} at epoch {summary['best_epoch']}, which does best on the noisy validation rows"
+def _scores(run: RunData) -> list[str]:
+    summary, name = run.summary, "mAP" if run.multilabel else "accuracy"
+    if summary.test is None:
+        return ["There is no test set, so the score of the network on clean labels is not known."]
+    text = f"The test {name} of the network is {percent(summary.test.last)} after the last epoch"
+    if summary.validation is not None:
+        text += (
+            f" and {percent(summary.test.best)} at epoch {summary.best_epoch}, the best one on the held-out rows "
+            "(with noisy labels)"
         )
-    return [said + "."]
+    return [text + "."]
 
 
 def _were(count: int) -> str:

@@ -1,7 +1,7 @@
-"""Who may talk to the review page: this machine's browser, with the token, from the page itself.
+"""Access to the review page: only this machine's browser, with the token, from the page itself.
 
-A foreign page in the same browser cannot read or write: the Host header must be ours (no name that was made to point
-here), writes need our Origin and a header that only our page knows, and nothing may frame or embed us.
+Another page in the same browser cannot read or write: the Host header must be ours (against DNS rebinding), writes need
+our Origin and a header that only our page knows, and no page may frame or embed ours.
 """
 
 import hmac
@@ -36,7 +36,7 @@ def _secret() -> str:
 
 @dataclass(frozen=True)
 class Access:
-    """Where the server listens and the secrets of this start of it."""
+    """Where the server listens, and the secrets of this start of it."""
 
     port: int
     host: str = "127.0.0.1"
@@ -52,11 +52,11 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """Browsers keep one jar for all ports of a host, so the port is in the name."""
+        """The name of the cookie. Browsers share cookies among all ports of a host, so it contains the port."""
         return f"pencil_review_{self.port}"
 
     def knows(self, host: str) -> bool:
-        """Whether a Host header is ours. An address cannot be made to point elsewhere, as a name can."""
+        """Return whether a Host header is ours. An IP address cannot be rebound, as a name can."""
         name, _, port = host.rpartition(":")
         if port != str(self.port):
             return False
@@ -72,7 +72,7 @@ def _is_address(name: str) -> bool:
 
 
 class Guard:
-    """Stands before the app: refuses what is not ours, and puts the headers on every answer."""
+    """Wraps the app: refuses foreign requests, and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, access: Access):
         self.app = app
@@ -87,11 +87,11 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        answer = self._answer(scope) or self.app
-        await answer(scope, receive, send_with_headers)
+        respond = self._response(scope) or self.app
+        await respond(scope, receive, send_with_headers)
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """A refusal, or the way in; None where the request may pass."""
+    def _response(self, scope: Scope) -> Response | None:
+        """Return a refusal, or the redirect that sets the cookie; None if the request may pass."""
         headers, access = Headers(scope=scope), self.access
         host, method = headers.get("host", ""), scope["method"]
         if len(headers.getlist("host")) != 1 or not access.knows(host):
@@ -108,7 +108,7 @@ class Guard:
         return self._refuse_foreign(headers, host) if method == "POST" else None
 
     def _refuse_foreign(self, headers: Headers, host: str) -> Response | None:
-        """Writes come from our own page: the browser says so, and the page knows its token."""
+        """Refuse writes that are not from our own page: the Origin header and the page's token must be ours."""
         ours = headers.get("origin") == f"http://{host}"
         if not ours or headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return PlainTextResponse("decisions are taken from the review page only", 403)

@@ -1,6 +1,6 @@
-"""What the rows look like: pictures encoded anew, or a few numbers, from the data that the run was trained on.
+"""The inputs of the rows, from the data that the run was trained on: pictures encoded again, or a few numbers.
 
-Data is loaded beside the server, as it needs torch and may take a while; the page works meanwhile, and without it.
+The data is loaded in a thread, as it needs torch and may take a while; the page works meanwhile, and without it.
 """
 
 import io
@@ -14,7 +14,7 @@ import numpy as np
 
 from pencil.decisions import Where
 from pencil.errors import PencilError
-from pencil.review.queue import RECIPE
+from pencil.runs.directory import RunReader
 
 if TYPE_CHECKING:
     from pencil.data.examples import Examples, Splits
@@ -23,23 +23,23 @@ MAX_SIDE = 512
 """No side of a picture is longer than this on the page."""
 SMALL_SIDE = 128
 MAX_NUMBERS = 64
-"""So many numbers of a vector are shown."""
+"""This many numbers of a vector are shown."""
 
 
-class NotShown(Exception):  # noqa: N818 - no error of the program, but what the page says in place of a picture
-    """Why there is nothing to see of a row."""
+class NotShown(Exception):  # noqa: N818 - not an error: the page shows it in place of a picture
+    """Why a row has no picture."""
 
 
 @dataclass(frozen=True)
 class State:
-    """``loading``, ``pictures``, ``numbers`` or ``none``; ``reason`` says why there are none."""
+    """``loading``, ``pictures``, ``numbers`` or ``none``; ``reason`` explains the last."""
 
     kind: str
     reason: str = ""
 
 
 class Pictures:
-    """The inputs of a run by key and split; ``start`` loads them, once, in a thread of its own."""
+    """The inputs of a run by key and split; ``start`` loads them once, in a thread."""
 
     def __init__(self, load: "Callable[[], Splits]"):
         self.state = State("loading")
@@ -55,7 +55,7 @@ class Pictures:
                 self._thread.start()
 
     def wait(self) -> None:
-        """Until the data is loaded, or known to be out of reach."""
+        """Wait until the data is loaded or has failed to load."""
         self.start()
         assert self._thread is not None
         self._thread.join()
@@ -71,11 +71,11 @@ class Pictures:
         except (PencilError, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
             self.state = State("none", f"no pictures: {error}")
         finally:
-            if self.state.kind == "loading":  # what nobody thought of: the terminal has the traceback
-                self.state = State("none", "no pictures: the data cannot be loaded; the terminal says why")
+            if self.state.kind == "loading":  # an unforeseen error, whose traceback is in the terminal
+                self.state = State("none", "no pictures: the data cannot be loaded; see the terminal")
 
     def picture(self, where: Where) -> tuple[bytes, str]:
-        """The picture of a row and its media type, made anew from its pixels: nothing else of a file gets out."""
+        """Return the picture of a row and its media type, encoded from its pixels: nothing else of a file is sent."""
         part, place = self._find(where)
         try:
             pixels = part.inputs.picture(int(part.rows[place]))
@@ -86,7 +86,7 @@ class Pictures:
         return _encoded(pixels)
 
     def numbers(self, where: Where) -> dict[str, Any]:
-        """The first numbers of a row, and how many there are."""
+        """Return the first numbers of a row, and how many there are."""
         part, place = self._find(where)
         values = self._values(part, int(part.rows[place])).astype(np.float64).ravel()
         shown = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values[:MAX_NUMBERS]]
@@ -95,10 +95,10 @@ class Pictures:
     def _find(self, where: Where) -> "tuple[Examples, int]":
         key, split = where
         if self.state.kind not in ("pictures", "numbers"):
-            raise NotShown(self.state.reason or "the data is still being loaded")
-        part, places = self._parts.get(split) or self._parts["train"]  # validation rows are mostly held out of those
+            raise NotShown(self.state.reason or "the data is still loading")
+        part, places = self._parts.get(split) or self._parts["train"]  # held out of it, mostly
         if key not in places:
-            raise NotShown("the data does not have this row any more")
+            raise NotShown("the data no longer has this row")
         return part, places[key]
 
     def _values(self, part: "Examples", row: int) -> np.ndarray:
@@ -112,13 +112,12 @@ class Pictures:
 
 
 def pictures_of(run: Path) -> Pictures:
-    """The pictures of a run, from the data that its recipe names."""
+    """Return the pictures of a run, from the data that its recipe names."""
 
     def load() -> "Splits":
         from pencil.data import sources
-        from pencil.recipe import parse, read
 
-        return sources.load(parse(read(run / RECIPE), str(run / RECIPE), with_method=False).data)
+        return sources.load(RunReader(run).recipe().data)
 
     return Pictures(load)
 
@@ -128,7 +127,7 @@ def _are_pictures(examples: "Examples") -> bool:
 
 
 def _encoded(pixels: np.ndarray) -> tuple[bytes, str]:
-    """Small pictures to the pixel, large ones as JPEG."""
+    """Encode small pictures as PNG, large ones as JPEG."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))

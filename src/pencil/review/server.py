@@ -1,4 +1,4 @@
-"""The review page's server: pages of rows, pictures, and decisions that are on disk before they are answered."""
+"""The server of the review page: pages of rows, pictures, and decisions that are saved before they are answered."""
 
 import json
 import socket
@@ -26,7 +26,7 @@ MEDIA = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "t
 
 
 def serve(review: Review, access: Access, listening: socket.socket) -> None:
-    """Until Ctrl-C or SIGTERM."""
+    """Serve until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(
         build_app(review, access),
         log_level="warning",
@@ -41,7 +41,7 @@ def serve(review: Review, access: Access, listening: socket.socket) -> None:
 
 
 def build_app(review: Review, access: Access) -> ASGIApp:
-    """The page of a review behind its guard."""
+    """Return the page of a review behind its guard."""
     answers = _Answers(review, access)
     routes = [
         Route("/", _static("index.html")),
@@ -55,12 +55,12 @@ def build_app(review: Review, access: Access) -> ASGIApp:
         Route("/picture/{row:int}", answers.picture),
         Route("/numbers/{row:int}", answers.numbers),
     ]
-    faults: Any = {RefusedError: _say(400), NotShown: _say(404), RunError: _say(507)}
+    faults: Any = {RefusedError: _respond(400), NotShown: _respond(404), RunError: _respond(507)}
     return Guard(Starlette(routes=routes, exception_handlers=faults), access)
 
 
 class _Answers:
-    """What each address answers; rows are named by number, never by path."""
+    """The response of each address; rows are named by number, never by path."""
 
     def __init__(self, review: Review, access: Access):
         self.review = review
@@ -76,7 +76,7 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start or 0, row, after))
 
     async def pictures(self, request: Request) -> Response:
-        self.review.pictures.start()  # once the page is there: the data needs torch
+        self.review.pictures.start()  # only now that the page is shown: the data needs torch
         state = self.review.pictures.state
         return JSONResponse({"kind": state.kind, "reason": state.reason})
 
@@ -91,7 +91,7 @@ class _Answers:
         asked, chosen = await _body(request), _filter(request)
         codes, row, kind = asked.get("label", []), asked.get("row"), asked.get("decision")
         if not isinstance(codes, list) or not all(type(code) is int for code in codes):
-            raise RefusedError("label is no list of positions")
+            raise RefusedError("label is not a list of class positions")
         if row is None and kind == "undo":
             row = await run_in_threadpool(self.review.last_row)
             if row is None:
@@ -121,7 +121,7 @@ async def _nothing(request: Request) -> Response:
     return Response(status_code=204)
 
 
-def _say(status: int) -> Callable[[Request, Exception], Response]:
+def _respond(status: int) -> Callable[[Request, Exception], Response]:
     return lambda request, error: PlainTextResponse(str(error), status)
 
 
@@ -134,9 +134,9 @@ async def _body(request: Request) -> dict[str, Any]:
     try:
         asked = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise RefusedError("the request is no JSON") from error
+        raise RefusedError("the request is not JSON") from error
     if not isinstance(asked, dict):
-        raise RefusedError("the request is no JSON object")
+        raise RefusedError("the request is not a JSON object")
     return asked
 
 
@@ -157,5 +157,5 @@ def _filter(request: Request) -> Filter:
 
 def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise RefusedError(f"{text[:20]!r} is no row")
+        raise RefusedError(f"{text[:20]!r} is not a row number")
     return int(text)

@@ -1,4 +1,4 @@
-"""One review of a run: its queue, the decisions about it, and the pictures; what the server serves."""
+"""One review of a run: its queue, the decisions about it, and the pictures that the server serves."""
 
 import threading
 from pathlib import Path
@@ -13,11 +13,19 @@ from pencil.runs.lock import RunLock
 
 
 class RefusedError(ValueError):
-    """A request that no page of ours sends."""
+    """A request that our page does not send."""
 
 
 class Review:
-    """``with Review(run) as review:`` a run's queue and the decisions about it, by the only one who writes them."""
+    """The queue of a run and the decisions about it; as a context manager it holds the lock of the run.
+
+    Parameters
+    ----------
+    run : Path
+        The run directory.
+    pictures : Pictures, optional
+        The inputs to show; by default those of the data that the run's recipe names.
+    """
 
     def __init__(self, run: Path, pictures: Pictures | None = None):
         self.run = run
@@ -46,7 +54,7 @@ class Review:
         self._run_lock.__exit__()
 
     def begin(self) -> dict[str, Any]:
-        """What the page needs once."""
+        """Return what the page needs once."""
         queue = self.queue
         return {
             "run": self.run.resolve().name,
@@ -57,7 +65,7 @@ class Review:
         }
 
     def page(self, chosen: Filter, count: int, start: int, row: int | None, after: int | None) -> dict[str, Any]:
-        """The page around a position, around a row, or around the next row without a decision."""
+        """Return the page around a position, around a row, or around the next row without a decision."""
         rows = self.queue.rows(chosen)
         position = start
         if row is not None:
@@ -84,7 +92,7 @@ class Review:
         return self.queue.describe(row) | made
 
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
-        """Write a decision down, then remember it."""
+        """Save a decision, then return the row as the page shows it."""
         queue = self.queue
         if kind not in KINDS:
             raise RefusedError(f"decision is {kind!r}")
@@ -103,7 +111,7 @@ class Review:
         return self._describe(row)
 
     def last_row(self) -> int | None:
-        """The row of the newest decision, which is the one to take back."""
+        """Return the row of the newest decision, which undo withdraws."""
         last = self.history.last()
         return None if last is None else self.queue.find([last.where]).get(last.where)
 
@@ -115,7 +123,7 @@ class Review:
 
 
 def _next_open(decided: np.ndarray, after: int) -> int:
-    """The first position from here on without a decision, from the beginning again after the last."""
+    """Return the first position without a decision, from ``after`` on and then from the beginning."""
     after = max(0, min(after, len(decided)))
     for part, offset in ((decided[after:], after), (decided[:after], 0)):
         if len(part) and not part.all():

@@ -1,11 +1,11 @@
-"""Checkpoints of training: written whole or not at all, verified before they are used, never a pickle.
+"""Checkpoints of training: written completely or not at all, verified before use, never a pickle.
 
 A checkpoint is a directory ``step-0000000123`` of parts. A part is a tree of dicts, lists, tuples, tensors, numbers,
 strings and None: NAME.safetensors has its tensors, each under its path (``optimizer/state/0/exp_avg``), NAME.json has
 the rest. ``manifest.json``, written last, has the SHA-256 and size of every file: safetensors has no checksum.
 
-What comes back equals what went in, but plain: tensors are on the CPU, without gradients, and share no storage; an
-instance of a subclass (Parameter, OrderedDict, a named tuple) is one of its base.
+What is read equals what was written, in plain types: tensors are on the CPU, without gradients, and share no storage;
+an instance of a subclass (Parameter, OrderedDict, a named tuple) becomes one of its base.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -23,16 +23,18 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from pencil.errors import RecipeError, RunError
+from pencil.files import sync_folder
+from pencil.runs.layout import FileStatus
 
 Tree = Any
 Digest = dict[str, Any]  # {"sha256": ..., "bytes": ...}: what a file must be
 FORMAT, MANIFEST, TENSORS, REST = 1, "manifest.json", ".safetensors", ".json"
 DEPTH = 64  # of a tree; what is deeper contains itself
-UNHARMED = "the earlier checkpoints are unharmed; make room or mend the access, then resume"
+UNHARMED = "the earlier checkpoints are unharmed; make room or fix the access, then resume"
 ODD = (AttributeError, LookupError, OSError, OverflowError, RuntimeError, SafetensorError, TypeError, ValueError)
 STEP = re.compile(r"step-\d{10,}")
 ASIDE = re.compile(r"\.(step-\d{10,})\.(partial|old)")
@@ -42,17 +44,8 @@ CODES |= {getattr(torch, f"{u}int{bits}"): f"{u or 'i'}{bits}".upper() for u in 
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The verdict on one checkpoint; the reason is empty where it is whole."""
-
-    path: Path
-    ok: bool
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint to read from. It can be sent to other processes, so that one of them verifies it for all."""
+    """A checkpoint to read. It can be sent to other processes, so that one of them verifies it for all."""
 
     path: Path
     step: int
@@ -62,21 +55,14 @@ class Checkpoint:
         return sorted(name.removesuffix(REST) for name in self.files if name.endswith(REST))
 
     def part(self, name: str) -> Tree:
-        """The tree of a part; the bytes that are decoded are the bytes that were checked."""
+        """Return the tree of a part; the bytes that are decoded are the bytes that were checked."""
         rest, raw = self.read(name + REST), self.read(name + TENSORS)
         with _explained(f"cannot read part {name!r} of {self.path}"):
             tensors = safetensors.torch.load(raw)
             return json.loads(rest, object_hook=lambda found: _revive(found, tensors))
 
-    def tensor_slice(self, part: str, path: str, rows: slice | Sequence[int]) -> Tensor:
-        """Some rows of one tensor of a part, without reading the rest; the file is not checked again."""
-        file = self._file(part + TENSORS)
-        with _explained(f"cannot read {path!r} in {file}"), safe_open(file, "pt") as tensors:
-            found: Tensor = tensors.get_slice(path)[rows]
-            return found.clone()  # it was a view of the mapped file, and must outlive it
-
     def read(self, name: str) -> bytes:
-        """A file of the checkpoint, if it is what the manifest says."""
+        """Return the content of a file, after comparing it with the manifest."""
         file, expected = self._file(name), self.files[name]
         with _explained(f"cannot read {file}"):
             if (size := file.stat().st_size) != expected["bytes"]:
@@ -95,8 +81,15 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit and recover.
 
-    Of several processes rank 0 begins, each writes parts with `write_part`, rank 0 commits the digests of all, or
-    recovers if one has failed; the barrier after the first step and the gathering of digests are the caller's.
+    With several ranks, rank 0 begins, each rank writes parts with `write_part`, and rank 0 commits the digests of all,
+    or recovers if one has failed. The barrier after the first step and the all_gather of the digests are the caller's.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the checkpoints are.
+    keep : int
+        How many complete checkpoints are kept; at least 2, so that one may be damaged.
     """
 
     def __init__(self, folder: Path, keep: int = 2):
@@ -106,7 +99,7 @@ class Checkpoints:
         self._whole: set[Path] = set()  # as far as this process has written or verified them
 
     def save(self, step: int, parts: Mapping[str, Tree]) -> Checkpoint:
-        """Write a checkpoint. If that fails or is interrupted, nothing of it stays and the earlier ones are whole."""
+        """Write a checkpoint. If that fails or is interrupted, nothing of it is left and earlier ones are intact."""
         try:
             partial = self.begin(step)
             written = [write_part(partial, name, tree).items() for name, tree in parts.items()]
@@ -116,7 +109,7 @@ class Checkpoints:
             raise
 
     def begin(self, step: int) -> Path:
-        """A directory to write parts into, on the file system where the checkpoint is to be."""
+        """Return a directory to write parts into, on the file system where the checkpoint will be."""
         if step < 0:
             raise RunError(f"step is {step}; expected 0 or more.")
         partial = self.folder / f".step-{step:010d}.partial"
@@ -127,29 +120,29 @@ class Checkpoints:
         return partial
 
     def write_part(self, partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
-        """One part of a checkpoint that has begun; any process may write its own."""
+        """Write one part of a checkpoint that has begun; any process may write its own."""
         return write_part(partial, name, tree)
 
     def commit(self, partial: Path, digests: Mapping[str, Digest]) -> Checkpoint:
-        """Make the parts a checkpoint, in place of one of the same step if there is one, and remove the oldest."""
+        """Make the parts a checkpoint, which replaces one of the same step, and remove the oldest."""
         target = self.folder / partial.name.removeprefix(".").removesuffix(".partial")
         with _explained(f"cannot write {partial}", UNHARMED):
             for name, digest in digests.items():  # if others wrote to disks of their own, nothing may be pruned
                 if (partial / name).stat().st_size != digest["bytes"]:
-                    raise RunError(f"{partial / name} is not {digest['bytes']:,} bytes long, as its writer said.")
+                    raise RunError(f"{partial / name} is not {digest['bytes']:,} bytes long, as its writer reported.")
             _write(partial / MANIFEST, [_manifest(target.name, digests)])
-            _sync(partial)
+            sync_folder(partial)
             if target.exists():
-                target.rename(self.folder / f".{target.name}.old")  # from where `recover` would bring it back
+                target.rename(self.folder / f".{target.name}.old")  # `recover` would restore it from there
             partial.rename(target)
-            _sync(self.folder)
-            _sync(self.folder.parent)  # in which it may be new
+            sync_folder(self.folder)
+            sync_folder(self.folder.parent)  # in which it may be new
             self.recover()
             self._prune(target)
         return Checkpoint(target, _step(target), dict(digests))
 
     def recover(self) -> None:
-        """Remove what killed processes left half-written; bring back a checkpoint whose replacement never came."""
+        """Remove what killed processes left half-written; restore a checkpoint whose replacement was not completed."""
         for path in self.folder.glob(".step-*"):
             if match := ASIDE.fullmatch(path.name):
                 if match[2] == "old" and not (self.folder / match[1]).exists():
@@ -158,7 +151,7 @@ class Checkpoints:
                     _remove(path)
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint, verified; None where none was ever written. Nothing on disk changes."""
+        """Return the newest intact checkpoint, verified; None if none was written. Nothing on disk changes."""
         damaged: list[str] = []
         for path in self._paths():
             found, reason = self._examine(path)
@@ -166,19 +159,19 @@ class Checkpoints:
                 for each in damaged:
                     warnings.warn(f"a checkpoint is damaged: {each} Using {path}.", stacklevel=2)
                 return found
-            if path.exists():  # else the run is going on, and has pruned it meanwhile
+            if path.exists():  # else the run is still training, and has pruned it meanwhile
                 damaged.append(reason)
         if damaged:
-            raise RunError(f"every checkpoint is damaged: {' '.join(damaged)} Bring back a copy, or train again.")
+            raise RunError(f"every checkpoint is damaged: {' '.join(damaged)} Restore a copy, or train again.")
         return None
 
-    def verify(self) -> list[Finding]:
-        """The verdict on every checkpoint, the newest first. Nothing on disk changes; the run may be going on."""
+    def verify(self) -> list[FileStatus]:
+        """Return the status of every checkpoint, the newest first. Nothing on disk changes; the run may be training."""
         examined = [(path, *self._examine(path)) for path in self._paths()]
-        return [Finding(path, found is not None, why) for path, found, why in examined if path.exists()]
+        return [FileStatus(path, found is not None, why) for path, found, why in examined if path.exists()]
 
     def _examine(self, path: Path) -> tuple[Checkpoint | None, str]:
-        """The checkpoint, or what is wrong with it."""
+        """Return the checkpoint, or what is wrong with it."""
         try:
             checkpoint = Checkpoint(path, _step(path), _read_manifest(path))
             for name in checkpoint.files:
@@ -193,7 +186,7 @@ class Checkpoints:
         return sorted(paths, key=_step, reverse=True)
 
     def _prune(self, written: Path) -> None:
-        """Remove what is behind enough whole ones; those damaged, or later than that just written, do not count."""
+        """Remove checkpoints beyond the ones kept; damaged ones, and later ones than ``written``, do not count."""
         self._whole.add(written)
         kept = 0
         for path in self._paths():
@@ -204,7 +197,7 @@ class Checkpoints:
 
 
 def write_part(partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
-    """Write one part of a checkpoint, from any process, and say what was written."""
+    """Write one part of a checkpoint, from any process; return the digest of each file."""
     if not PART.fullmatch(name):
         raise RunError(f"a part is named {name!r}; expected lower-case letters, digits, - and _, and not 'manifest'.")
     tensors: dict[str, Tensor] = {}
@@ -215,7 +208,7 @@ def write_part(partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
 
 
 def _encode(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
-    """As JSON; what that cannot say is marked: ``{"$tensor": path}``, ``{"$tuple": items}``, ``{"$dict": pairs}``."""
+    """Return a tree as JSON, with marks: ``{"$tensor": path}``, ``{"$tuple": items}``, ``{"$dict": pairs}``."""
     if len(path) > DEPTH:
         raise RunError(f"{'/'.join(path[:3])}/... is more than {DEPTH} levels deep; does it contain itself?")
     if value is None or isinstance(value, bool | int | float | str):
@@ -234,9 +227,9 @@ def _encode(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> A
 
 
 def _collect(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
-    """Put a tensor under its path, or near it where that is taken, as in ``{"a": {"b": x}, "a/b": y}``."""
+    """Add a tensor under its path, or one near it if that is taken, as in ``{"a": {"b": x}, "a/b": y}``."""
     name = "/".join(path).encode(errors="backslashreplace").decode()
-    while name in tensors or name == "__metadata__":  # which safetensors keeps for itself
+    while name in tensors or name == "__metadata__":  # which safetensors reserves
         name += "~"
     if tensor.dtype not in CODES or tensor.layout != torch.strided or tensor.is_meta:
         seen = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
@@ -246,7 +239,7 @@ def _collect(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) 
 
 
 def _revive(found: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tree:
-    """What a mark in the JSON stands for; no name in it is imported, called or opened, whatever it says."""
+    """Return what a mark in the JSON stands for; no name in it is ever imported, called or opened."""
     match list(found.items()):
         case [("$tensor", str(name))]:
             return tensors[name]
@@ -260,7 +253,7 @@ def _revive(found: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of the file, to be hashed while they are written; `save_file` and reading it again takes 1.5 times."""
+    """Yield the bytes of the file, to be hashed while they are written: faster than to read it again."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps each aligned when mapped
     header, end = dict[str, Any](), 0
     for name, tensor in ordered:
@@ -269,7 +262,7 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:  # strided anew, because a contiguous tensor may have any stride where a side is 0 or 1
+    for _, tensor in ordered:  # strided again: a contiguous tensor may have any stride if a side is 0 or 1
         yield tensor.cpu().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
@@ -289,7 +282,7 @@ def _manifest(name: str, files: Mapping[str, Digest]) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, Digest]:
-    """What the files must be. It must be byte for byte what we write, so that no flipped bit in it goes unseen."""
+    """Return the digest of each file. The manifest must be byte for byte what we write, so no flipped bit is missed."""
     with _explained(f"cannot read {path / MANIFEST}"):
         text = (path / MANIFEST).read_bytes()
         found = json.loads(text)["files"].items()
@@ -301,21 +294,12 @@ def _read_manifest(path: Path) -> dict[str, Digest]:
         return files
 
 
-def _sync(folder: Path) -> None:
-    if os.name != "nt":  # Windows has no call that makes the names in a directory last
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _remove(path: Path) -> None:
     try:
         doomed = path.with_name(f".{path.name.removeprefix('.')}").with_suffix(".partial")
-        path.rename(doomed)  # first: killed while it removes, this process leaves no half of a checkpoint
+        path.rename(doomed)  # first: a process killed here leaves no half of a checkpoint
         shutil.rmtree(doomed)
-    except OSError as error:  # a checkpoint too many is no reason to stop training
+    except OSError as error:  # one checkpoint too many is no reason to stop training
         warnings.warn(f"cannot remove {path}: {error.strerror or error}; remove it by hand.", stacklevel=2)
 
 
@@ -325,7 +309,7 @@ def _step(path: Path) -> int:
 
 @contextmanager
 def _explained(what: str, advice: str = "use an earlier checkpoint") -> Iterator[None]:
-    """One kind of error for a full disk and for all that odd or hostile files lead to."""
+    """Raise one kind of error for a full disk and for everything that odd or hostile files lead to."""
     try:
         yield
     except RunError:

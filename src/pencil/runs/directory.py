@@ -1,39 +1,26 @@
-"""The run directory: what is in it, and the only one who writes it.
-
-recipe.toml         resolved: run it again with `pencil train recipe.toml`
-environment.json    versions, machine, data fingerprint
-rows.parquet        the keys of all rows in the order they came, and the split that each is in
-metrics.jsonl       one line per epoch
-labels.parquet      every row: given and corrected label, confidence, distribution
-model.safetensors   the network after the last epoch; checkpoints/best.safetensors at the best noisy-validation epoch
-manifest.json       the SHA-256 of every file above
-summary.json        the result in numbers; written last, so a directory that has it is whole
-checkpoints/step-N  what `pencil resume` goes on from, until the run is finished
-"""
+"""The run directory: the one class that reads it and the one class that writes it. Importing them needs no torch."""
 
 import json
-import platform
 import shutil
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import safetensors.torch
-import torch
-from torch import Tensor
+from safetensors import SafetensorError
 
-from pencil._version import __version__
 from pencil.errors import RunError
-from pencil.files import digest, write, write_text
-from pencil.recipe import Recipe
-from pencil.runs.checkpoints import Checkpoints, Finding
+from pencil.files import digest, write, write_json, write_text
+from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
     CHECKPOINTS,
     ENVIRONMENT,
+    FORMAT,
     LABELS,
     LISTED,
     MANIFEST,
@@ -42,108 +29,300 @@ from pencil.runs.layout import (
     RECIPE,
     ROWS,
     SUMMARY,
+    WEIGHTS,
+    FileStatus,
     is_empty,
     is_run,
     is_unfinished,
 )
 from pencil.runs.lock import RunLock
-from pencil.training import Observer, Record
+from pencil.runs.summary import Summary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pencil.recipe import Recipe
+    from pencil.runs.checkpoints import Checkpoints
+
+Content = TypeVar("Content")
+Record = dict[str, Any]
+"""The metrics of one epoch."""
 
 
-class RunDirectory(Observer):
-    """Writes a run as it goes, as the only one: nothing is overwritten, nothing is left half-written."""
+class DamagedError(RunError):
+    """A file of a run directory is missing, or is not what was written."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A finished run without its network; ``environment`` is empty and ``path`` None if it has no directory."""
+
+    labels: LabelTable
+    metrics: list[Record]
+    summary: Summary
+    recipe: "Recipe"
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the directory, or that of the recipe."""
+        return self.recipe.name if self.path is None else self.path.absolute().name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.summary.data.classes
+
+    @property
+    def multilabel(self) -> bool:
+        return self.summary.data.multilabel
+
+
+class RunReader:
+    """Reads the files of a run directory, each when it is first asked for.
+
+    Parameters
+    ----------
+    path : Path or str
+        The run directory.
+    finished : bool
+        Refuse a run that has not finished.
+
+    Raises
+    ------
+    RunError
+        If the directory is not a run, is of another format, or a file is missing or damaged: one line that names the
+        file, what was seen and what to do.
+    """
+
+    def __init__(self, path: Path | str, *, finished: bool = True):
+        self.path = Path(path)
+        if not is_run(self.path):
+            raise RunError(
+                f"{self.path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made."
+            )
+        if finished and is_unfinished(self.path):
+            raise RunError(
+                f"the run in {self.path} has not finished (it has no {SUMMARY}); resume it with "
+                f"`pencil resume {self.path}`."
+            )
+        _check_format(self.path, self.environment)
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """Format version, versions of libraries, machine, and fingerprints of the data."""
+        tree = self._read(ENVIRONMENT, lambda path: json.loads(path.read_text(encoding="utf-8")))
+        if not isinstance(tree, dict):
+            raise self._damaged(ENVIRONMENT, f"it holds a {type(tree).__name__} instead of a JSON object")
+        return tree
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The digest of keys and labels of each split as loaded, and of the reviewed labels (``pinned``)."""
+        found = self.environment.get("data_fingerprint")
+        if not isinstance(found, dict):
+            raise self._damaged(ENVIRONMENT, "it has no data_fingerprint")
+        return dict(found)
+
+    @cached_property
+    def recipe_tree(self) -> dict[str, Any]:
+        """The resolved recipe as nested tables."""
+        return self._read(RECIPE, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
+
+    def recipe(self, *, with_method: bool = False) -> "Recipe":
+        """Return the resolved recipe. This imports torch.
+
+        Parameters
+        ----------
+        with_method : bool
+            Check the settings of the method too, which imports a method of the user's own.
+        """
+        from pencil.recipe import parse
+
+        return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method)
+
+    @cached_property
+    def rows(self) -> pa.Table:
+        """The key and the split (train, validation or unused) of every row, in the order they came."""
+        return self._read(ROWS, lambda path: pq.ParquetFile(path).read())
+
+    @cached_property
+    def metrics(self) -> list[Record]:
+        """The metrics of every epoch."""
+        lines = self._read(METRICS, lambda path: path.read_text(encoding="utf-8").splitlines())
+        found = []
+        for number, line in enumerate(lines, 1):
+            try:
+                found.append(dict(json.loads(line)))
+            except (ValueError, TypeError, RecursionError) as error:
+                raise self._damaged(METRICS, f"line {number} is not a JSON object ({error})") from error
+        return found
+
+    @cached_property
+    def labels(self) -> LabelTable:
+        """The label table with all its columns."""
+        return self.read_labels()
+
+    def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
+        """Return the label table; with ``columns`` only those, and key, split and given."""
+        return self._read(LABELS, lambda path: LabelTable.read(path, columns))
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The results in numbers."""
+        text = self._read(SUMMARY, lambda path: path.read_text(encoding="utf-8"))
+        return Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
+
+    def weights_path(self, epoch: str = "last") -> Path:
+        """Return the safetensors file with the weights of the ``last`` or the ``best`` epoch."""
+        if epoch not in WEIGHTS:
+            raise RunError(f"epoch is {epoch!r}; expected {' or '.join(WEIGHTS)}.")
+        return self.path / WEIGHTS[epoch]
+
+    def read_weights(self, epoch: str = "last") -> "dict[str, Tensor]":
+        """Return the weights of the ``last`` or the ``best`` epoch. This imports torch."""
+        import safetensors.torch
+
+        return self._read(self.weights_path(epoch).relative_to(self.path), safetensors.torch.load_file)
+
+    def data(self) -> RunData:
+        """Return the whole run except its network. This imports torch."""
+        return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
+
+    def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:
+        try:
+            return read(self.path / name)
+        except FileNotFoundError as error:
+            raise self._damaged(name, "it is missing") from error
+        except (OSError, ValueError, RecursionError, pa.ArrowException, SafetensorError) as error:
+            seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
+            raise self._damaged(name, seen.rstrip(".")) from error
+
+    def _damaged(self, name: str | Path, seen: str) -> "DamagedError":
+        return DamagedError(
+            f"the run in {self.path} is damaged: {name}: {seen}; restore the file from a copy, or train again."
+        )
+
+
+class RunWriter:
+    """Writes a run directory while training runs. No other process can write to it meanwhile.
+
+    Use it as a context manager, which holds the lock of the directory. No existing file is overwritten, and no file is
+    left half-written.
+
+    Parameters
+    ----------
+    path : Path
+        The directory, which must be new or empty.
+    resume : bool
+        Continue the run that is in the directory.
+    """
 
     def __init__(self, path: Path, *, resume: bool = False):
         if not resume and not is_empty(path):
-            hint = f"; go on with `pencil resume {path}`, or choose" if is_unfinished(path) else "; choose"
-            raise RunError(f"{path} already holds something; expected a new directory{hint} another with --out.")
+            hint = f"; resume with `pencil resume {path}`, or choose" if is_unfinished(path) else "; choose"
+            raise RunError(f"{path} is not empty; expected a new directory{hint} another with --out.")
         self.path = path
         self._lock = RunLock(path)
+        self._environment: dict[str, Any] | None = None
 
-    def __enter__(self) -> "RunDirectory":
+    def __enter__(self) -> Self:
         self._lock.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()
 
-    def begin(self, recipe: Recipe, environment: dict[str, Any], rows: pa.Table) -> None:
-        """What is known before training."""
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What `begin` wrote to ``environment.json``, now or before the run was stopped."""
+        if self._environment is None:
+            self._environment = RunReader(self.path, finished=False).environment
+        return self._environment
+
+    def begin(self, recipe: "Recipe", environment: Mapping[str, Any], rows: pa.Table) -> None:
+        """Write what is known before training: environment and format version, rows, and the recipe last."""
         (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-        write_text(self.path / ENVIRONMENT, json.dumps(environment, indent=2) + "\n")
+        self._environment = {"format": FORMAT, **environment}
+        write_json(self.path / ENVIRONMENT, self._environment)
         write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
         write_text(self.path / RECIPE, recipe.to_toml())  # last: a directory that has it can be resumed
 
-    def rewind(self, records: list[Record]) -> None:
-        """Back to the epochs that a checkpoint knows."""
+    def truncate_metrics(self, records: Iterable[Record]) -> None:
+        """Return to the epochs that a checkpoint knows: later lines of the metrics are removed."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
-    def on_epoch_end(self, record: Record) -> None:
+    def append_metrics(self, record: Record) -> None:
+        """Append the metrics of an epoch."""
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write {self.path / METRICS}: {error.strerror}.") from error
+            raise RunError(
+                f"cannot write {self.path / METRICS}: {error.strerror}; free space or fix the access, then resume."
+            ) from error
 
     def finish(
-        self, labels: pa.Table, weights: dict[str, Tensor], best_weights: dict[str, Tensor], summary: dict[str, Any]
+        self, labels: LabelTable, weights: "dict[str, Tensor]", best_weights: "dict[str, Tensor]", summary: Summary
     ) -> None:
-        """The results; then there is nothing left to resume."""
-        write(self.path / LABELS, lambda target: pq.write_table(labels, target, compression="zstd"))
+        """Write the results, the summary last; then remove the checkpoints, as nothing is left to resume."""
+        labels.write(self.path / LABELS)
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
-        digests = {name: digest(self.path / name) for name in LISTED}
-        write_text(self.path / MANIFEST, json.dumps(digests, indent=2) + "\n")
-        write_text(self.path / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in LISTED})
+        write_text(self.path / SUMMARY, summary.to_json())
         for left in (self.path / CHECKPOINTS).glob("*step-*"):
             shutil.rmtree(left)
 
 
-def verify(path: Path) -> list[Finding]:
-    """A verdict on every file of a finished run and on every checkpoint of one that is not."""
+def verify(path: Path) -> list[FileStatus]:
+    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished."""
     if not is_run(path):
         raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
-    findings = checkpoints_of(path).verify()
+    statuses = checkpoints_of(path).verify()
+    try:
+        RunReader(path, finished=False)
+    except DamagedError as error:
+        if is_unfinished(path):  # else the manifest has its digest
+            statuses.append(FileStatus(path / ENVIRONMENT, False, str(error)))
     if is_unfinished(path):
-        return findings
+        return statuses
     try:
         expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         json.loads((path / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        return [*findings, Finding(path / MANIFEST, False, f"cannot read {MANIFEST} or {SUMMARY}: {error}")]
+        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST} or {SUMMARY}: {error}")]
     for name in LISTED:
         file = path / name
         if not file.is_file():
-            findings.append(Finding(file, False, "it is missing"))
+            statuses.append(FileStatus(file, False, "it is missing"))
         elif digest(file) != expected.get(name):
-            findings.append(Finding(file, False, f"it is not what was written: expected the SHA-256 in {MANIFEST}"))
+            statuses.append(FileStatus(file, False, f"it is not what was written: its SHA-256 differs from {MANIFEST}"))
         else:
-            findings.append(Finding(file, True))
-    return findings
+            statuses.append(FileStatus(file, True))
+    return statuses
 
 
-def checkpoints_of(path: Path, keep: int = 2) -> Checkpoints:
+def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
+    """Return the checkpoints of the run in this directory. This imports torch."""
+    from pencil.runs.checkpoints import Checkpoints
+
     return Checkpoints(path / CHECKPOINTS, keep)
 
 
-def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
-    """What a result may hang on besides the recipe."""
-    return {
-        "pencil": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
-        "data_fingerprint": dict(
-            fingerprints
-        ),  # of keys and labels as they came, before noise and split, and of reviews
-        "first_weights": weights,
-    }
+def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
+    seen = environment.get("format")
+    if seen != FORMAT:
+        has = "no format version" if seen is None else f"format {seen!r}"
+        writer = f"pencil {environment['pencil']}" if "pencil" in environment else "the version of pencil that wrote it"
+        raise RunError(
+            f"the run in {path} has {has} in {ENVIRONMENT}; this version of pencil reads format {FORMAT}; open it with "
+            f"{writer}, or train again."
+        )
 
 
-def _save_weights(weights: dict[str, Tensor], target: Path) -> None:
-    """Plain tensors, so that torch or timm load them without pencil; tied weights are stored once per name."""
+def _save_weights(weights: "dict[str, Tensor]", target: Path) -> None:
+    """Save plain tensors, which torch and timm load without pencil; tied weights are stored once per name."""
+    import safetensors.torch
+
     safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)

@@ -1,26 +1,52 @@
-"""The names of the files in a run directory, and what a directory holds; nothing here needs torch."""
+"""The layout of a run directory: its format version, the names of its files, and what state a directory is in.
 
+recipe.toml         the resolved recipe; run it again with `pencil train recipe.toml`
+environment.json    format version of the directory, versions, machine, fingerprints of the data
+rows.parquet        the keys of all rows in the order they came, and the split of each
+metrics.jsonl       one line per epoch
+labels.parquet      every labelled row: given and corrected label, confidence, distribution
+model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
+manifest.json       the SHA-256 of every file above
+summary.json        the results in numbers; written last, so a directory that has it is complete
+checkpoints/step-N  what `pencil resume` continues from, until the run is finished
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 
 from pencil.runs.lock import NAME as LOCK
 
+FORMAT = 1
+"""The version of this layout. ``environment.json`` and ``summary.json`` hold it, and readers check it."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 WEIGHTS = {"last": MODEL, "best": BEST}
 LISTED = (RECIPE, ENVIRONMENT, ROWS, METRICS, LABELS, MODEL, BEST)
+"""The files that the manifest covers."""
+
+
+@dataclass(frozen=True)
+class FileStatus:
+    """Whether a file or a checkpoint is what was written; ``reason`` is empty if it is."""
+
+    path: Path
+    ok: bool
+    reason: str = ""
 
 
 def is_run(path: Path) -> bool:
+    """Return whether a directory holds a run, finished or not."""
     return (path / RECIPE).is_file()
 
 
 def is_unfinished(path: Path) -> bool:
+    """Return whether a directory holds a run that has begun and has no results yet."""
     return is_run(path) and not (path / SUMMARY).is_file()
 
 
 def is_empty(path: Path) -> bool:
-    """Whether nothing is there but what a process leaves that was killed before its run had begun."""
+    """Return whether a directory holds nothing, or only what a process leaves that was killed before its run began."""
     if not path.is_dir():
         return not path.exists()
     began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS)
@@ -30,7 +56,7 @@ def is_empty(path: Path) -> bool:
 
 
 def free_path(parent: Path, name: str) -> Path:
-    """The first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
+    """Return the first of ``name``, ``name-2``, ``name-3`` ... that does not exist."""
     number = 1
     while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
@@ -38,7 +64,7 @@ def free_path(parent: Path, name: str) -> Path:
 
 
 def unfinished_path(parent: Path, name: str) -> Path:
-    """The last of ``name``, ``name-2``, ``name-3`` ... whose run was stopped; a new one where there is none."""
+    """Return the last of ``name``, ``name-2``, ``name-3`` ... whose run was stopped, or a new path if there is none."""
     number, found = 1, None
     while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1

@@ -1,4 +1,4 @@
-"""One writer for a run directory: a lock that the system gives back when its holder dies, however it dies."""
+"""One writer per run directory: a lock that the system releases when its holder dies, however it dies."""
 
 import errno
 import json
@@ -27,18 +27,21 @@ else:
     import fcntl
 
     # flock and not lockf: what lockf locks is free again once this process closes any descriptor of the file (it may
-    # copy the directory), and does not keep out a second RunLock in the same process. But a forked child shares a
-    # flock, and a data worker that outlives its killed trainer would go on holding it; so each child lets go of it.
+    # copy the directory), and does not exclude a second RunLock in the same process. But a forked child shares a
+    # flock, and a data worker that outlives its killed trainer would keep holding it; so each child releases it.
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    os.register_at_fork(after_in_child=lambda: _let_go())
+    os.register_at_fork(after_in_child=lambda: _release_in_child())
 
 
 class RunLock:
-    """``with RunLock(path):`` no other process writes to this run directory, which is made if it is missing.
+    """A context manager in which no other process writes to a run directory, which is made if it is missing.
 
-    ``stale`` is who held it before and died without giving it back, as far as it is known; None where nobody did.
+    Attributes
+    ----------
+    stale : dict or None
+        Who held the lock and died without releasing it, as far as known; None if nobody did.
     """
 
     def __init__(self, path: Path):
@@ -62,7 +65,7 @@ class RunLock:
         except OSError as error:
             raise RunError(
                 f"cannot lock {self.path / NAME}: {error.strerror or error}; expected a directory that can be written "
-                "to; mend the access, or choose another --out."
+                "to; fix the access, or choose another --out."
             ) from error
         return self
 
@@ -80,9 +83,9 @@ class RunLock:
                 (self.path / NAME).unlink()
 
     def _acquire(self) -> int:
-        """The locked file. Its last holder may remove it after we have opened it: what we locked is no lock then."""
+        """Return the locked file. Its last holder may remove it after we opened it; then we try again."""
         for _ in range(TRIES):
-            # A link is not followed: the file that it leads to would be overwritten.
+            # A link is not followed: its target would be overwritten.
             descriptor = os.open(self.path / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             try:
                 self._lock_or_refuse(descriptor)
@@ -114,8 +117,8 @@ class RunLock:
 _held: set[RunLock] = set()
 
 
-def _let_go() -> None:
-    """In a forked child: close its copy, which does not unlock the parent's."""
+def _release_in_child() -> None:
+    """Close the copies of a forked child, which does not unlock the parent's."""
     for lock in _held:
         if lock._descriptor is not None:
             os.close(lock._descriptor)
@@ -124,7 +127,7 @@ def _let_go() -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether this open file is the one of that name; on Windows it is: nobody can remove it while it is open."""
+    """Return whether this open file has that name; on Windows it has: nobody can remove it while it is open."""
     try:
         return sys.platform == "win32" or os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:
@@ -132,7 +135,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _read(descriptor: int) -> dict[str, Any] | None:
-    """What the holder wrote; None where nothing is written, {} where it cannot be understood."""
+    """Return what the holder wrote; None if nothing is written, {} if it cannot be understood."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     text = os.read(descriptor, 4096)
     if not text:

@@ -1,6 +1,5 @@
 """What a stopped run was, and how training returns there: the same recipe, the same rows, the trainer's state."""
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -16,9 +14,9 @@ from pencil.data.examples import Examples, Splits, as_keys
 from pencil.errors import DataError, RecipeError
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import checkpoints_of
-from pencil.runs.layout import ENVIRONMENT, ROWS
+from pencil.runs.directory import RunReader, checkpoints_of
 from pencil.training import Trainer
+from pencil.trees import flatten
 
 FREE_KEYS = {
     "data": ("root", "cache", "workers"),
@@ -43,7 +41,7 @@ def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
 
 def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
     """Raise RecipeError with every key in which the recipes differ, except free, descriptive and derived ones."""
-    now, before = _flat(expected.model_dump(mode="json")), _flat(stored.model_dump(mode="json"))
+    now, before = flatten(expected.model_dump(mode="json")), flatten(stored.model_dump(mode="json"))
     free = (*DESCRIPTIVE_KEYS, *(f"{section}.{key}" for section, keys in FREE_KEYS.items() for key in keys))
     different = [
         key
@@ -61,24 +59,9 @@ def _is_under(key: str, sections: tuple[str, ...]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {prefix: tree}
-    return {
-        name: value
-        for key, inner in tree.items()
-        for name, value in _flat(inner, f"{prefix}.{key}" if prefix else key).items()
-    }
-
-
-def _stored_fingerprints(path: Path) -> dict[str, str]:
-    fingerprints: dict[str, str] = json.loads((path / ENVIRONMENT).read_text(encoding="utf-8"))["data_fingerprint"]
-    return fingerprints
-
-
 def check_same_pins(path: Path, fingerprints: Mapping[str, str], pinned: Path | None) -> None:
     """Raise DataError where reviewed labels differ: one that was pinned later may have moved already."""
-    if _stored_fingerprints(path).get("pinned") != fingerprints.get("pinned"):
+    if RunReader(path, finished=False).fingerprints.get("pinned") != fingerprints.get("pinned"):
         raise DataError(
             f"the reviewed labels in {pinned} differ from those when {path} was started; expected the same; restore "
             "them, or train again in another directory."
@@ -99,11 +82,12 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     Where rows were added or removed and ``allow_changed`` permits it, those that stayed come first, then the new ones;
     the stored rows are returned too.
     """
-    stored = _stored_fingerprints(path)
+    reader = RunReader(path, finished=False)
+    stored = dict(reader.fingerprints)
     stored.pop("pinned", None)  # which check_same_pins compares
     if stored == _fingerprints(loaded):
         return loaded, None
-    table = pq.read_table(path / ROWS)
+    table = reader.rows
     keys, split = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
     place = {key: i for i, key in enumerate(loaded.train.keys.tolist())}
     kept = [place[key] for key in keys.tolist() if key in place]

@@ -1,65 +1,93 @@
-"""Runs: what a finished one has to say, as an object and read from its directory."""
+"""A finished run as an object: its network, its labels and its numbers."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from pencil.data.arrays import as_input_tensor, as_inputs
-from pencil.data.examples import Splits
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import prepare_inputs
 from pencil.errors import DataError, ModelError, RunError
 from pencil.models import build
-from pencil.recipe import CUSTOM, Recipe, parse, read
-from pencil.runs.label_table import summarize_labels
-from pencil.runs.layout import LABELS, METRICS, RECIPE, SUMMARY, WEIGHTS, is_run
-from pencil.training import Outcome, Record
+from pencil.recipe import CUSTOM, Recipe
+from pencil.runs.directory import RunData, RunReader
+from pencil.runs.label_table import LabelTable
+from pencil.runs.results import input_type
+from pencil.runs.summary import Summary
+from pencil.training import Record
 from pencil.training.evaluation import Compute, predict_logits
-from pencil.training.metrics import SCORES, to_probs
+from pencil.training.metrics import to_probs
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: the network (last epoch), the label table, the metrics of every epoch and the summary."""
+    """A finished run.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The network after the last epoch.
+    labels : LabelTable
+        Given and corrected label of every training and held-out row; ``labels.table`` is the Arrow table.
+    metrics : list of dict
+        The metrics of every epoch.
+    summary : Summary
+        The results in numbers, such as ``summary.test.last`` and ``summary.labels.changed``.
+    recipe : Recipe
+        The resolved recipe.
+    path : Path or None
+        The run directory, if there is one.
+    environment : mapping
+        What ``environment.json`` holds; empty without a run directory.
+    """
 
     model: nn.Module
-    labels: pa.Table
+    labels: LabelTable
     metrics: list[Record]
-    summary: dict[str, Any]
+    summary: Summary
     recipe: Recipe
     path: Path | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(self.summary["data"]["classes"])
+        return self.summary.data.classes
 
     @property
     def multilabel(self) -> bool:
-        """Whether an example may be of several classes at once."""
-        return bool(self.summary["data"]["multilabel"])
+        """Whether an example may have several classes."""
+        return self.summary.data.multilabel
+
+    @property
+    def data(self) -> RunData:
+        """The run without its network."""
+        return RunData(self.labels, self.metrics, self.summary, self.recipe, self.environment, self.path)
 
     def predict_probs(self, x: Any) -> Tensor:
-        """Class probabilities for new inputs, prepared as the training inputs were."""
+        """Return class probabilities for new inputs, which are prepared as the training inputs were."""
         return self.predict_inputs(TensorInputs(as_input_tensor(x)))
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
-        """The same for these rows of inputs that are examples already; a row that cannot be read has NaN."""
-        return to_probs(self._said(self.model, inputs, rows), self.multilabel)
+        """Return class probabilities for some rows of inputs; a row that cannot be read has NaN."""
+        return to_probs(self._outputs(self.model, inputs, rows), self.multilabel)
 
     def class_maps(self, x: Any) -> Tensor:
-        """Where each class was found in new images or inputs: (n, classes, height, width), by the attention structure.
+        """Return where a network with the attention structure finds each class.
 
-        The values are logits of regions before they are summed up; an image that cannot be read has NaN.
+        Parameters
+        ----------
+        x : array or inputs
+            New images.
+
+        Returns
+        -------
+        Tensor
+            (images, classes, height, width): logits of regions before they are summed. An image that cannot be read
+            has NaN.
         """
         maps = getattr(self.model, "maps", None)
         if not callable(maps):
@@ -67,14 +95,14 @@ class Run:
                 f"this network ({self.recipe.model.name}) has no map for each class; expected the attention structure; "
                 "train one with model.attention=true."
             )
-        return self._said(maps, as_inputs(x))
+        return self._outputs(maps, as_inputs(x))
 
-    def _said(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
-        """What a part of the network makes of inputs, prepared as the training inputs were."""
+    def _outputs(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+        """Return what a part of the network computes from inputs, which are prepared as the training inputs were."""
         inputs = prepare_inputs(inputs, self.recipe.data)
         if inputs.shape is not None:
-            trained_on = self.summary["data"]
-            expected = tuple(trained_on["input_shape"]), trained_on["input_type"]
+            trained_on = self.summary.data
+            expected = trained_on.input_shape, trained_on.input_type
             seen = inputs.shape, input_type(inputs)
             if seen != expected:
                 raise DataError(
@@ -86,80 +114,31 @@ class Run:
 
 
 def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "last") -> Run:
-    """Read a finished run. A network that was built by name is built again; pass your own otherwise."""
-    path = Path(path)
-    if epoch not in WEIGHTS:
-        raise RunError(f"epoch is {epoch!r}; expected {' or '.join(WEIGHTS)}.")
-    _refuse_unfinished(path)
-    recipe = parse(read(path / RECIPE), str(path / RECIPE), with_method=False)
-    with _damage_named(path):
-        summary = json.loads((path / SUMMARY).read_text(encoding="utf-8"))
-        metrics = [json.loads(line) for line in (path / METRICS).read_text(encoding="utf-8").splitlines()]
-        weights = safetensors.torch.load_file(path / WEIGHTS[epoch])
+    """Read a finished run from its directory.
+
+    Parameters
+    ----------
+    path : Path or str
+        The run directory.
+    model : nn.Module, optional
+        The network that the weights are loaded into. Needed if it came from Python; one that a recipe names is built.
+    epoch : str
+        Take the weights of the ``last`` epoch, or of the ``best`` one on the held-out rows.
+
+    Raises
+    ------
+    RunError
+        If the directory is not a finished run, is of another format or damaged, or the weights do not fit the model.
+    """
+    reader = RunReader(path)
+    data, weights = reader.data(), reader.read_weights(epoch)
+    recipe, summary = data.recipe, data.summary
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
-        model = build(
-            recipe.model, summary["data"]["input_shape"], len(summary["data"]["classes"]), recipe.seed, fresh=True
-        )
+        model = build(recipe.model, summary.data.input_shape, len(summary.data.classes), recipe.seed, fresh=True)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit this model: {str(error).splitlines()[0]}") from error
-    return Run(model.eval(), read_label_table(path), metrics, summary, recipe, path)
-
-
-def read_label_table(path: Path | str) -> pa.Table:
-    """The labels of a finished run; the network is not needed."""
-    _refuse_unfinished(Path(path))
-    with _damage_named(Path(path)):
-        return pq.read_table(Path(path) / LABELS)
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException, safetensors.SafetensorError) as error:
-        raise RunError(f"the run in {path} is damaged: {error}") from error
-
-
-def _refuse_unfinished(path: Path) -> None:
-    if not is_run(path):
-        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
-    if not (path / SUMMARY).is_file():
-        raise RunError(f"the run in {path} has not finished (it has no {SUMMARY}); go on with `pencil resume {path}`.")
-
-
-def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> dict[str, Any]:
-    """The result in numbers. Accuracies are at the best noisy-validation epoch and at the last one."""
-    train = splits.train
-    best, last = outcome.records[outcome.best_epoch - 1], outcome.records[-1]
-    scores: dict[str, Any] = {
-        name: {"best": best[name], "last": last[name]}
-        for name in (f"{split}_{score}" for split in ("validation", "test") for score in SCORES.values())
-        if name in last
-    }
-    return {
-        "method": recipe.method["name"],
-        "seed": recipe.seed,
-        "seconds": sum(record["seconds"] for record in outcome.records),
-        "epochs": len(outcome.records),
-        "best_epoch": outcome.best_epoch,
-        **scores,
-        "labels": summarize_labels(train, outcome.label_probs),
-        **({"findings": outcome.findings} if outcome.findings else {}),
-        "injected_noise_rate": noise_rate,
-        "data": {
-            "rows": splits.sizes(),
-            "classes": list(train.classes),
-            "multilabel": train.multilabel,
-            "input_shape": list(train.input_shape),
-            "input_type": input_type(train.inputs),
-        },
-    }
-
-
-def input_type(inputs: Inputs) -> str:
-    """uint8 images are scaled by 255 and floats are not, so the two must not be mixed up later."""
-    return "uint8" if inputs.dtype == torch.uint8 else "float"
+    return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment)

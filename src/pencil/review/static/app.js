@@ -2,7 +2,7 @@
 "use strict";
 
 const PAGE = 48;
-const MANY = 200; // so many classes are listed at once; typing narrows them down
+const MANY = 200; // this many classes are listed at once; typing narrows them down
 const $ = (id) => document.getElementById(id);
 
 let begin = null; // classes, pairs and the token for writing
@@ -11,7 +11,7 @@ let position = 0; // in the rows that the filter leaves
 let view = "single";
 let pictures = { kind: "loading", reason: "" };
 let tiles = [];
-const mine = []; // rows decided in this tab, to take back in turn
+const mine = []; // rows decided in this tab, to undo in turn
 let turn = Promise.resolve();
 
 function el(tag, className, text) {
@@ -21,13 +21,13 @@ function el(tag, className, text) {
   return made;
 }
 
-// Characters that hide, break or turn text around are shown by their number: a name must look like what it is.
+// Characters that hide, break or reverse text are shown by their code: a name must look like what it is.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const plain = (text) => text.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
-const say = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
+const describe = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
 const here = () => page.rows[position - page.start];
 
-// One action after the other, however fast the keys come; what fails is shown and nothing goes on as if it had worked.
+// One action after the other, however fast the keys come; a failure is shown, and nothing continues as if it had worked.
 function next(action) {
   turn = turn.then(action).catch((error) => {
     $("error").textContent = error.message;
@@ -47,7 +47,7 @@ async function ask(path, body) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Error("Not saved: the server does not answer. Start `pencil review` again; what was decided before is safe.");
+    throw new Error("Not saved: the server does not respond. Start `pencil review` again; earlier decisions are saved.");
   }
   if (!answer.ok) throw new Error(`${body === undefined ? "" : "Not saved: "}${await answer.text()}`);
   $("error").hidden = true;
@@ -88,7 +88,7 @@ async function decide(decision, codes) {
 }
 
 async function undo() {
-  const row = mine.at(-1); // none left: the server takes back the newest of all
+  const row = mine.at(-1); // none left: the server withdraws the newest of all
   const answer = await ask(`/api/decide?${filters()}`, row === undefined ? { decision: "undo" } : { decision: "undo", row });
   mine.pop();
   if (!answer.made) return;
@@ -112,7 +112,7 @@ function draw() {
   $("view").textContent = view === "grid" ? "single view" : "grid view";
   tiles = [];
   if (!page.rows.length) {
-    $("main").replaceChildren(el("p", "empty", "No label is left by this filter."));
+    $("main").replaceChildren(el("p", "empty", "No label passes this filter."));
   } else if (view === "grid") {
     const grid = el("div", "grid");
     tiles = page.rows.map((row, i) => tile(row, page.start + i));
@@ -147,7 +147,7 @@ function fill(made, row) {
   made.className = `tile ${row.changed ? "changed" : "kept"} ${row.decision ? `decided ${row.decision}` : ""}`;
   made.classList.toggle("here", isHere);
   const words = [labels(row)];
-  words.push(row.decision ? el("div", "badge", badge(row)) : el("div", "sure", sure(row)));
+  words.push(row.decision ? el("div", "badge", badge(row)) : el("div", "confidence", confidence(row)));
   words.push(el("div", "key", plain(row.key)));
   made.title = plain(row.key);
   made.lastElementChild.replaceChildren(...words);
@@ -165,10 +165,10 @@ function single(row) {
   const facts = el("div", "facts");
   const words = el("div", "labels");
   if (row.changed) {
-    words.append(el("small", "", "given"), el("span", "given", say(row.given)));
-    words.append(el("small", "", `corrected, ${sure(row)}`), el("span", "corrected", say(row.corrected)));
+    words.append(el("small", "", "given"), el("span", "given", describe(row.given)));
+    words.append(el("small", "", `corrected, ${confidence(row)}`), el("span", "corrected", describe(row.corrected)));
   } else {
-    words.append(el("small", "", `given and kept, ${sure(row)}`), el("span", "corrected", say(row.given)));
+    words.append(el("small", "", `given and kept, ${confidence(row)}`), el("span", "corrected", describe(row.given)));
   }
   const meter = el("meter");
   meter.max = 1;
@@ -188,8 +188,8 @@ function actions(row) {
     button.addEventListener("click", () => { button.blur(); next(action); });
     made.append(button);
   };
-  add("a", row.changed ? `accept: ${say(row.corrected)}` : `it is ${say(row.corrected)}`, "accept", () => decide("accept"));
-  if (row.changed) add("r", `reject: ${say(row.given)}`, "reject", () => decide("reject"));
+  add("a", row.changed ? `accept: ${describe(row.corrected)}` : `it is ${describe(row.corrected)}`, "accept", () => decide("accept"));
+  if (row.changed) add("r", `reject: ${describe(row.given)}`, "reject", () => decide("reject"));
   add("o", begin.multilabel ? "choose the set" : "another class", "other", choose);
   add("s", "skip", "skip", () => decide("skip"));
   return made;
@@ -197,17 +197,17 @@ function actions(row) {
 
 function labels(row) {
   const made = el("div", "labels");
-  if (row.changed) made.append(el("span", "given", say(row.given)), el("span", "arrow", "→"));
-  made.append(el("span", "corrected", say(row.corrected)));
+  if (row.changed) made.append(el("span", "given", describe(row.given)), el("span", "arrow", "→"));
+  made.append(el("span", "corrected", describe(row.corrected)));
   return made;
 }
 
-const sure = (row) => (row.confidence === null ? "" : `${(100 * row.confidence).toFixed(1)} % sure`);
+const confidence = (row) => (row.confidence === null ? "" : `confidence ${(100 * row.confidence).toFixed(1)} %`);
 
 function badge(row) {
   if (row.decision === "skip") return "skipped";
   const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✗ rejected, is", other: "✎ is" };
-  return `${what[row.decision]} ${say(row.label)}`;
+  return `${what[row.decision]} ${describe(row.label)}`;
 }
 
 function look(row) {
@@ -326,7 +326,7 @@ const KEYS = {
   Home: () => move(0), End: () => move(page.total - 1), Enter: toggle,
 };
 
-// 1 to 9 are the first nine classes; where the classes are digits themselves, each digit is its own class.
+// 1 to 9 are the first nine classes; if the classes are digits themselves, each digit is its own class.
 let digits = new Map();
 
 function digitKeys(classes) {
@@ -366,7 +366,7 @@ window.addEventListener("focus", () => { // another tab may have decided meanwhi
 async function watchPictures() {
   pictures = await ask("/api/pictures");
   $("note").hidden = pictures.kind === "pictures" || pictures.kind === "numbers";
-  $("note").textContent = pictures.kind === "loading" ? "The data is being loaded; pictures follow." : pictures.reason;
+  $("note").textContent = pictures.kind === "loading" ? "The data is loading; pictures follow." : pictures.reason;
   if (pictures.kind === "loading") setTimeout(() => watchPictures().catch(() => {}), 500);
   else next(async () => draw());
 }
@@ -376,7 +376,7 @@ next(async () => {
   document.title = `${begin.run} – pencil review`;
   $("run").textContent = begin.run;
   for (const { pair, given, corrected, count } of begin.pairs) {
-    const option = el("option", "", `${say(given)} → ${say(corrected)} (${count.toLocaleString("en")})`);
+    const option = el("option", "", `${describe(given)} → ${describe(corrected)} (${count.toLocaleString("en")})`);
     option.value = pair;
     $("pair").append(option);
   }

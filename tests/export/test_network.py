@@ -16,7 +16,7 @@ from torch import nn
 import pencil
 from pencil import ModelError, RunError
 from pencil.cli.options import build_recipe
-from pencil.export import network as model_export
+from pencil.export import network as network_export
 from pencil.export.network import export_model
 from pencil.job import run_recipe
 
@@ -149,16 +149,16 @@ def test_data_that_is_gone_is_replaced_by_random_inputs(pictures, tmp_path, monk
 
 def test_a_network_that_comes_out_different_is_not_kept(vectors, tmp_path, monkeypatch):
     run, _ = vectors
-    right = model_export._WRITERS["safetensors"]
+    right = network_export._WRITERS["safetensors"]
 
     def off(*words):
         forward = right(*words)
         return lambda x: forward(x) + 0.5
 
-    monkeypatch.setitem(model_export._WRITERS, "safetensors", off)
+    monkeypatch.setitem(network_export._WRITERS, "safetensors", off)
     with pytest.raises(ModelError, match=r"is off by 0.5 in a logit on 32 inputs; expected at most .*; nothing"):
         export_model(run, "safetensors", tmp_path / "net.safetensors")
-    monkeypatch.setitem(model_export._WRITERS, "safetensors", lambda *words: lambda x: right(*words)(x) * torch.nan)
+    monkeypatch.setitem(network_export._WRITERS, "safetensors", lambda *words: lambda x: right(*words)(x) * torch.nan)
     with pytest.raises(ModelError, match="is off by nan"):
         export_model(run, "safetensors", tmp_path / "net.safetensors")
     assert not list(tmp_path.iterdir())
@@ -192,7 +192,7 @@ def test_what_is_refused_before_anything_is_done(vectors, tmp_path, monkeypatch)
     (tmp_path / "net.json").write_text("mine")
     with pytest.raises(RunError, match=r"net\.json already exists"):
         export_model(run, "torch-export", tmp_path / "net.pt2")
-    with pytest.raises(RunError, match="name a file in a folder that is there"):
+    with pytest.raises(RunError, match="name a file in an existing folder"):
         export_model(run, "safetensors", tmp_path / "no/net.safetensors")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(RunError, match=r"ONNX needs onnxscript; install it with pip install 'pencil-labels\[onnx\]'"):

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import pencil
 from pencil import RecipeError, Stopped
-from pencil.loggers import trackers as sinks
+from pencil.loggers import trackers
 from pencil.recipe import parse
 from pencil.training import checkpointing
 from pencil.training.settings import TrackerName
@@ -112,7 +112,7 @@ def test_tensorboard_has_every_epoch_the_recipe_and_the_summary(tmp_path):
     for name in ("loss", "test_accuracy", "lr", "labels_changed"):
         assert tensorboard_curve(tmp_path / "run", name) == expected(run, name)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert events.Scalars("summary/seconds")[0].value == pytest.approx(run.summary["seconds"])
+    assert events.Scalars("summary/seconds")[0].value == pytest.approx(run.summary.seconds)
     assert "recipe/text_summary" in events.Tags()["tensors"]
     (started,) = [
         data
@@ -139,7 +139,7 @@ def test_mlflow_has_every_epoch_the_recipe_and_the_summary(tmp_path):
     client, found = mlflow_run(tmp_path / "run")
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == expected(run, "loss")
     assert found.data.params["training.batch_size"] == "16"
-    assert found.data.metrics["summary/seconds"] == pytest.approx(run.summary["seconds"])
+    assert found.data.metrics["summary/seconds"] == pytest.approx(run.summary.seconds)
     assert found.info.status == "FINISHED"
 
 
@@ -155,21 +155,21 @@ def test_a_run_that_goes_on_repeats_nothing_and_loses_nothing(tmp_path):
     assert wandb_curve(second, "loss") == expected(run, "loss")
 
 
-def test_logging_may_begin_when_a_run_goes_on(tmp_path):
+def test_logging_may_begin_when_a_run_is_resumed(tmp_path):
     out = tmp_path / "run"
-    log = sinks.Log(parse({"training": {"log": ["tensorboard"]}}), out)
+    log = trackers.Trackers(parse({"training": {"log": ["tensorboard"]}}), out)
     with log:
         log.begin([{"epoch": 1, "phase": "backbone", "loss": 2.0}, {"epoch": 2, "phase": "backbone", "loss": 1.0}])
         log.on_epoch_end({"epoch": 3, "phase": "backbone", "loss": 0.5})
     assert tensorboard_curve(out, "loss") == [(1, 2.0), (2, 1.0), (3, 0.5)]
 
 
-def test_a_sink_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
+def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
     def full(self, epoch, numbers):
         raise OSError("no space left")
 
-    monkeypatch.setattr(sinks.TensorBoard, "log", full)
-    with pytest.warns(UserWarning, match="tensorboard did not take what was logged, and the run goes on: no space"):
+    monkeypatch.setattr(trackers.TensorBoard, "log", full)
+    with pytest.warns(UserWarning, match="tensorboard could not log, and the run continues: no space"):
         run = train(tmp_path / "run", "tensorboard")
     assert len(run.metrics) == EPOCHS
 
@@ -177,7 +177,7 @@ def test_a_sink_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
 def test_a_missing_package_is_said_before_anything_is_written(tmp_path, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
-    monkeypatch.setattr(sinks.importlib.util, "find_spec", lambda package: None if package == name else object())
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda package: None if package == name else object())
     with pytest.raises(
         RecipeError, match=rf"names {name}, which needs {name}; .* pip install 'pencil-labels\[{name}\]'"
     ):
@@ -191,7 +191,7 @@ def test_a_run_without_a_directory_cannot_be_logged():
 
 
 def test_names_are_those_of_the_recipe():
-    assert tuple(sinks.SINKS) == tuple(sinks.NEEDED) == get_args(TrackerName)
+    assert tuple(trackers.TRACKERS) == tuple(trackers.NEEDED) == get_args(TrackerName)
     with pytest.raises(RecipeError, match=r"training\.log\.0: .*; saw 'paper'"):
         parse({"training": {"log": ["paper"]}})
 
@@ -203,7 +203,7 @@ def test_numbers_are_taken_from_any_depth():
         "labels": {"changed": 3, "sure": True, "by": {"class": 0.5}},
         "none": None,
     }
-    assert sinks.numbers_of(tree) == {"loss": 1.5, "labels.changed": 3.0, "labels.by.class": 0.5}
+    assert trackers.numbers_of(tree) == {"loss": 1.5, "labels.changed": 3.0, "labels.by.class": 0.5}
 
 
 def test_the_command_line_names_as_many_as_one_likes(tmp_path):

@@ -16,19 +16,18 @@ from pencil.data import Splits, from_arrays
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError
 from pencil.export import (
-    choose_entries,
-    choose_labels,
     cleanlab_issues,
     save_cleanlab,
     save_hugging_face,
     save_labels,
     save_maps,
-    sort_images,
-    with_columns,
+    select_entries,
+    select_labels,
     write_labels,
 )
-from pencil.export.image_tree import folder_names
-from pencil.runs.label_table import label_table
+from pencil.export.image_folder import folder_names, sort_images
+from pencil.export.table_columns import with_columns
+from pencil.runs.results import build_label_table
 
 CLASSES = ("sea", "sky, blue", 'the "sun"')
 
@@ -42,7 +41,12 @@ def several(rows=25):
     examples = from_arrays(np.zeros((rows, 2)), given, classes=CLASSES, keys=keys, multilabel=True)
     cut = torch.arange(rows - 4), torch.arange(rows - 4, rows)
     splits = Splits(examples.subset(cut[0]), examples.subset(cut[1]))
-    return label_table(splits, torch.from_numpy(probs)[cut[0]], torch.from_numpy(probs)[cut[1]]), keys, given, probs
+    return (
+        build_label_table(splits, torch.from_numpy(probs)[cut[0]], torch.from_numpy(probs)[cut[1]]),
+        keys,
+        given,
+        probs,
+    )
 
 
 def by_hand(keys, given, probs):
@@ -70,31 +74,31 @@ def about_equal(lines, expected):
 
 @pytest.mark.parametrize("chunk", [1, 7, 2**18])
 def test_entries_against_a_double_loop(chunk, monkeypatch):
-    monkeypatch.setattr("pencil.export.label_rows.LINES", chunk)
+    monkeypatch.setattr("pencil.export.labels.LINES", chunk)
     table, keys, given, probs = several()
     expected = by_hand(keys, given, probs)
-    about_equal(choose_entries(table).read_all().to_pylist(), expected)
+    about_equal(select_entries(table).read_all().to_pylist(), expected)
     assert any(line["given"] is None for line in expected) and any(line["changed"] for line in expected)
 
 
 @pytest.mark.parametrize("chunk", [7, 2**18])
 def test_changed_entries_come_with_the_surest_of_all_first(chunk, monkeypatch):
-    monkeypatch.setattr("pencil.export.label_rows.LINES", chunk)
+    monkeypatch.setattr("pencil.export.labels.LINES", chunk)
     table, keys, given, probs = several()
     changed = [line for line in by_hand(keys, given, probs) if line["changed"] and line["confidence"] >= 0.6]
-    lines = choose_entries(table, only_changed=True, min_confidence=0.6).read_all().to_pylist()
+    lines = select_entries(table, only_changed=True, min_confidence=0.6).read_all().to_pylist()
     about_equal(lines, sorted(changed, key=lambda line: -line["confidence"]))
     assert 0 < len(lines) < sum(line["changed"] for line in by_hand(keys, given, probs))
-    sure = choose_entries(table, min_confidence=0.6).read_all()
+    sure = select_entries(table, min_confidence=0.6).read_all()
     assert sure["given"].null_count == 0 and min(sure["confidence"].to_pylist()) >= 0.6
-    assert choose_entries(table, only_changed=True, min_confidence=1.0).read_all().num_rows == 0
+    assert select_entries(table, only_changed=True, min_confidence=1.0).read_all().num_rows == 0
 
 
 def test_every_format_says_the_same(tmp_path):
     table, keys, given, probs = several()
     expected = by_hand(keys, given, probs)
     for kind in ("csv", "jsonl", "parquet"):
-        assert save_labels(choose_entries(table), kind, tmp_path / f"e.{kind}") == len(expected)
+        assert save_labels(select_entries(table), kind, tmp_path / f"e.{kind}") == len(expected)
     about_equal(pq.read_table(tmp_path / "e.parquet").to_pylist(), expected)
     about_equal([json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()], expected)
     with (tmp_path / "e.csv").open(newline="") as stream:
@@ -112,7 +116,7 @@ def test_every_format_says_the_same(tmp_path):
 def test_rows_of_several_classes_as_csv():
     table, keys, given, _ = several()
     text = io.BytesIO()
-    assert write_labels(choose_labels(table), "csv", text) == len(keys)
+    assert write_labels(select_labels(table), "csv", text) == len(keys)
     rows = list(csv.DictReader(io.StringIO(text.getvalue().decode())))
     assert [row["key"] for row in rows] == keys
     for row, label in zip(rows, given, strict=True):
@@ -128,13 +132,13 @@ def test_cells_are_quoted_only_where_they_must_be():
 
 def test_entries_of_one_class_each_are_refused():
     single = from_arrays(np.zeros((4, 2)), [0, 1, 0, 1])
-    table = label_table(Splits(single), torch.eye(2)[[0, 1, 0, 1]], None)
-    with pytest.raises(RunError, match="each example is of one class; --entries is for several at once; leave it out"):
-        choose_entries(table)
+    table = build_label_table(Splits(single), torch.eye(2)[[0, 1, 0, 1]], None)
+    with pytest.raises(RunError, match="are single-label; --entries is for multi-label data; leave it out"):
+        select_entries(table)
 
 
 def test_maps_go_to_a_new_file(tmp_path):
-    maps = torch.arange(24.0).view(2, 3, 2, 2)
+    maps = np.arange(24.0).reshape(2, 3, 2, 2)
     save_maps(tmp_path / "m.npz", ["a", "long name"], CLASSES, maps)
     with np.load(tmp_path / "m.npz") as saved:
         assert saved["keys"].tolist() == ["a", "long name"] and tuple(saved["classes"].tolist()) == CLASSES
@@ -152,7 +156,7 @@ def single(classes=("cat", "dog", "owl"), keys=None, rows=12):
     probs /= probs.sum(axis=1, keepdims=True)
     keys = [f"k{i}" for i in range(rows)] if keys is None else keys
     examples = from_arrays(np.zeros((rows, 2)), given, classes=classes, keys=keys)
-    return label_table(Splits(examples), torch.from_numpy(probs), None), given, corrected, probs
+    return build_label_table(Splits(examples), torch.from_numpy(probs), None), given, corrected, probs
 
 
 def test_cleanlab_takes_the_npz_and_scores_alike(tmp_path):
@@ -174,13 +178,13 @@ def test_cleanlab_takes_the_npz_and_scores_alike(tmp_path):
 
 def test_cleanlab_csv_has_its_columns_in_words(tmp_path):
     table, _, corrected, _ = single()
-    save_cleanlab(choose_labels(table, only_changed=True), tmp_path / "c.csv")
+    save_cleanlab(select_labels(table, only_changed=True), tmp_path / "c.csv")
     with (tmp_path / "c.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == ["key", "is_label_issue", "label_quality", "given_label", "predicted_label"]
     assert [row["key"] for row in rows] == ["k0", "k4", "k8"] and {row["is_label_issue"] for row in rows} == {"True"}
     assert [row["predicted_label"] for row in rows] == [("cat", "dog", "owl")[corrected[i]] for i in (0, 4, 8)]
-    save_cleanlab(choose_labels(table, min_confidence=1.0), tmp_path / "none.npz")
+    save_cleanlab(select_labels(table, min_confidence=1.0), tmp_path / "none.npz")
     with np.load(tmp_path / "none.npz") as saved:
         assert saved["pred_probs"].shape == (0, 3) and len(saved["keys"]) == 0
     with pytest.raises(RunError, match=r"expected a name that ends in .csv or .npz"):
@@ -212,7 +216,7 @@ def test_several_classes_score_as_cleanlab_scores_them(tmp_path):
 def test_a_row_of_which_nothing_is_known_has_no_quality():
     given = np.array([[np.nan, np.nan], [1, 0]], np.float32)
     examples = from_arrays(np.zeros((2, 2)), given, classes=("a", "b"), multilabel=True)
-    table = label_table(Splits(examples), torch.tensor([[0.5, 0.5], [0.9, 0.2]]), None)
+    table = build_label_table(Splits(examples), torch.tensor([[0.5, 0.5], [0.9, 0.2]]), None)
     assert cleanlab_issues(table)["label_quality"].to_pylist() == [None, pytest.approx(0.8 * 0.8 + 0.2 * 0.9)]
 
 
@@ -225,7 +229,7 @@ def test_a_folder_for_datasets(tmp_path):
     assert found.features["given"] == datasets.ClassLabel(names=["cat", "dog", "owl"]) == found.features["corrected"]
     assert found["given"][:] == given.tolist() and found["corrected"][:] == corrected.tolist()
     assert np.allclose(found["distribution"][:], probs) and found["split"][0] == "train"
-    few = choose_labels(table, only_changed=True, min_confidence=0.8)
+    few = select_labels(table, only_changed=True, min_confidence=0.8)
     save_hugging_face(few, tmp_path / "few")
     assert datasets.load_from_disk(str(tmp_path / "few"))["key"][:] == few["key"].to_pylist() != []
     with pytest.raises(RunError, match="it already exists"):
@@ -361,7 +365,7 @@ def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
     assert found.column_names == [*labels.column_names, *theirs]
     assert found.select(theirs).rename_columns(own.column_names).equals(own.slice(0, 12).combine_chunks())
     assert found.schema.metadata == labels.schema.metadata
-    surest = choose_labels(labels.take([8, 0, 4, 5]), only_changed=True)
+    surest = select_labels(labels.take([8, 0, 4, 5]), only_changed=True)
     found = with_columns(surest, settings, keep_order=True).read_all()
     assert found["key"].to_pylist() == surest["key"].to_pylist() == found["id"].to_pylist() == ["k0", "k4", "k8"]
 

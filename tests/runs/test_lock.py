@@ -18,7 +18,7 @@ from pencil.runs.lock import RunLock
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from pencil.run_lock import RunLock
+from pencil.runs.lock import RunLock
 
 with RunLock(Path(sys.argv[1])):
     print(os.getpid(), flush=True)
@@ -39,7 +39,7 @@ CONTEND = """
 import os, random, sys, time
 from pathlib import Path
 from pencil.errors import RunError
-from pencil.run_lock import RunLock
+from pencil.runs.lock import RunLock
 
 folder, taken = Path(sys.argv[1]), 0
 while taken < 150:

@@ -1,6 +1,5 @@
-"""The images of a run, sorted by corrected class into a folder for each: links to the files, or copies of them."""
+"""The images of a run in one folder per corrected class: links to the files, or copies of them."""
 
-import json
 import re
 import shutil
 import unicodedata
@@ -8,38 +7,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.sources import read_source
 from pencil.errors import RunError
-from pencil.export.label_files import new_folder
+from pencil.files import atomic_write
+from pencil.runs.label_table import LabelTable
 
 ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 LONGEST = 200
-"""Bytes of a name; file systems take 255, and a number may follow."""
+"""The longest name in bytes; file systems allow 255, and a number may follow."""
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """How many links or copies there are, how many images are of no class, and the folders not named as their class."""
+class SortedImages:
+    """How many links or copies were made, how many images have no class, and the classes whose folder was renamed."""
 
     files: int
     without_class: int
     renamed: dict[str, str]
 
 
-def sort_images(table: pa.Table, settings: DataSettings, out: Path, *, copy: bool = False) -> Sorted:
-    """``out/CLASS/NAME`` for the images of these rows; one of several classes stands in the folder of each."""
+def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, copy: bool = False) -> SortedImages:
+    """Link or copy the image of each row to ``out/CLASS/NAME``; one with several classes goes to each folder.
+
+    Parameters
+    ----------
+    labels : LabelTable
+        The rows to sort, by corrected class.
+    settings : DataSettings
+        The data section of the run's recipe, which names the images.
+    out : Path
+        A folder that does not exist yet, outside the data.
+    copy : bool
+        Copy the files instead of linking them.
+    """
     files = _files(settings)
     _refuse_inside(settings, out)
-    places = _places(table, files, settings.source)
-    folders = folder_names(json.loads(table.schema.metadata[b"classes"]))
+    places = _places(labels, files, settings.source)
+    folders = folder_names(labels.classes)
     used: dict[str, dict[str, int]] = {}
-    count = nowhere = 0
-    with new_folder(out) as top:
+    count = without_class = 0
+    with atomic_write(out, folder=True) as top:
         for file, classes in places:
-            nowhere += not classes
+            without_class += not classes
             for name in classes:
                 folder = top / folders[name]
                 if name not in used:
@@ -48,11 +58,11 @@ def sort_images(table: pa.Table, settings: DataSettings, out: Path, *, copy: boo
                 _place(file, target, copy)
                 count += 1
     renamed = {name: folders[name] for name in used if folders[name] != name}
-    return Sorted(count, nowhere, renamed)
+    return SortedImages(count, without_class, renamed)
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """A folder name for each class that no file system stumbles over; those that are well as they are come first."""
+    """Return a folder name for each class that every file system takes; names that are valid already are kept."""
     taken: dict[str, int] = {}
     plain = {name: _safe(name) for name in classes}
     ordered = sorted(plain, key=lambda name: plain[name] != name)  # stable
@@ -60,11 +70,11 @@ def folder_names(classes: Sequence[str]) -> dict[str, str]:
 
 
 def _safe(name: str) -> str:
-    """Without separators and odd characters, not hidden, not too long, never empty."""
-    mended = _shortened(ODD.sub("_", name), LONGEST).rstrip(". ")
-    if mended.startswith("."):
-        mended = "_" + mended[1:]
-    return mended or "_"
+    """Return the name without separators and odd characters, not hidden, not too long, never empty."""
+    safe = _shortened(ODD.sub("_", name), LONGEST).rstrip(". ")
+    if safe.startswith("."):
+        safe = "_" + safe[1:]
+    return safe or "_"
 
 
 def _shortened(name: str, size: int) -> str:
@@ -72,10 +82,10 @@ def _shortened(name: str, size: int) -> str:
 
 
 def _free(stem: str, ending: str, taken: dict[str, int]) -> str:
-    """The name, or with a number before its ending where it is taken; file systems may hold A and a for the same."""
+    """Return the name, with a number before its ending if it is taken; some file systems take A and a as the same."""
     name = stem + ending
     asked = _folded(name)
-    number = taken.get(asked, 1)  # how far was counted before
+    number = taken.get(asked, 1)  # where counting stopped before
     while _folded(name) in taken:
         number += 1
         name = f"{_shortened(stem, LONGEST)}-{number}{ending}"
@@ -89,7 +99,7 @@ def _folded(name: str) -> str:
 
 
 def _files(settings: DataSettings) -> dict[str, Path]:
-    """Where the image of each key is."""
+    """Return the file of each key."""
     found: dict[str, Path] = {}
     if settings.source != FROM_PYTHON:
         splits = read_source(settings.source, settings)
@@ -108,16 +118,15 @@ def _files(settings: DataSettings) -> dict[str, Path]:
     return found
 
 
-def _places(table: pa.Table, files: dict[str, Path], source: str) -> list[tuple[Path, list[str]]]:
-    """The file of each row and its classes; all are there before anything is written."""
-    several = pa.types.is_list(table["corrected"].type)
+def _places(labels: LabelTable, files: dict[str, Path], source: str) -> list[tuple[Path, list[str]]]:
+    """Return the file and the classes of each row, after checking that every file exists."""
     places = []
-    for key, corrected in zip(table["key"].to_pylist(), table["corrected"].to_pylist(), strict=True):
+    for key, corrected in zip(labels.keys.to_pylist(), labels["corrected"].to_pylist(), strict=True):
         file = files.get(key)
         if file is None or not file.is_file():
             where = source if file is None else file
-            raise RunError(f"the image {key!r} of this run is no longer at {where}; put it back, or choose fewer rows.")
-        places.append((file, corrected if several else [corrected]))
+            raise RunError(f"the image {key!r} of this run is no longer at {where}; restore it, or choose fewer rows.")
+        places.append((file, corrected if labels.multilabel else [corrected]))
     return places
 
 

@@ -1,0 +1,215 @@
+"""Labels as CSV, JSON lines or Parquet: which rows or entries, written piece by piece."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as arrow_csv
+import pyarrow.parquet as pq
+
+from pencil.errors import RunError
+from pencil.files import atomic_write
+from pencil.runs.label_table import LabelTable, scalar, strings
+
+LABEL_FORMATS = ("csv", "jsonl", "parquet")
+ROUNDED = ("given", "confidence", "given_probability", "margin", "entropy", "label_quality")
+"""Columns of the label table that CSV rounds to six digits; a user's own columns are written as they are."""
+NO_CELLS = ("distribution", "given_probabilities")
+"""Columns that CSV leaves out, as a distribution does not fit into a cell."""
+ENTRY_SCHEMA = pa.schema(
+    {
+        "key": pa.string(),
+        "split": pa.string(),
+        "class": pa.string(),
+        "given": pa.float32(),
+        "corrected": pa.int8(),
+        "confidence": pa.float32(),
+        "changed": pa.bool_(),
+    }
+)
+LINES = 2**18
+"""This many lines are made at a time: a million rows of 80 classes are never in memory together."""
+JSON_ROWS = 4096
+"""This many rows are Python objects at a time."""
+
+Labels: TypeAlias = LabelTable | pa.Table | pa.RecordBatchReader
+
+
+def select_labels(labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0) -> LabelTable:
+    """Return the rows to export.
+
+    Parameters
+    ----------
+    labels : LabelTable
+        All labels of a run.
+    only_changed : bool
+        Only rows whose label changed, the most confident first.
+    min_confidence : float
+        Only rows that are at least this confident.
+    """
+    return labels.to_fix(min_confidence) if only_changed else labels.confident(min_confidence)
+
+
+def select_entries(
+    labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0
+) -> pa.RecordBatchReader:
+    """Return multi-label data with one line for each (row, class), made as they are read.
+
+    ``given`` is a probability and ``corrected`` 0 or 1 with its ``confidence``; all three are null for an unknown
+    entry. The other parameters are those of `select_labels`, and apply to lines.
+
+    Raises
+    ------
+    RunError
+        If the labels are single-label.
+    """
+    if not labels.multilabel:
+        raise RunError("the labels of this run are single-label; --entries is for multi-label data; leave it out.")
+    parts = (_select(part, only_changed, min_confidence) for part in _entries(labels))
+    if only_changed:  # the most confident of all come first
+        return _select(pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts]), True, 0.0).to_reader(LINES)
+    return pa.RecordBatchReader.from_batches(ENTRY_SCHEMA, (batch for part in parts for batch in part.to_batches()))
+
+
+def _select(table: pa.Table, only_changed: bool, min_confidence: float) -> pa.Table:
+    if min_confidence > 0:  # an unknown entry has no confidence
+        table = table.filter(pc.greater_equal(table["confidence"], min_confidence))
+    return table.filter(table["changed"]).sort_by([("confidence", "descending")]) if only_changed else table
+
+
+def _entries(labels: LabelTable) -> Iterator[pa.Table]:
+    names = strings(labels.classes)
+    step = max(1, LINES // len(names))
+    for start in range(0, labels.num_rows, step):
+        part = labels.slice(start, step)
+        given, probs = part.given_probs.reshape(-1), part.probs.reshape(-1)
+        rows = pa.array(np.repeat(np.arange(part.num_rows), len(names)))
+        unknown, corrected = np.isnan(given), probs > 0.5
+        yield pa.Table.from_arrays(
+            [
+                part.keys.take(rows),
+                part.splits.take(rows),
+                names.take(pa.array(np.tile(np.arange(len(names)), part.num_rows))),
+                pa.array(given, mask=unknown),
+                pa.array(corrected.astype(np.int8), mask=unknown),
+                pa.array(np.maximum(probs, 1 - probs), mask=unknown),
+                pa.array((corrected != (given > 0.5)) & ~unknown),
+            ],
+            schema=ENTRY_SCHEMA,
+        )
+
+
+def save_labels(labels: Labels, kind: str, path: Path) -> int:
+    """Write labels to a new file; see `write_labels`."""
+    with atomic_write(path, new=True) as temporary, temporary.open("wb") as stream:
+        return write_labels(labels, kind, stream)
+
+
+def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
+    """Write labels to a stream, batch by batch.
+
+    CSV leaves out distributions and separates the classes of multi-label data by semicolons. CSV and JSON leave out
+    columns of bytes.
+
+    Parameters
+    ----------
+    labels : LabelTable, pyarrow.Table or pyarrow.RecordBatchReader
+        The rows to write.
+    kind : str
+        ``csv``, ``jsonl`` or ``parquet``.
+    target : binary file
+        Where to write.
+
+    Returns
+    -------
+    int
+        The number of lines.
+    """
+    table = labels.table if isinstance(labels, LabelTable) else labels
+    reader = table if isinstance(table, pa.RecordBatchReader) else table.to_reader(max_chunksize=LINES)
+    if kind == "parquet":
+        with pq.ParquetWriter(target, reader.schema) as writer:
+            return _each(reader, writer.write_batch)
+    columns = [field.name for field in reader.schema if not has_bytes(field.type)]
+    if kind == "jsonl":
+        return _each(reader, lambda batch: _write_json(batch.select(columns), target))
+    columns = [name for name in columns if name not in NO_CELLS]
+    header = io.StringIO()
+    csv.writer(header, lineterminator="\n").writerow(columns)
+    target.write(header.getvalue().encode())
+    return _each(reader, lambda batch: _write_csv(batch.select(columns), target))
+
+
+def has_bytes(kind: pa.DataType) -> bool:
+    """Return whether values of this type are bytes, or contain some, as images of the datasets library do."""
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+        return True
+    inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
+    return any(map(has_bytes, inner))
+
+
+def _each(reader: pa.RecordBatchReader, write: Callable[[pa.RecordBatch], object]) -> int:
+    count = 0
+    for batch in reader:
+        write(batch)
+        count += batch.num_rows
+    return count
+
+
+def _write_json(batch: pa.RecordBatch, target: BinaryIO) -> None:
+    for start in range(0, batch.num_rows, JSON_ROWS):
+        rows = batch.slice(start, JSON_ROWS).to_pylist()
+        target.write("".join(_json(row) + "\n" for row in rows).encode())
+
+
+def _json(value: Any) -> str:
+    """Return JSON that every reader takes: NaN is null; dates and the like are text."""
+    try:
+        return json.dumps(value, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value), default=str)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_csv(batch: pa.RecordBatch, target: BinaryIO) -> None:
+    """Write cells, with quotes only if one of them needs it."""
+    names = batch.schema.names
+    cells = pa.record_batch([_csv_cells(batch[name], name in ROUNDED) for name in names], names)
+    for style in ("none", "needed"):
+        text = io.BytesIO()
+        try:
+            arrow_csv.write_csv(cells, text, arrow_csv.WriteOptions(include_header=False, quoting_style=style))
+            break
+        except pa.ArrowInvalid:  # a comma, a quote or a line break in a cell
+            continue
+    target.write(text.getvalue())
+
+
+def _csv_cells(column: Any, rounded: bool = False) -> Any:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _csv_cells(column.cast(kind.value_type))
+    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+        return pc.binary_join(column, scalar(";"))
+    if pa.types.is_floating(kind):
+        return pc.round(column.cast(pa.float64()), 6) if rounded else column
+    if pa.types.is_boolean(kind):
+        return pc.utf8_capitalize(column.cast(pa.string()))  # True and False
+    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
+        return column
+    as_text = _json if pa.types.is_nested(kind) else str  # dates, decimals, long strings
+    return pa.array([None if value is None else as_text(value) for value in column.to_pylist()], pa.string())

@@ -1,0 +1,76 @@
+"""A person's decisions merged into the labels of a run."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.decisions import Decision, presence
+from pencil.errors import RunError
+from pencil.runs.label_table import LabelTable
+
+
+def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelTable:
+    """Return the table with the person's labels; see :meth:`LabelTable.merge_decisions`."""
+    chosen = {decision.where: decision.label for decision in decisions if decision.label is not None}
+    rows = labels.find_rows(chosen)
+    for key, split in chosen.keys() - rows.keys():
+        raise RunError(
+            f"a review is about {key!r} ({split}), which the label table does not have; expected reviews of this run."
+        )
+    reviewed = np.zeros(labels.num_rows, dtype=bool)
+    reviewed[list(rows.values())] = True
+    by_row = {row: (where[0], chosen[where]) for where, row in rows.items()}
+    picked = np.array(sorted(by_row), dtype=np.int64)
+    present = presence((by_row[int(row)] for row in picked), labels.classes, multilabel=labels.multilabel)
+    merged = (_merge_sets if labels.multilabel else _merge_classes)(labels, picked, present)
+    table = labels.table
+    merged["confidence"] = _changed_at(table["confidence"], picked, 1.0)
+    for name, values in merged.items():
+        table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
+    return LabelTable(table.append_column("reviewed", pa.array(reviewed)))
+
+
+def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:
+    table, names = labels.table, pa.array(labels.classes, pa.string())
+    chosen = present.argmax(axis=1)
+    codes = labels.corrected_codes.copy()
+    codes[picked] = chosen
+    same = labels.given_codes[picked] == chosen
+    return {
+        "corrected": pa.DictionaryArray.from_arrays(pa.array(codes), names).cast(table.schema.field("corrected").type),
+        "given_probability": _changed_at(table["given_probability"], picked, same),
+        "margin": _changed_at(table["margin"], picked, 1.0),
+        "entropy": _changed_at(table["entropy"], picked, 0.0),
+        "changed": _changed_at(table["changed"], picked, ~same),
+        "distribution": _changed_probs(labels, picked, present),
+    }
+
+
+def _merge_sets(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:
+    corrected = labels["corrected"].combine_chunks()
+    names = np.array(labels.classes, dtype=object)
+    lists = pa.array([names[row].tolist() for row in present], corrected.type)
+    order = np.arange(labels.num_rows)
+    order[picked] = labels.num_rows + np.arange(len(picked))
+    part = labels.take(picked)
+    given, probs = part.given_probs, part.probs
+    known = ~np.isnan(given)
+    return {
+        "corrected": pa.concat_arrays([corrected, lists]).take(pa.array(order)),
+        "changed": _changed_at(labels["changed"], picked, (known & (present != (given > 0.5))).sum(axis=1)),
+        "distribution": _changed_probs(labels, picked, np.where(known | present, present, probs)),
+    }
+
+
+def _changed_at(column: pa.ChunkedArray, picked: np.ndarray, values: Any) -> pa.Array:
+    copy = column.to_numpy().copy()
+    copy[picked] = values
+    return pa.array(copy, column.type)
+
+
+def _changed_probs(labels: LabelTable, picked: np.ndarray, values: np.ndarray) -> pa.FixedSizeListArray:
+    copy = labels.probs.copy()
+    copy[picked] = values
+    return pa.FixedSizeListArray.from_arrays(pa.array(copy.ravel()), type=labels["distribution"].type)

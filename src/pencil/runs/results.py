@@ -1,0 +1,221 @@
+"""The results of training as what a run directory holds: label table, row table, summary and environment."""
+
+import json
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from pencil._version import __version__
+from pencil.data.examples import Examples, Splits
+from pencil.data.inputs import Inputs
+from pencil.labels.reading import read_entries, read_labels, reliability
+from pencil.recipe import Recipe
+from pencil.runs.label_table import LabelTable
+from pencil.runs.summary import Calibration, DataSummary, LabelSummary, Score, Summary
+from pencil.training import Outcome
+from pencil.training.metrics import SCORES, correct_entries
+
+
+def build_label_table(splits: Splits, label_probs: Tensor, validation_probs: Tensor | None) -> LabelTable:
+    """Return the labels of every training and held-out row.
+
+    Parameters
+    ----------
+    splits : Splits
+        The rows with their given labels.
+    label_probs : Tensor
+        The label distributions of the training rows, (rows, classes).
+    validation_probs : Tensor or None
+        The network's predictions for the held-out rows, which it was not trained on.
+    """
+    table = _label_columns(splits.train, label_probs, "train")
+    if splits.validation is not None and validation_probs is not None:
+        table = pa.concat_tables([table, _label_columns(splits.validation, validation_probs, "validation")])
+        if not torch.isin(splits.train.rows, splits.validation.rows).any():  # held out of the same data: in its order
+            in_order = torch.cat([splits.train.rows, splits.validation.rows]).argsort(stable=True)
+            table = table.take(pa.array(in_order.numpy()))
+    return LabelTable(table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks())
+
+
+def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
+    """Return the keys of the loaded rows in their order, and the split of each: train, validation or unused."""
+    keys = pa.array(loaded.train.keys.tolist(), pa.string())
+    is_train = pc.is_in(keys, pa.array(splits.train.keys.tolist(), pa.string()))
+    split = pc.if_else(is_train, "train", "unused")
+    if splits.validation is not None and loaded.validation is None:  # held out of the same rows
+        is_held = pc.is_in(keys, pa.array(splits.validation.keys.tolist(), pa.string()))
+        split = pc.if_else(is_held, "validation", split)
+    return pa.table({"key": keys, "split": split.dictionary_encode()})
+
+
+def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> Summary:
+    """Return the results in numbers.
+
+    Parameters
+    ----------
+    splits : Splits
+        The rows that were trained and tested on.
+    outcome : Outcome
+        What training returned.
+    recipe : Recipe
+        The resolved recipe.
+    noise_rate : float or None
+        The fraction of labels that the recipe made wrong on purpose.
+    """
+    train, records = splits.train, outcome.records
+    best, last = records[outcome.best_epoch - 1], records[-1]
+
+    def score(split: str) -> Score | None:
+        name = f"{split}_{SCORES[train.multilabel]}"
+        return Score(best=best[name], last=last[name]) if name in last else None
+
+    return Summary(
+        method=recipe.method["name"],
+        seed=recipe.seed,
+        seconds=sum(record["seconds"] for record in records),
+        epochs=len(records),
+        best_epoch=outcome.best_epoch,
+        validation=score("validation"),
+        test=score("test"),
+        labels=summarize_labels(train, outcome.label_probs),
+        findings=outcome.findings,
+        injected_noise_rate=noise_rate,
+        data=DataSummary(
+            rows=splits.sizes(),
+            classes=train.classes,
+            multilabel=train.multilabel,
+            input_shape=tuple(train.input_shape),
+            input_type=input_type(train.inputs),
+        ),
+    )
+
+
+def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:
+    """Count the labels that changed, and those that are right before and after where clean labels are known."""
+    clean = train.clean_labels
+    found: dict[str, Any] = {"rows": len(train)}
+    if train.pinned is not None:
+        found["pinned"] = int(train.pinned.sum())
+    if train.multilabel:
+        entries = read_entries(label_probs, train.given_labels)
+        found |= {"entries": int(entries.known.sum()), "changed": int(entries.changed.sum())}
+        if clean is not None:
+            found["correct_before"] = correct_entries(entries.given, clean)
+            found["correct_after"] = correct_entries(entries.corrected, clean)
+            found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
+        return LabelSummary(**found)
+    reading = read_labels(label_probs, train.given_labels)
+    found["changed"] = int(reading.changed.sum())
+    if clean is not None:
+        found["correct_before"] = float((reading.given == clean).double().mean())
+        found["correct_after"] = float((reading.corrected == clean).double().mean())
+        found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
+        found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
+    return LabelSummary(**found)
+
+
+def input_type(inputs: Inputs) -> str:
+    """Return ``uint8`` for images, which are divided by 255, and ``float`` for numbers, which are not."""
+    return "uint8" if inputs.dtype == torch.uint8 else "float"
+
+
+def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what a result may depend on besides the recipe.
+
+    Parameters
+    ----------
+    fingerprints : mapping
+        A digest of keys and labels for each split as loaded (before noise and split), and of the reviewed labels.
+    weights : dict, optional
+        Where the first weights came from.
+    """
+    return {
+        "pencil": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+        "data_fingerprint": dict(fingerprints),
+        "first_weights": weights,
+    }
+
+
+def _repairs(given: Tensor, corrected: Tensor, clean: Tensor, changed: Tensor) -> dict[str, int]:
+    """Count the changed labels that were wrong and are right now, and those that were right and are wrong now."""
+    return {
+        "repaired": int((changed & (corrected == clean)).sum()),
+        "broken": int((changed & (given == clean)).sum()),
+    }
+
+
+def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+    if examples.multilabel:
+        return _entry_columns(examples, label_probs, split)
+    reading = read_labels(label_probs, examples.given_labels)
+    names = pa.array(examples.classes)
+
+    def named(labels: Tensor) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
+
+    return pa.table(
+        {
+            **_identity(examples, split),
+            "given": named(reading.given),
+            "corrected": named(reading.corrected),
+            "confidence": reading.confidence.float().numpy(),
+            "given_probability": reading.given_probability.float().numpy(),
+            "margin": reading.margin.float().numpy(),
+            "entropy": reading.entropy.float().numpy(),
+            "changed": reading.changed.numpy(),
+            "distribution": _matrix(label_probs),
+            **_pinned(examples),
+        }
+    )
+
+
+def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+    """Return the columns of multi-label data: the classes present as given and as corrected, and all probabilities."""
+    entries = read_entries(label_probs, examples.given_labels)
+    confidence = entries.confidence.where(entries.known, torch.inf)
+    return pa.table(
+        {
+            **_identity(examples, split),
+            "given": _present(entries.given, examples.classes),
+            "corrected": _present(entries.corrected & entries.known, examples.classes),
+            "confidence": confidence.amin(dim=1).nan_to_num(posinf=0.5).float().numpy(),
+            "changed": entries.changed.sum(dim=1).int().numpy(),
+            "given_probabilities": _matrix(examples.given_labels),
+            "distribution": _matrix(label_probs),
+            **_pinned(examples),
+        }
+    )
+
+
+def _identity(examples: Examples, split: str) -> dict[str, Any]:
+    return {
+        "key": pa.array(examples.keys.tolist(), pa.string()),
+        "split": pa.array([split] * len(examples)).dictionary_encode(),
+    }
+
+
+def _pinned(examples: Examples) -> dict[str, Any]:
+    """Return one more column if some labels are reviewed ones."""
+    return {} if examples.pinned is None else {"pinned": examples.pinned.numpy()}
+
+
+def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
+    offsets = np.concatenate([[0], entries.sum(dim=1).cumsum(dim=0).numpy()]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(classes).take(pa.array(entries.nonzero()[:, 1].numpy())))
+
+
+def _matrix(values: Tensor) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.float().contiguous().view(-1).numpy()), values.shape[1])

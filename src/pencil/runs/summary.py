@@ -1,0 +1,196 @@
+"""The results of a run in numbers, as a typed value: ``summary.json``."""
+
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pencil.errors import RunError
+from pencil.runs.layout import FORMAT, SUMMARY
+
+
+class _Frozen(BaseModel):
+    """Keys that this version does not know are ignored: a later version may add some without a new format."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
+
+
+class Score(_Frozen):
+    """A score (accuracy, or mAP of multi-label data) at the best validation epoch and at the last epoch."""
+
+    best: float
+    last: float
+
+
+class CalibrationBin(_Frozen):
+    """Labels of about the same confidence: how many, their mean confidence, and the fraction that is right."""
+
+    rows: int
+    confidence: float
+    right: float
+
+
+class Calibration(_Frozen):
+    """How far confidences can be trusted; ``error`` is the expected calibration error."""
+
+    error: float
+    bins: tuple[CalibrationBin, ...]
+
+
+class LabelSummary(_Frozen):
+    """What happened to the training labels. Fields that need clean labels are None where those are not known.
+
+    Attributes
+    ----------
+    rows, changed : int
+        Training rows, and the labels that changed (entries, for multi-label data).
+    entries : int or None
+        Known (row, class) entries of multi-label data.
+    pinned : int or None
+        Reviewed labels that never move, if there are any.
+    correct_before, correct_after : float or None
+        The fraction of labels that are right as given and as corrected.
+    repaired, broken : int or None
+        Labels that were wrong and are right now, and the reverse.
+    calibration : Calibration or None
+        How far confidences can be trusted.
+    """
+
+    rows: int
+    pinned: int | None = None
+    entries: int | None = None
+    changed: int
+    correct_before: float | None = None
+    correct_after: float | None = None
+    repaired: int | None = None
+    broken: int | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of labels: entries of multi-label data, else rows."""
+        return self.rows if self.entries is None else self.entries
+
+
+class DataSummary(_Frozen):
+    """The data of a run: rows of each split, class names, and the shape and type of one input."""
+
+    rows: dict[str, int]
+    classes: tuple[str, ...]
+    multilabel: bool
+    input_shape: tuple[int, ...]
+    input_type: str
+
+
+class Summary(_Frozen):
+    """The results of a run.
+
+    Attributes
+    ----------
+    method : str
+        The method's name.
+    seed, epochs, best_epoch : int
+        ``best_epoch`` is the epoch with the best score on the held-out rows, whose labels may be wrong.
+    seconds : float
+        The time that the epochs took.
+    validation, test : Score or None
+        The scores on held-out rows and on the test set, if there is one.
+    labels : LabelSummary
+        How many labels changed, and how many are right where that is known.
+    findings : dict
+        What the method found out by itself (noise rate, choices); empty for most methods.
+    injected_noise_rate : float or None
+        The fraction of labels that a recipe made wrong on purpose.
+    data : DataSummary
+        Rows, classes and inputs.
+    """
+
+    method: str
+    seed: int
+    seconds: float
+    epochs: int
+    best_epoch: int
+    validation: Score | None = None
+    test: Score | None = None
+    labels: LabelSummary
+    findings: dict[str, Any] = {}
+    injected_noise_rate: float | None = None
+    data: DataSummary
+
+    @property
+    def score(self) -> str:
+        """The name of the score in metrics and in JSON: ``accuracy``, or ``map`` for multi-label data."""
+        return "map" if self.data.multilabel else "accuracy"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data as ``--json`` prints it: scores by their names, without what is not known."""
+        tree = _as_lists(self.model_dump())
+        scores = {f"{split}_{self.score}": tree.pop(split) for split in ("validation", "test")}
+        labels = {name: value for name, value in tree.pop("labels").items() if value is not None}
+        findings = tree.pop("findings")
+        head = {name: tree.pop(name) for name in ("method", "seed", "seconds", "epochs", "best_epoch")}
+        return {
+            **head,
+            **{name: value for name, value in scores.items() if value is not None},
+            "labels": labels,
+            **({"findings": findings} if findings else {}),
+            **tree,
+        }
+
+    def to_json(self) -> str:
+        """Return the content of ``summary.json``."""
+        return json.dumps({"format": FORMAT, **self.to_dict()}, indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, tree: dict[str, Any], source: str = SUMMARY) -> Self:
+        """Return the summary of plain data as `to_dict` makes it.
+
+        Raises
+        ------
+        RunError
+            If a field is missing or of the wrong type; ``source`` names the file in the message.
+        """
+        named = dict(tree)
+        try:
+            score = "map" if tree["data"]["multilabel"] else "accuracy"
+            named |= {split: tree.get(f"{split}_{score}") for split in ("validation", "test")}
+            return cls.model_validate(named)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise RunError(
+                f"{source} is no summary of a run: {place}: {first['msg']}; restore the file from a copy."
+            ) from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RunError(
+                f"{source} is no summary of a run: expected 'data' with 'multilabel'; restore the file from a copy."
+            ) from error
+
+    @classmethod
+    def from_json(cls, text: str, source: str = SUMMARY) -> Self:
+        """Return the summary in the content of ``summary.json``; ``source`` names the file in errors.
+
+        Raises
+        ------
+        RunError
+            If the text is not JSON, of another format, or lacks a field.
+        """
+        try:
+            tree = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{source} is not JSON: {error}; restore the file from a copy.") from error
+        if not isinstance(tree, dict):
+            raise RunError(f"{source} holds a {type(tree).__name__}; expected a JSON object; restore the file.")
+        if tree.get("format") != FORMAT:
+            raise RunError(
+                f"{source} has format {tree.get('format')!r}; this version of pencil reads format {FORMAT}; open the "
+                "run with the version that wrote it, or train again."
+            )
+        return cls.from_dict(tree, source)
+
+
+def _as_lists(value: Any) -> Any:
+    """Return plain data with lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: _as_lists(inner) for name, inner in value.items()}
+    return [_as_lists(inner) for inner in value] if isinstance(value, tuple | list) else value

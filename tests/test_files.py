@@ -1,0 +1,127 @@
+"""Files are complete or absent, whatever happens while they are written; and nested tables are flattened in one way."""
+
+import doctest
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import pencil.trees
+from pencil.errors import ModelError, RunError
+from pencil.files import atomic_write, digest, write, write_json, write_text
+from pencil.runs.directory import _save_weights
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_when_the_block_ends(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with atomic_write(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old" and temporary.parent == tmp_path and temporary.suffix == ".txt"
+    assert path.read_text() == "new" and names(tmp_path) == ["a.txt"]
+    write_text(path, "ü")
+    assert path.read_bytes() == "ü".encode() and len(digest(path)) == 64
+    write_json(path, {"a": 1}, indent=None)
+    assert path.read_text() == '{"a": 1}\n'
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    "error", [ValueError("x"), KeyboardInterrupt(), ModelError("ours"), OSError(errno.ENOSPC, "full")]
+)
+def test_an_error_leaves_nothing(tmp_path, folder, error):
+    expected = RunError if isinstance(error, OSError) else type(error)
+    with pytest.raises(expected), atomic_write(tmp_path / "a", folder=folder) as temporary:
+        (temporary / "inside" if folder else temporary).write_text("half")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_what_was_there_survives_a_full_disk(tmp_path, monkeypatch):
+    write_text(tmp_path / "a", "old")
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(RunError, match=r"cannot write .*a: No space left on device; the previous file.*unchanged"):
+        write_text(tmp_path / "a", "new")
+    assert (tmp_path / "a").read_text() == "old" and names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_new_files_and_folders_overwrite_nothing(tmp_path, folder):
+    path = tmp_path / "a"
+    with atomic_write(path, folder=folder, new=True):
+        pass
+    assert path.is_dir() == folder
+    kind = "folder" if folder else "file"
+    with (
+        pytest.raises(RunError, match=f"it already exists; name a new {kind} in an existing folder"),
+        atomic_write(path, folder=folder, new=True),
+    ):
+        pytest.fail("the block ran")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="it already exists"), atomic_write(tmp_path / "link", new=True):
+        pytest.fail("the block ran")
+    with pytest.raises(RunError, match="No such file"), atomic_write(tmp_path / "no" / "a", new=True):
+        pytest.fail("the block ran")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(errno.EPERM, "no hard links here")))
+        with atomic_write(tmp_path / "a", new=True) as temporary:
+            temporary.write_text("mine")
+        assert (tmp_path / "a").read_text() == "mine" and names(tmp_path) == ["a"]
+        return
+    with pytest.raises(RunError, match="it already exists"), atomic_write(tmp_path / "a", new=True) as temporary:
+        temporary.write_text("mine")
+        (tmp_path / "a").write_text("theirs")
+    assert (tmp_path / "a").read_text() == "theirs" and names(tmp_path) == ["a"]
+
+
+def test_a_reader_never_sees_a_part(tmp_path):
+    path, done, seen = tmp_path / "a", threading.Event(), set()
+    write_text(path, "0" * 10_000)
+
+    def read():
+        while not done.is_set():
+            seen.add(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(50):
+        write_text(path, str(number % 10) * 10_000)
+    done.set()
+    reader.join()
+    assert all(len(text) == 10_000 and len(set(text)) == 1 for text in seen)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_permissions_of_the_users_umask(tmp_path, umask):
+    """safetensors makes files that only their owner may read."""
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "model.safetensors", lambda target: _save_weights({"w": torch.ones(2)}, target))
+        write_text(tmp_path / "a.json", "{}")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~umask}
+
+
+def test_a_temporary_file_of_a_killed_process_is_no_obstacle(tmp_path):
+    (tmp_path / f".a.npz.{os.getpid()}.npz").write_text("half")
+    with atomic_write(tmp_path / "a.npz", new=True) as temporary, temporary.open("wb") as stream:
+        np.savez(stream, x=np.ones(2))
+    assert names(tmp_path) == ["a.npz"]
+
+
+def test_tables_are_flattened():
+    assert doctest.testmod(pencil.trees).attempted == 1
+    assert doctest.testmod(pencil.trees).failed == 0
+    assert pencil.trees.flatten({"a": {"b": None}, "c": 1}, separator=", ") == {"a, b": None, "c": 1}
