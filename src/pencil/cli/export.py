@@ -29,8 +29,8 @@ def export(
     """Write the network to a file, and keep it only if its logits are those of the network on some inputs.
 
     The exported network takes batches of any size and returns logits. With preparation it takes raw inputs: uint8
-    images resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the file's
-    metadata (for torch-export in a .json file beside it too).
+    images resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the
+    file's metadata (for torch-export in a .json file beside it too).
     """
     from pencil.export.network import export_model
     from pencil.runs.run import open_run

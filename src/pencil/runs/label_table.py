@@ -21,7 +21,7 @@ from pencil.errors import RunError
 from pencil.files import atomic_write
 
 ALWAYS = ("key", "split", "given")
-"""The columns that are always read: the name of a row, and what tells multi-label from single-label data."""
+"""The columns that every label table has: the name of a row, and the type of its labels."""
 GIVEN_PROBS, PROBS = "given_probabilities", "distribution"
 
 
