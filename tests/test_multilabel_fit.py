@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import pencil
 from pencil import DataError, ModelError
-from pencil.check import rehearse
+from pencil.check import check_recipe
 from pencil.data import from_arrays
 from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.inputs import TensorInputs
@@ -107,10 +107,10 @@ def test_unknown_rows_are_warned_of_in_training_and_counted_in_a_check(tmp_path)
     assert (unchanged == 0.5).all() and run.labels["changed"].to_pylist()[:3] == [0, 0, 0]
     assert run.labels["confidence"].to_pylist()[:3] == [0.5] * 3  # sure of nothing
     np.savez(tmp_path / "d.npz", x=x, y=labels)
-    rehearsal = rehearse(parse({"data": {"source": str(tmp_path / "d.npz")}}))  # and no warning here
-    tree = as_tree(rehearsal.findings["train"], rehearsal.data["train"])
-    assert tree["unknown_rows"] == 3 and tree["unknown_labels"] == 13 and not rehearsal.problems
-    assert tree["rows_without_class"] == inspect(rehearsal.data["train"]).rows_without_class > 0
+    result = check_recipe(parse({"data": {"source": str(tmp_path / "d.npz")}}))  # and no warning here
+    tree = as_tree(result.findings["train"], result.data["train"])
+    assert tree["unknown_rows"] == 3 and tree["unknown_labels"] == 13 and not result.problems
+    assert tree["rows_without_class"] == inspect(result.data["train"]).rows_without_class > 0
 
 
 class Mapped(nn.Module):

@@ -16,8 +16,8 @@ from pencil.training import Trainer
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """What `pencil check` says: all about the data, the plan, and everything for which training would be refused."""
+class CheckResult:
+    """The result of `pencil check`: an inspection of the data, the plan, and every reason why training would fail."""
 
     data: dict[str, Examples]
     findings: dict[str, Inspection]
@@ -25,7 +25,7 @@ class Rehearsal:
     problems: tuple[PencilError, ...]
 
 
-def rehearse(chosen: Recipe) -> Rehearsal:
+def check_recipe(chosen: Recipe) -> CheckResult:
     """Everything short of training: look at every row, then corrupt, split, build, lay out the phases."""
     loaded, settings = load(chosen.data), chosen.data
     loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
@@ -40,12 +40,14 @@ def rehearse(chosen: Recipe) -> Rehearsal:
     if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=f".*(the row is left out|{UNKNOWN})")  # the findings say it
+                warnings.filterwarnings(
+                    "ignore", message=f".*(the row is left out|{UNKNOWN})"
+                )  # part of the inspection
                 job = assemble(chosen.model_copy(update={"data": trial}), Splits(**parts))
                 plan = _plan(job, job.trainer())
         except PencilError as error:
             problems.append(error)
-    return Rehearsal(parts, findings, plan, tuple(problems))
+    return CheckResult(parts, findings, plan, tuple(problems))
 
 
 def _plan(job: Job, trainer: Trainer) -> dict[str, Any]:

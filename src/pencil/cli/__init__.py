@@ -42,7 +42,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say the version."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     pass
 
@@ -52,12 +52,12 @@ STOPPED = 75
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one is enough to say it
+    if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one is enough
         typer.echo(f"warning: {message}", err=True)
 
 
 def main() -> None:
-    """Entry point: a mistake the user can mend is one clear message and exit code 2, never a traceback."""
+    """Entry point: a mistake that the user can fix is one clear message and exit code 2, never a traceback."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn

@@ -21,7 +21,7 @@ def bench(
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of methods and write tables. The same command goes on where an interrupted one stopped."""
+    """Run a grid of methods and write tables. The same command resumes an interrupted one."""
     from pencil.bench.spec import read_spec
 
     if spec == "kl-analysis":
@@ -48,9 +48,9 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
 
     cells = list(chosen.cells())
     for cell in cells:
-        cell.recipe()  # every mistake in the spec is told before the first cell runs
+        cell.recipe()  # every mistake in the spec is reported before the first cell runs
 
-    def tell(cell: "Cell", result: Result, left: int) -> None:
+    def report(cell: "Cell", result: Result, left: int) -> None:
         if result["status"] == "failed":
             typer.echo(f"failed: {cell.label}: {result['error']}", err=True)
         else:
@@ -60,7 +60,7 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
             typer.echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
 
     try:
-        run_cells(cells, target / "cells", processes or default_processes(), tell)
+        run_cells(cells, target / "cells", processes or default_processes(), report)
     finally:  # interrupted or not, what is done can be read
         entries = _write_tables(chosen, target)
     return entries
@@ -76,7 +76,7 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     done = sum(entry.done for entry in entries)
     if done < len(list(chosen.cells())):
         typer.echo(
-            f"{done} of {len(list(chosen.cells()))} cells are done; the same command goes on from here", err=True
+            f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True
         )
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
     (target / "results.json").write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from pencil.runs.layout import is_run
 if TYPE_CHECKING:
     import numpy as np
 
-    from pencil.check import Rehearsal
+    from pencil.check import CheckResult
     from pencil.data.examples import Examples
     from pencil.data.inspection import Inspection
     from pencil.recipe import Recipe
@@ -35,30 +35,30 @@ def check(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at every row of the data, build the model, lay out the phases; say what would be trained on what.
+    """Inspect every row of the data, build the model and plan the phases, without training.
 
-    Of a run directory: whether every file and checkpoint in it is what was written.
+    For a run directory: check that every file and checkpoint in it is what was written.
     """
     if is_run(Path(what)):
         _check_run(Path(what), as_json)
         return
     recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned)
-    from pencil.check import rehearse
+    from pencil.check import check_recipe
     from pencil.cli.show import show
     from pencil.errors import DataError
 
-    rehearsal = rehearse(recipe)
+    result = check_recipe(recipe)
     if as_json:
-        typer.echo(json.dumps(_tree(rehearsal)))
+        typer.echo(json.dumps(_tree(result)))
     else:
-        show(f"data        {recipe.data.source}", *_findings(rehearsal), "", *_classes(rehearsal))
-        if not rehearsal.problems:
-            show("", *_plan(recipe, rehearsal.plan or {}), "\nready to train")
-    if len(rehearsal.problems) == 1:
-        raise rehearsal.problems[0]
-    if rehearsal.problems:
-        lines = "".join(f"\n  {problem}" for problem in rehearsal.problems)
-        raise DataError(f"training would be refused for {len(rehearsal.problems)} reasons:{lines}")
+        show(f"data        {recipe.data.source}", *_findings(result), "", *_classes(result))
+        if not result.problems:
+            show("", *_plan(recipe, result.plan or {}), "\nready to train")
+    if len(result.problems) == 1:
+        raise result.problems[0]
+    if result.problems:
+        lines = "".join(f"\n  {problem}" for problem in result.problems)
+        raise DataError(f"training would be refused for {len(result.problems)} reasons:{lines}")
 
 
 def _check_run(path: Path, as_json: bool) -> None:
@@ -83,19 +83,19 @@ def _check_run(path: Path, as_json: bool) -> None:
         raise RunError(f"{len(broken)} of {len(statuses)} files or checkpoints in {path} are damaged; see above.")
 
 
-def _tree(rehearsal: "Rehearsal") -> dict[str, Any]:
+def _tree(result: "CheckResult") -> dict[str, Any]:
     from pencil.data.inspection import as_tree
 
     return {
-        "ready": not rehearsal.problems,
-        "problems": [str(problem) for problem in rehearsal.problems],
-        "data": {name: as_tree(found, rehearsal.data[name]) for name, found in rehearsal.findings.items()},
-        **(rehearsal.plan or {}),
+        "ready": not result.problems,
+        "problems": [str(problem) for problem in result.problems],
+        "data": {name: as_tree(found, result.data[name]) for name, found in result.findings.items()},
+        **(result.plan or {}),
     }
 
 
-def _findings(rehearsal: "Rehearsal") -> Iterator[str]:
-    for name, found in rehearsal.findings.items():
+def _findings(result: "CheckResult") -> Iterator[str]:
+    for name, found in result.findings.items():
         sizes, shape = found.image_sizes, found.input_shape
         inputs = "" if shape is None else f" of {' x '.join(map(str, shape))}"
         if sizes is not None and sizes.fraction == 1:
@@ -106,7 +106,7 @@ def _findings(rehearsal: "Rehearsal") -> Iterator[str]:
                 f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
         yield f"{name:<12}{found.rows:,} rows{inputs}"
-        yield from _oddities(found, rehearsal.data[name])
+        yield from _oddities(found, result.data[name])
 
 
 def _pixels(size: tuple[int, int]) -> str:
@@ -131,9 +131,9 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
 
 
 def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
-    """How many classes there are at once, and what is not known of them."""
+    """Multi-label data: how many classes a row has, and what is unknown."""
     mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
-    yield f"            several classes at once, {mean:.1f} of {examples.num_classes} per row on average"
+    yield f"            multi-label, {mean:.1f} of {examples.num_classes} classes per row on average"
     if found.rows_without_class:
         yield f"            {found.rows_without_class:,} rows have no class"
     if found.unknown_labels:
@@ -150,22 +150,22 @@ def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:
             yield f"              and {count - len(lines):,} more; --json lists them all"
 
 
-def _listed(group: "np.ndarray", say: Callable[[int], str]) -> str:
-    return ", ".join(map(say, group[:FEW])) + (f" and {len(group) - FEW:,} more" if len(group) > FEW else "")
+def _listed(group: "np.ndarray", describe: Callable[[int], str]) -> str:
+    return ", ".join(map(describe, group[:FEW])) + (f" and {len(group) - FEW:,} more" if len(group) > FEW else "")
 
 
 def _words(label: Any) -> str:
     if isinstance(label, dict):
-        return ", ".join(f"{name} {share:.2f}" for name, share in label.items())
+        return ", ".join(f"{name} {prob:.2f}" for name, prob in label.items())
     return label if isinstance(label, str) else " + ".join(label) or "none"
 
 
-def _classes(rehearsal: "Rehearsal") -> Iterator[Any]:
+def _classes(result: "CheckResult") -> Iterator[Any]:
     """Rows per class in each split, and what injected noise makes of them."""
     from pencil.cli.show import table
 
-    counts = {name: found.class_counts for name, found in rehearsal.findings.items()}
-    plan = rehearsal.plan or {}
+    counts = {name: found.class_counts for name, found in result.findings.items()}
+    plan = result.plan or {}
     if plan.get("injected_noise_rate") is not None:
         counts["train, noisy"] = plan["class_counts"]
     names = list(counts["train"])

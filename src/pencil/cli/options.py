@@ -1,4 +1,4 @@
-"""Arguments that several verbs share, and the recipe they make together."""
+"""Arguments that several commands have, and the recipe that they build."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,18 +17,16 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")
 MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their shares.")]
-Budget = Annotated[
-    str | None, typer.Option("--budget", help="Train for so long: 90s, 10m, 2h; the automatic method plans by it.")
-]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their proportions.")]
+Budget = Annotated[str | None, typer.Option("--budget", help="Train for this long: 90s, 10m, 2h; for the method auto.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
 Pinned = Annotated[
     Path | None,
-    typer.Option("--pinned", metavar="FILE", help="Reviewed labels (RUN/reviews.jsonl): they hold and never move."),
+    typer.Option("--pinned", metavar="FILE", help="Reviewed labels (RUN/reviews.jsonl), which never move."),
 ]
 Threshold = Annotated[
     float | None,
-    typer.Option("--threshold", help="Several classes at once: present above this probability (0.5)."),
+    typer.Option("--threshold", help="Multi-label: present above this probability (0.5)."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -76,7 +74,7 @@ def pick_threshold(threshold: float | None, multilabel: bool) -> float:
     if threshold is None:
         return 0.5
     if not multilabel:
-        raise RunError("--threshold is for several classes at once; in this run each example is of one class.")
+        raise RunError("--threshold is for multi-label runs; this run is single-label.")
     if not 0 <= threshold < 1:
         raise RunError(f"--threshold is {threshold:g}; expected a probability from 0 to below 1.")
     return threshold

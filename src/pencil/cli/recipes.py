@@ -1,4 +1,4 @@
-"""``pencil recipes``: what ships with pencil, and what a recipe says."""
+"""``pencil recipes``: what ships with pencil, and one of them in full."""
 
 from itertools import groupby
 

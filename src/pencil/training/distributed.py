@@ -277,7 +277,7 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
 def exit_code(codes: Sequence[int]) -> int:
     """Return one exit code for a group: of a process killed by a signal, else the largest.
 
-    A killed process tells more than those that lost contact with it. A negative code -N becomes 128 + N.
+    A killed process is the cause; the others only lost contact with it. A negative code -N becomes 128 + N.
     """
     killed = [128 - code for code in codes if code < 0]
     return killed[0] if killed else max(codes)
