@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pencil.data.inputs import Inputs, Size
 from pencil.errors import DataError
+from pencil.files import atomic_write, write_json
 
 IN_MEMORY = 512 * 2**20
 """Up to this many bytes of pixels, decoding once and keeping the result costs less than anything else."""
@@ -48,7 +49,7 @@ def cache_in_file(
             _make(pixels, index, shape, inputs, rows)
         except OSError as error:
             raise DataError(
-                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {error.strerror}; expected a "
+                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
                 "folder with room for it; make room, or set data.cache to another folder or to none."
             ) from error
     readable = torch.ones(len(rows), dtype=torch.bool)
@@ -69,18 +70,20 @@ def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
     return readable
 
 
+def _reason(error: OSError) -> str:
+    """The system's reason, also where :func:`pencil.files.atomic_write` has wrapped it."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return cause.strerror or str(cause)
+
+
 def _make(pixels: Path, index: Path, shape: tuple[int, ...], inputs: Inputs, rows: Tensor) -> None:
-    """Decode into a temporary file and rename it; the index is written last, so a cache with an index is whole."""
-    temporary, size = pixels.with_name(f".{pixels.stem}.{os.getpid()}"), int(np.prod(shape))
-    try:
+    """Decode into the cache file; the index is written last, so a cache with an index is whole."""
+    size = int(np.prod(shape))
+    with atomic_write(pixels) as temporary:
         with temporary.open("wb") as made:
             if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
                 os.posix_fallocate(made.fileno(), 0, size)
             made.truncate(size)
         values = torch.from_file(str(temporary), shared=True, size=size, dtype=torch.uint8)
         readable = _fill(values.view(shape), inputs, rows)
-        temporary.replace(pixels)
-        temporary.write_text(json.dumps({"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}))
-        temporary.replace(index)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_json(index, {"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}, indent=None)
