@@ -15,6 +15,8 @@ from pencil import PencilClassifier
 from pencil.data import noise
 from pencil.methods import CrossEntropy
 
+pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
+
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks([PencilClassifier(epochs=12)])

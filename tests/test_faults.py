@@ -87,7 +87,7 @@ def stop_at(monkeypatch, step):
 def stopped(path, monkeypatch, step=17, **options):
     with monkeypatch.context() as patch:
         stop_at(patch, step)
-        with pytest.raises(Stopped, match="all is saved"):
+        with pytest.raises(Stopped, match="everything is saved"):
             train(path, **options)
 
 
@@ -171,7 +171,9 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path, monkeypatch, undistu
         return write(path, chunks)
 
     monkeypatch.setattr(pencil.runs.checkpoints, "_write", full)
-    with pytest.warns(UserWarning, match="No space left on device; the earlier checkpoints are unharmed.*goes on"):
+    with pytest.warns(
+        UserWarning, match="No space left on device; the earlier checkpoints are unharmed.*Training continues"
+    ):
         train(tmp_path / "run")
     assert result(tmp_path / "run") == undisturbed
 
@@ -231,7 +233,7 @@ def test_a_nan_loss_stops_before_anything_moves_and_the_last_checkpoint_is_good(
     with pytest.raises(TrainingError, match=r"the loss became nan in epoch \d \(phase \w+\), in a batch with the rows"):
         train(path, network=Poisoned)
     state = Checkpoints(path / "checkpoints").newest().part("training")
-    assert all(value.isfinite().all() for value in state["learner"]["networks"][0].values())
+    assert all(value.isfinite().all() for value in state["networks"]["networks"][0].values())
     assert state["method"]["labels"]["label_logits"].isfinite().all()
     train(path)  # with a network that does not fail
     assert result(path) == undisturbed
@@ -284,9 +286,8 @@ def test_rows_that_came_or_went_are_refused_or_mapped_by_key(tmp_path, monkeypat
 
 def resumed_state(path, data, monkeypatch):
     """The state right after the trainer was restored with changed rows."""
-    from pencil.resume import resume
-
     from pencil.data import Splits, from_arrays
+    from pencil.job import resume_run
     from pencil.training import Trainer
 
     seen = {}
@@ -298,7 +299,7 @@ def resumed_state(path, data, monkeypatch):
     test = from_arrays(*blobs(30, 1), classes=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Trainer, "run", run)
-        resume(path, Splits(data, test=test), model=Net(), allow_changed=True, progress=False)
+        resume_run(path, data=Splits(data, test=test), model=Net(), allow_changed=True, progress=False)
     return seen
 
 
@@ -306,6 +307,15 @@ def test_another_recipe_is_refused(tmp_path, monkeypatch):
     stopped(tmp_path / "run", monkeypatch)
     with pytest.raises(RecipeError, match=r"another recipe.*\n  training.batch_size is 32; it was 16"):
         train(tmp_path / "run", {"training.batch_size": 32})
+
+
+@pytest.mark.parametrize("key", ["data.test_rows", "data.validation", "training.precision"])
+def test_a_key_whose_name_begins_like_a_derived_one_is_compared_too(key, tmp_path, monkeypatch):
+    """A run fills in data.test and data.validation; data.test_rows is another key, and a number is no open value."""
+    stopped(tmp_path / "run", monkeypatch)
+    value = {"data.test_rows": 20, "data.validation": 0.2, "training.precision": "fp32"}[key]
+    with pytest.raises(RecipeError, match=rf"another recipe.*\n  {key} is {value!r}; it was"):
+        train(tmp_path / "run", {key: value})
 
 
 # 9: two writers

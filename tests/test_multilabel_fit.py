@@ -15,6 +15,8 @@ from pencil.data.inputs import TensorInputs
 from pencil.data.inspection import as_tree, inspect
 from pencil.recipe import parse
 
+pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
+
 
 def scenes(rows=400, classes=4, seed=0, missing=0.2):
     """Sums of the patterns of the classes present; some that are present are not said to be."""
@@ -98,7 +100,7 @@ def test_unknown_rows_are_warned_of_in_training_and_counted_in_a_check(tmp_path)
     labels = given.astype(np.float32)
     labels[:3], labels[5, 1] = np.nan, np.nan
     with pytest.warns(UserWarning, match="have no known label and teach nothing") as seen:
-        run = pencil.fit("mlp", (x, labels), epochs=3, settings={"data.validation": 0.0})
+        run = pencil.fit("mlp", (x, labels), method="pencil", epochs=3, settings={"data.validation": 0.0})
     assert [str(warning.message) for warning in seen] == [
         "3 of 60 training rows have no known label and teach nothing; label them or leave them out"
     ]

@@ -20,8 +20,8 @@ def test_the_wheel_holds_recipes_types_licence_and_command(tmp_path):
         assert "pencil = pencil.cli:main" in archive.read(entry).decode()
     for expected in (
         "pencil/py.typed",
-        "pencil/recipes/digits-symmetric-50.toml",
-        "pencil/specs/table3.toml",
+        "pencil/recipe/shipped/digits-symmetric-50.toml",
+        "pencil/bench/specs/table3.toml",
         "pencil/cli/train.py",
         "pencil/bench/templates/results.html.jinja",
     ):

@@ -129,7 +129,7 @@ def test_the_others_say_so_and_end_when_a_rank_dies(tmp_path):
     ranks[1].kill()
     assert exit_codes(ranks) == [2, -signal.SIGKILL, 2]
     said = (tmp_path / "said-0").read_text()
-    assert said.startswith("rank 0 lost contact with another process") and "--resume goes on" in said
+    assert said.startswith("rank 0 lost contact with another process") and "--resume continues" in said
     assert exit_codes(start(path)) == [0, 0]  # with fewer of them
 
 

@@ -141,7 +141,8 @@ def _resumed_job(
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
     job = assemble(stored, same, model=model, method=method, held_out=held_out)
-    resuming.check_same_recipe(path, job.recipe, _runnable(expected, job.prepared.splits))
+    expected = _runnable(expected, job.prepared.splits) if method is None else expected
+    resuming.check_same_recipe(path, job.recipe, expected)
     resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
     return job, changed_from
 
@@ -204,7 +205,7 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    chosen = _runnable(chosen, prepared.splits)
+    chosen = _runnable(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
     if prepared.pinned_digest is not None:

@@ -13,6 +13,8 @@ from commands import pencil
 from conftest import paint, truncate
 from PIL import Image
 
+pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
+
 QUICK = ["--method", "cross_entropy", "--epochs", "2", "--set", "training.batch_size=8"]
 
 

@@ -10,6 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from commands import pencil
 
+pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
+
 NAMES = ["sea", "sky", "sun"]
 
 
@@ -45,7 +47,7 @@ def home(tmp_path_factory):
 
 def test_check_counts_what_there_is(home):
     shown = pencil("check", "mine.npz", cwd=home).stdout
-    assert re.search(r"several classes at once, 0\.\d of 3 per row on average\n +\d+ rows have no class\n", shown)
+    assert re.search(r"multi-label, 0\.\d of 3 classes per row on average\n +\d+ rows have no class\n", shown)
     assert "ready to train" in shown and "unknown" not in shown
     counts = [line.split() for line in shown.splitlines() if line.startswith(("sea", "sky", "sun"))]
     with np.load(home / "mine.npz") as arrays:
@@ -138,9 +140,7 @@ def test_options_for_several_classes_are_refused_for_one(home):
     done = pencil("labels", "hard", "--entries", cwd=home, code=2)
     assert "are single-label; --entries is for multi-label data" in done.stderr and done.stdout == ""
     for verb in (["evaluate", "hard", "--data", "hard.npz"], ["predict", "hard", "new.npz"]):
-        assert (
-            "--threshold is for several classes at once" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
-        )
+        assert "--threshold is for multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
     assert "expected a probability" in pencil("evaluate", "run", "--threshold", 1.5, cwd=home, code=2).stderr
     wrong = pencil("evaluate", "hard", "--data", "mine.npz", cwd=home, code=2)
     assert "label distribution at row" in wrong.stderr

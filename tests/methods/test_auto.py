@@ -176,7 +176,7 @@ def test_auto_is_the_default_and_pencil_is_never_replaced():
     assert recipe.parse({"method": {"lr": 0.1}}).method["name"] == "auto"
     assert recipe.parse({"method": {"name": "pencil"}}).method["name"] == "pencil"
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
-    assert pencil.fit("mlp", (points, labels), epochs=3, method="pencil").summary["method"] == "pencil"
+    assert pencil.fit("mlp", (points, labels), epochs=3, method="pencil").summary.method == "pencil"
 
 
 def multilabel_points():
@@ -223,7 +223,7 @@ def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.epochs": 4, "data.validation": 0.0}
     with pytest.warns(UserWarning, match="pencil runs instead"):
-        assert pencil.fit("mlp", (points, labels), settings=settings).summary["epochs"] == 4
+        assert pencil.fit("mlp", (points, labels), settings=settings).summary.epochs == 4
 
 
 def test_another_round_is_begun_as_long_as_it_pays():

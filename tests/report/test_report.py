@@ -34,6 +34,8 @@ from pencil.runs.results import build_label_table, summarize_labels
 from pencil.runs.run import Run
 from pencil.runs.summary import CalibrationBin, Summary
 
+pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
+
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 HOSTILE = [
     "<script>alert(1)</script>",

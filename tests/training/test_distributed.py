@@ -10,9 +10,10 @@ from ranks import in_ranks
 from torch import nn
 
 from pencil.data import Splits, from_arrays
+from pencil.errors import RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.training import Trainer, TrainingSettings
-from pencil.training.distributed import join
+from pencil.training.distributed import exit_code, join, launch
 
 TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 LAYOUTS = ("replicated", "sharded")
@@ -103,3 +104,42 @@ def agree(one, other, name):
         assert record.keys() == theirs.keys()
         for key, value in record.items():
             assert theirs[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6)), (name, key)
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0, 0], 0),
+        ([2, 0], 2),
+        ([75, 75], 75),
+        ([2, 75], 75),
+        ([-9, -9], 137),  # all of them died of one signal
+        ([-15], 143),
+        ([2, -9, 2], 137),  # the others only lost contact
+    ],
+)
+def test_a_group_has_one_exit_code_and_it_is_never_negative(codes, expected):
+    assert exit_code(codes) == expected
+
+
+def test_the_launcher_keeps_the_port_that_its_processes_use(tmp_path, monkeypatch):
+    """It listens there before they start: no other program can take the port meanwhile."""
+    script = tmp_path / "pencil" / "__main__.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os, socket, sys\n"
+        "port, listener = int(os.environ['MASTER_PORT']), socket.socket()\n"
+        "try:\n"
+        "    listener.bind(('127.0.0.1', port))\n"
+        "except OSError:\n"
+        "    socket.create_connection(('127.0.0.1', port)).close()\n"
+        "    sys.exit(0 if os.environ['WORLD_SIZE'] == '2' else 4)\n"
+        "sys.exit(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)  # where `python -m pencil` finds this module first
+    assert launch(2, []) == 0
+
+
+def test_no_processes_are_refused():
+    with pytest.raises(RecipeError, match="expected at least 1"):
+        launch(0, [])
