@@ -56,10 +56,12 @@ class Decision:
         return self.key, self.split
 
     def to_json(self) -> str:
+        """Return the line of the file."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
 def now() -> str:
+    """Return the present time in UTC as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -79,6 +81,7 @@ class History:
         self._count = 0
 
     def add(self, decision: Decision) -> None:
+        """Add a decision; an undo removes the last one about its row."""
         made = self._of_row.setdefault(decision.where, [])
         if decision.decision != "undo":
             self._count += 1
@@ -89,6 +92,7 @@ class History:
             del self._of_row[decision.where]
 
     def get(self, where: Where) -> Decision | None:
+        """Return the decision that counts for a row; None where there is none."""
         return self._of_row[where][-1][1] if where in self._of_row else None
 
     def last(self) -> Decision | None:
@@ -96,6 +100,7 @@ class History:
         return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
 
     def standing(self) -> list[Decision]:
+        """Return the decisions that count, in the order they were made."""
         latest = sorted((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0])
         return [decision for _, decision in latest]
 
@@ -123,6 +128,7 @@ def read_lines(path: Path) -> Iterator[Decision]:
 
 
 def parse_line(line: bytes) -> Decision:
+    """Return the decision in a line of the file."""
     found = json.loads(line)
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}")
@@ -216,6 +222,7 @@ class Journal:
             self._descriptor = -1
 
     def append(self, decision: Decision) -> None:
+        """Append a line and flush it to disk; after an error the file is as before."""
         line = f"{decision.to_json()}\n".encode()
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:

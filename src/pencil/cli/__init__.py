@@ -44,7 +44,7 @@ def _version(wanted: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    pass
+    """Options of the program itself."""
 
 
 STOPPED = 75

@@ -9,6 +9,7 @@ app = typer.Typer(help="List the recipes that ship with pencil, or show one.", i
 
 @app.callback()
 def recipes(context: typer.Context) -> None:
+    """List the recipes that ship with pencil."""
     if context.invoked_subcommand is not None:
         return
     from pencil import recipe

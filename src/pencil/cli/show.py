@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def table(*columns: str, title: str | None = None) -> Table:
+    """Return an empty table; the first column is text, the others are numbers."""
     made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number == 0 else "right")
@@ -21,12 +22,14 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 
 def show(*parts: Any) -> None:
+    """Print text and tables to stdout."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for part in parts:
         console.print(part)
 
 
 def percent(fraction: float | None) -> str:
+    """Return a fraction as per cent, or a dash for None."""
     return "-" if fraction is None else f"{fraction:.1%}"
 
 

@@ -94,6 +94,7 @@ class Examples:
 
     @property
     def num_classes(self) -> int:
+        """Number of classes."""
         return len(self.classes)
 
     @property

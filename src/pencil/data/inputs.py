@@ -322,7 +322,7 @@ def read_ahead(
         raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
 
 
-def _ignore_interrupts(worker: int) -> None:
+def _ignore_interrupts(_worker: int) -> None:
     """Ctrl-C reaches every process of a terminal; the training process saves first, and needs its workers for that."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -89,6 +89,7 @@ class MixedNoise(_Noise):
 
     @property
     def kinds(self) -> set[str]:
+        """The kinds of its parts."""
         return {part.kind for part in self.parts}
 
 

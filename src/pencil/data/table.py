@@ -317,7 +317,7 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
     return found
 
 
-def _usual(table: pa.Table, names: Sequence[str], fits: Any = lambda kind: True) -> str | None:
+def _usual(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
     by_name = {name.lower(): name for name in table.column_names}
     return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
 

@@ -257,7 +257,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, metadata: dict[s
     return forward
 
 
-def _write_safetensors(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
+def _write_safetensors(module: nn.Module, _example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
     weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
     words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
     safetensors.torch.save_file(weights, path, {"format": "pt", **words})

@@ -137,9 +137,11 @@ class PencilLabels:
         return self.probs().argmax(dim=1)
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Return a copy of the label logits on the CPU."""
         return {STATE: self.store.label_logits.cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` returned."""
         seen, expected = tuple(state[STATE].shape), tuple(self.store.label_logits.shape)
         if seen != expected:
             raise TrainingError(

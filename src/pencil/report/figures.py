@@ -45,6 +45,7 @@ class Line:
 
     @property
     def colour(self) -> int:
+        """Number of the line's colour in the style sheet."""
         return self.place % COLOURS
 
     @property
@@ -59,6 +60,7 @@ class Line:
 
     @property
     def last(self) -> float:
+        """The last finite value."""
         return next((value for value in reversed(self.values) if math.isfinite(value)), math.nan)
 
 
@@ -72,6 +74,7 @@ class Plot:
     svg: Markup
 
     def value(self, line: Line) -> str:
+        """Return the last value of a line with its unit."""
         return format_value(line.last, self.unit)
 
 

@@ -34,6 +34,7 @@ def show_rows(inputs: Inputs, rows: Mapping[str, int]) -> dict[str, Shown | None
 
 
 def show_row(inputs: Inputs, row: int) -> Shown | None:
+    """Return a row as a picture or as numbers; None where it cannot be read."""
     try:
         picture = inputs.picture(row, side=2 * SIDE)
         return show_values(inputs.raw(torch.tensor([row])).values[0]) if picture is None else _picture(picture)

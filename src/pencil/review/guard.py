@@ -47,6 +47,7 @@ class Access:
 
     @property
     def address(self) -> str:
+        """The address of the page, with its token."""
         name = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{name}:{self.port}/?token={self.token}"
 
@@ -79,6 +80,7 @@ class Guard:
         self.access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer an HTTP request: refuse it, let it in, or pass it on to the app."""
         if scope["type"] != "http":  # no websockets, no lifespan
             return
 

@@ -49,6 +49,7 @@ class Pictures:
         self._lock = threading.Lock()
 
     def start(self) -> None:
+        """Start loading the data, once."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pencil-pictures", daemon=True)

@@ -66,7 +66,7 @@ class _Answers:
         self.review = review
         self.access = access
 
-    async def begin(self, request: Request) -> Response:
+    async def begin(self, _request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self.review.begin) | {"csrf": self.access.csrf})
 
     async def page(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class _Answers:
         start, row, after = (None if name not in asked else _whole(asked[name]) for name in ("start", "row", "after"))
         return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start or 0, row, after))
 
-    async def pictures(self, request: Request) -> Response:
+    async def pictures(self, _request: Request) -> Response:
         self.review.pictures.start()  # only now that the page is shown: the data needs torch
         state = self.review.pictures.state
         return JSONResponse({"kind": state.kind, "reason": state.reason})
@@ -111,18 +111,18 @@ class _Answers:
 def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
     content = (resources.files("pencil.review") / "static" / name).read_bytes()
 
-    async def serve(request: Request) -> Response:
+    async def serve(_request: Request) -> Response:
         return Response(content, media_type=MEDIA[name])
 
     return serve
 
 
-async def _nothing(request: Request) -> Response:
+async def _nothing(_request: Request) -> Response:
     return Response(status_code=204)
 
 
 def _respond(status: int) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: PlainTextResponse(str(error), status)
+    return lambda _request, error: PlainTextResponse(str(error), status)
 
 
 async def _body(request: Request) -> dict[str, Any]:

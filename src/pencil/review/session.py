@@ -79,6 +79,7 @@ class Review:
         return {"total": len(rows), "start": first, "position": position, "rows": shown} | self.progress(chosen)
 
     def progress(self, chosen: Filter) -> dict[str, int]:
+        """Return how many rows are decided, of the filter and of all changes."""
         rows, changed = self.queue.rows(chosen), self.queue.changed
         return {
             "decided": int(self.decided[rows].sum()),

@@ -52,6 +52,7 @@ class Checkpoint:
     files: Mapping[str, Digest]
 
     def parts(self) -> list[str]:
+        """Return the names of the parts."""
         return sorted(name.removesuffix(REST) for name in self.files if name.endswith(REST))
 
     def part(self, name: str) -> Tree:

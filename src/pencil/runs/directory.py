@@ -71,10 +71,12 @@ class RunData:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
         return self.summary.data.classes
 
     @property
     def multilabel(self) -> bool:
+        """Whether an example may have several classes."""
         return self.summary.data.multilabel
 
 

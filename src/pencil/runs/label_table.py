@@ -92,6 +92,7 @@ class LabelTable:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows."""
         return int(self.table.num_rows)
 
     def __len__(self) -> int:
@@ -103,10 +104,12 @@ class LabelTable:
 
     @property
     def column_names(self) -> list[str]:
+        """The names of the columns."""
         return list(self.table.column_names)
 
     @property
     def schema(self) -> pa.Schema:
+        """The Arrow schema."""
         return self.table.schema
 
     def __getitem__(self, column: str) -> pa.ChunkedArray:

@@ -55,6 +55,7 @@ class Run:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
         return self.summary.data.classes
 
     @property

@@ -21,6 +21,7 @@ SCORES = {False: "accuracy", True: "map"}
 
 
 def to_probs(logits: Tensor, multilabel: bool) -> Tensor:
+    """Return probabilities: sigmoid for multi-label data, else softmax."""
     return logits.sigmoid() if multilabel else logits.softmax(dim=1)
 
 
