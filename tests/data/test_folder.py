@@ -140,7 +140,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     Watch.seen.clear()
     with pytest.warns(UserWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
         run = run_recipe(chosen, tmp_path / "run", method=Watch(epochs=2))
-        splits = assemble(chosen, load(chosen.data)).prepared.splits
+        splits = assemble(chosen, load(chosen.data), method=Watch()).prepared.splits
     train = splits.train
     for batch in Watch.seen:
         keys = train.keys[batch.rows.numpy()].tolist()

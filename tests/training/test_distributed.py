@@ -126,6 +126,7 @@ def test_the_launcher_keeps_the_port_that_its_processes_use(tmp_path, monkeypatc
     """It listens there before they start: no other program can take the port meanwhile."""
     script = tmp_path / "pencil" / "__main__.py"
     script.parent.mkdir()
+    (script.parent / "__init__.py").touch()
     script.write_text(
         "import os, socket, sys\n"
         "port, listener = int(os.environ['MASTER_PORT']), socket.socket()\n"
