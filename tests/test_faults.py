@@ -274,7 +274,7 @@ def test_rows_that_came_or_went_are_refused_or_mapped_by_key(tmp_path, monkeypat
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         now = resumed_state(path, after, monkeypatch)
-    assert any("10 rows are gone, 10 are new; labels are matched by key" in str(one.message) for one in said)
+    assert any("10 rows were removed, 10 added; labels are matched by key" in str(one.message) for one in said)
     old, new = state["method"]["labels"]["label_logits"], now["method"]["labels"]["label_logits"]
     keys = now["keys"]
     moved = [key for key in keys if key in then]
