@@ -10,5 +10,5 @@ class MetricsFile(Observer):
     def __init__(self, writer: RunWriter):
         self.writer = writer
 
-    def epoch_ended(self, record: Record) -> None:
+    def on_epoch_end(self, record: Record) -> None:
         self.writer.append_metrics(record)
