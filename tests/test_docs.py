@@ -1,4 +1,4 @@
-"""Every Python snippet, every `pencil` command and every relative link in README and docs really works."""
+"""Every Python snippet, every `pencil` command and every relative link in the pages really works."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from PIL import Image
 from pencil.data.named import digits
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WARNINGS = [
     "-W",
     "error",
@@ -24,7 +24,7 @@ WARNINGS = [
 ]  # lightning, on the newest torch
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TEST = re.compile(r"`([\w/]*\.py)?(?:::(\w+))?`")
-LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(#[^)]*)?\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 
 def blocks(language: str) -> list[pytest.param]:
@@ -95,5 +95,13 @@ def test_every_test_that_the_fidelity_page_names_exists():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page):
-    for target, _ in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in LINK.findall(page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor[1:] in headings(linked), f"{page.name} links to {target}{anchor}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as a git host makes them."""
+    found = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in found}
