@@ -1,4 +1,4 @@
-"""Every Python snippet, every `pencil` command and every relative link in README and docs really works."""
+"""Every Python snippet, every `pencil` command and every relative link in the pages really works."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from PIL import Image
 from pencil.data.named import digits
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WARNINGS = [
     "-W",
     "error",
@@ -23,7 +23,8 @@ WARNINGS = [
     "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning",
 ]  # lightning, on the newest torch
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]+)(#[^)]*)?\)")
+TEST = re.compile(r"`([\w/]*\.py)?(?:::(\w+))?`")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]*)(#[^)]*)?\)")
 
 
 def blocks(language: str) -> list[pytest.param]:
@@ -78,7 +79,29 @@ def test_console_commands_run_one_after_the_other(code, workplace):
             pencil(*words, *(["--epochs", "3"] if words[0] == "train" else []), cwd=workplace)
 
 
+def test_every_test_that_the_fidelity_page_names_exists():
+    """`file.py::name` in the last column; `::name` alone is in the file before it."""
+    rows = [line for line in (ROOT / "docs/fidelity.md").read_text().splitlines() if line.startswith("| ")]
+    named = 0
+    for row in rows:
+        file = ""
+        for found, name in TEST.findall(row.rsplit("|", 2)[1]):
+            file, named = found or file, named + 1
+            path = ROOT / "tests" / file
+            assert path.is_file(), f"fidelity.md names tests/{file}"
+            assert not name or f"def {name}(" in path.read_text(), f"fidelity.md names {file}::{name}"
+    assert named >= len(rows) - 5  # two headers, and the few rows that no test can pin
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page):
-    for target, _ in LINK.findall(page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in LINK.findall(page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor[1:] in headings(linked), f"{page.name} links to {target}{anchor}"
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as a git host makes them."""
+    found = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in found}

@@ -67,7 +67,7 @@ def test_losses_of_the_phases():
     torch.testing.assert_close(phases["finetune"].loss(Outputs(logits), batch).loss, kl)
 
 
-def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # section 4.6
+def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # section 4.5
     given, logits = torch.tensor([0]), torch.tensor([[0.0, 6.0, 0.0]])
     rows = torch.tensor([0])
     inverse, forward = LabelStore(given, 3), LabelStore(given, 3)
@@ -78,7 +78,7 @@ def test_with_forward_kl_labels_do_not_move_with_inverse_kl_they_do():  # sectio
 
 
 @pytest.mark.parametrize("divergence", ["inverse", "forward"])
-def test_the_method_moves_labels_with_inverse_kl_alone(divergence):  # section 4.6
+def test_the_method_moves_labels_with_inverse_kl_alone(divergence):  # section 4.5
     method = Pencil(divergence=divergence, init_scale=10.0)
     phase = started(method, given=(0, 1))["correction"]
     before = method.labels.probs().clone()

@@ -20,7 +20,7 @@ DEFAULT_METHOD = "auto"
 class Recipe(BaseModel):
     """Everything a run needs.
 
-    Parameters
+    Attributes
     ----------
     name, description, paper
         For people; ``paper`` names the table that a recipe reproduces.

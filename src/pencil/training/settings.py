@@ -44,7 +44,7 @@ class OptimizerSettings(BaseModel):
 class TrainingSettings(BaseModel):
     """How training runs, whatever the method.
 
-    Parameters
+    Attributes
     ----------
     batch_size, optimizer, clip_norm, precision, device, compile, channels_last
         As in PyTorch. ``clip_norm = 0`` does not clip.
