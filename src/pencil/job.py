@@ -5,8 +5,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from pencil import models
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
@@ -29,6 +30,7 @@ from pencil.report import write_report
 from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of
 from pencil.runs.layout import is_run, is_unfinished
+from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
 from pencil.runs.run import Run, open_run
 from pencil.seeding import derive_seed
@@ -38,6 +40,7 @@ from pencil.training.distributed import World, joined
 from pencil.training.networks import MakeNetwork
 from pencil.training.settings import pick_device
 
+Result = TypeVar("Result")
 Out = Path | str | Callable[[], Path] | None
 """Where a run is written; a function is called on rank 0 only, and all ranks use its result."""
 
@@ -78,18 +81,18 @@ def run_recipe(
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
         world = stack.enter_context(joined(device))
-        path, resumes = world.broadcast_object(_start_or_resume(out, resume) if world.rank == 0 else None)
-        if resumes and not is_unfinished(path):
-            return open_run(path, model=model)
-        if resumes:
-            job, changed_from = _resumed_job(path, recipe, data, model, method, allow_changed)
+        start = _on_first_rank(world, lambda: _start_or_resume(out, resume, stack))
+        if start.finished:
+            assert start.path is not None
+            return open_run(start.path, model=model)
+        if start.resumes:
+            assert start.path is not None
+            job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed)
+            restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
             loaded = load(recipe.data) if data is None else data
-            job, changed_from = assemble(recipe, loaded, model=model, method=method), None
-        execution = Execution(job, path, world, device, request, progress)
-        return execution.run(
-            stack, (lambda trainer: resuming.restore(path, trainer, changed_from)) if resumes else None
-        )
+            job, restore = assemble(recipe, loaded, model=model, method=method), None
+        return Execution(job, start.path, world, device, request, progress).run(stack, restore)
 
 
 def resume_run(
@@ -118,10 +121,45 @@ def resume_run(
     )
 
 
-def _start_or_resume(out: Out, resume: bool) -> tuple[Path | None, bool]:
-    """The run directory, and whether the run in it is resumed."""
+@dataclass(frozen=True)
+class Start:
+    """Where a run is written, and whether it is started, resumed, or finished already."""
+
+    path: Path | None
+    resumes: bool = False
+    finished: bool = False
+
+
+def _start_or_resume(out: Out, resume: bool, stack: ExitStack) -> Start:
+    """Decide between start and resume. A run is resumed under its lock, which the stack holds until the end.
+
+    Only under the lock it is known whether a run has finished: another process may be finishing it.
+    """
     path = out() if callable(out) else None if out is None else Path(out)
-    return path, resume and path is not None and is_run(path)
+    if path is None or not (resume and is_run(path)):
+        return Start(path)
+    if is_unfinished(path):
+        lock = RunLock(path)
+        lock.__enter__()
+        if is_unfinished(path):
+            stack.push(lock.__exit__)
+            return Start(path, resumes=True)
+        lock.__exit__()
+    return Start(path, finished=True)
+
+
+def _on_first_rank(world: World, action: Callable[[], Result]) -> Result:
+    """Return what rank 0 finds, on every rank; its error is raised on every rank."""
+    found: Result | PencilError | None = None
+    if world.rank == 0:
+        try:
+            found = action()
+        except PencilError as error:
+            found = error
+    found = world.broadcast_object(found)
+    if isinstance(found, PencilError):
+        raise found
+    return cast(Result, found)
 
 
 def _resumed_job(
@@ -133,6 +171,7 @@ def _resumed_job(
     allow_changed: bool,
 ) -> tuple["Job", resuming.StoredRows | None]:
     """The job of a stopped run: the stored recipe, which must be the expected one, and the same rows."""
+    resuming.check_unchanged(path)
     stored = resuming.with_free_keys(RunReader(path, finished=False).recipe(with_method=True), expected)
     for what, name, given in (("network", stored.model.name, model), ("method", stored.method["name"], method)):
         if name == CUSTOM and given is None:
@@ -207,11 +246,11 @@ def assemble(
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     chosen = _runnable(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    fingerprints = {name: part.fingerprint() for name, part in vars(loaded).items() if part is not None}
+    prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
     if prepared.pinned_digest is not None:
-        fingerprints["pinned"] = prepared.pinned_digest
+        prints["pinned"] = prepared.pinned_digest
     rows = build_row_table(loaded, prepared.splits)
-    return Job(chosen, prepared, network, trained_by, weights, fingerprints, rows, make_network)
+    return Job(chosen, prepared, network, trained_by, weights, prints, rows, make_network)
 
 
 def _runnable(chosen: Recipe, splits: Splits) -> Recipe:
@@ -269,8 +308,9 @@ class Execution:
         metrics = None if directory is None else MetricsFile(directory)
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
-        trainer = job.trainer(observers, on_pause=self._checkpointer(), world=self.world, device=self.device)
-        if directory is not None:
+        checkpointer = self._checkpointer()
+        trainer = job.trainer(observers, on_pause=checkpointer, world=self.world, device=self.device)
+        if directory is not None and restore is None:  # a run that is resumed is locked already
             stack.enter_context(directory)
         if restore is not None:
             restore(trainer)
@@ -281,9 +321,11 @@ class Execution:
         if trackers is not None:
             stack.enter_context(trackers).begin(trainer.records)
         outcome = trainer.run()
+        if checkpointer is not None:  # what is needed to finish, if the results cannot be written
+            checkpointer.save_final(trainer)
         run = self._finished(outcome, {} if directory is None else directory.environment)
         if directory is not None:
-            directory.finish(run.labels, run.model.state_dict(), outcome.best_weights, run.summary)
+            _write_results(directory, run, outcome)
             _write_report(run, job.prepared.splits)
         if trackers is not None:
             trackers.finish(run.summary)
@@ -312,6 +354,16 @@ class Execution:
             self.path,
             environment,
         )
+
+
+def _write_results(directory: RunWriter, run: Run, outcome: Outcome) -> None:
+    try:
+        directory.finish(run.labels, run.metrics, run.model.state_dict(), outcome.best_weights, run.summary)
+    except RunError as error:
+        raise RunError(
+            f"training has ended, but its results cannot be written: {error} The last checkpoint has everything: free "
+            f"space, then finish with `pencil resume {directory.path}`."
+        ) from error
 
 
 def _write_report(run: Run, splits: Splits) -> None:

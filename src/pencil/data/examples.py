@@ -2,7 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,6 +152,21 @@ class Examples:
             digest.update("".join(f"\0{key}" for key in self.keys[start : start + 65536]).encode())
         digest.update(self.given_labels.numpy().tobytes())
         return digest.hexdigest()
+
+
+def fingerprints(parts: Mapping[str, "Examples | None"], *, content: bool = False) -> dict[str, str]:
+    """Return a digest of keys and labels of each split (by its name), and one of its inputs where that can be known.
+
+    ``content`` reads the bytes of files; otherwise their size and time of change count.
+    """
+    found: dict[str, str] = {}
+    for name, part in parts.items():
+        if part is not None:
+            found[name] = part.fingerprint()
+            inputs = part.inputs.fingerprint(part.rows, content=content)
+            if inputs is not None:
+                found[f"{name} inputs"] = inputs
+    return found
 
 
 def split_into_batches(order: Tensor, batch_size: int) -> list[Tensor]:

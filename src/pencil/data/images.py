@@ -336,6 +336,19 @@ class ImageInputs(Inputs):
                 self.warned.add(fault.row)
                 warnings.warn(f"{_cannot_be_read(fault)}; the row is left out", stacklevel=3)
 
+    def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
+        digest = hashlib.sha256()
+        for row in rows.tolist():
+            digest.update(f"\0{self.encoded.names[row]}\0".encode())
+            digest.update(self._content(row) if content else self.encoded.version(row))
+        return digest.hexdigest()
+
+    def _content(self, row: int) -> bytes:
+        try:
+            return content_digest(self.encoded.read(row))
+        except DECODE_FAULTS:  # a row that cannot be read is refused or skipped when it is needed
+            return b"missing"
+
     def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
         """Return a name for a cache file; it changes with any image, the choice of rows, or how they are decoded."""
         digest = hashlib.sha256(json.dumps([shape, self.max_pixels, self.unreadable, self.exact]).encode())

@@ -159,6 +159,13 @@ class Inputs(Protocol):
         """Return the file of this row, where each row has one."""
         return None
 
+    def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
+        """Return a digest that changes with the inputs of these rows or their order; None if that cannot be known.
+
+        Arrays count by content. Files count by name, size and time of change, or with ``content`` by their bytes.
+        """
+        return None
+
     def picture(self, row: int, side: int | None = None) -> np.ndarray | None:
         """Return an input as uint8 pixels, (height, width) or (height, width, 3); None if it is no image.
 
@@ -256,6 +263,12 @@ class TensorInputs(Inputs):
     @property
     def in_memory(self) -> Tensor:
         return self.values
+
+    def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
+        digest = hashlib.sha256(f"{self.values.dtype} {tuple(self.values.shape[1:])}".encode())
+        for chunk in rows.split(1024):
+            digest.update(self.values[chunk].contiguous().numpy().data)
+        return digest.hexdigest()
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = self.transform.draws(len(self), self.values.shape[1:], view)

@@ -147,6 +147,8 @@ class DataSettings(_Strict):
         An image of more pixels counts as unreadable.
     workers
         Worker processes that decode images; None takes one per core except one, at most four.
+    fingerprint
+        How image files are recognised when a run is resumed: by size and time of change, or by content.
     """
 
     source: str = ""
@@ -170,3 +172,4 @@ class DataSettings(_Strict):
     unreadable: Unreadable = "error"
     max_pixels: Pixels = MAX_PIXELS
     workers: Annotated[int, Field(ge=0)] | None = None
+    fingerprint: Literal["stat", "content"] = "stat"

@@ -1,8 +1,10 @@
 """The run directory: the one class that reads it and the one class that writes it. Importing them needs no torch."""
 
+import hashlib
 import json
 import shutil
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +22,7 @@ from pencil.runs.layout import (
     BEST,
     CHECKPOINTS,
     ENVIRONMENT,
+    FIRST,
     FORMAT,
     LABELS,
     LISTED,
@@ -221,16 +224,24 @@ class RunWriter:
     """
 
     def __init__(self, path: Path, *, resume: bool = False):
-        if not resume and not is_empty(path):
-            hint = f"; resume with `pencil resume {path}`, or choose" if is_unfinished(path) else "; choose"
-            raise RunError(f"{path} is not empty; expected a new directory{hint} another with --out.")
-        self.path = path
+        self.path, self.resume = path, resume
+        self._check_empty()
         self._lock = RunLock(path)
         self._environment: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
+        try:
+            self._check_empty()  # once more: another process may have written here before we had the lock
+        except BaseException:
+            self._lock.__exit__()
+            raise
         return self
+
+    def _check_empty(self) -> None:
+        if not self.resume and not is_empty(self.path):
+            hint = f"; resume with `pencil resume {self.path}`, or choose" if is_unfinished(self.path) else "; choose"
+            raise RunError(f"{self.path} is not empty; expected a new directory{hint} another with --out.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()
@@ -243,12 +254,15 @@ class RunWriter:
         return self._environment
 
     def begin(self, recipe: "Recipe", environment: Mapping[str, Any], rows: pa.Table) -> None:
-        """Write what is known before training: environment and format version, rows, and the recipe last."""
+        """Write what is known before training: environment and format version, rows, their digests, the recipe last."""
         (self.path / CHECKPOINTS).mkdir(exist_ok=True)
         self._environment = {"format": FORMAT, **environment}
         write_json(self.path / ENVIRONMENT, self._environment)
         write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
-        write_text(self.path / RECIPE, recipe.to_toml())  # last: a directory that has it can be resumed
+        text = recipe.to_toml()
+        digests = {name: digest(self.path / name) for name in (ENVIRONMENT, ROWS)}
+        write_json(self.path / MANIFEST, {**digests, RECIPE: hashlib.sha256(text.encode()).hexdigest()})
+        write_text(self.path / RECIPE, text)  # last: a directory that has it can be resumed
 
     def truncate_metrics(self, records: Iterable[Record]) -> None:
         """Return to the epochs that a checkpoint knows: later lines of the metrics are removed."""
@@ -259,15 +273,19 @@ class RunWriter:
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.path / METRICS}: {error.strerror}; free space or fix the access, then resume."
-            ) from error
+        except OSError as error:  # checkpoints have the metrics too, and `finish` writes all of them again
+            warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)
 
     def finish(
-        self, labels: LabelTable, weights: "dict[str, Tensor]", best_weights: "dict[str, Tensor]", summary: Summary
+        self,
+        labels: LabelTable,
+        metrics: Iterable[Record],
+        weights: "dict[str, Tensor]",
+        best_weights: "dict[str, Tensor]",
+        summary: Summary,
     ) -> None:
         """Write the results, the summary last; then remove the checkpoints, as nothing is left to resume."""
+        self.truncate_metrics(metrics)
         labels.write(self.path / LABELS)
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
@@ -275,6 +293,24 @@ class RunWriter:
         write_text(self.path / SUMMARY, summary.to_json())
         for left in (self.path / CHECKPOINTS).glob("*step-*"):
             shutil.rmtree(left)
+
+
+def check_first_files(path: Path) -> None:
+    """Raise DamagedError if recipe, environment or rows of a run are not what was written when it began."""
+    try:
+        expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        found = {name: digest(path / name) for name in FIRST}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedError(
+            f"the run in {path} is damaged: {MANIFEST}: {reason}; restore it, or train again."
+        ) from error
+    for name in FIRST:
+        if not isinstance(expected, dict) or found[name] != expected.get(name):
+            raise DamagedError(
+                f"{path / name} was changed after the run began (its SHA-256 differs from {MANIFEST}); restore it, or "
+                "train again in another directory."
+            )
 
 
 def verify(path: Path) -> list[FileStatus]:
@@ -288,7 +324,7 @@ def verify(path: Path) -> list[FileStatus]:
         if is_unfinished(path):  # else the manifest has its digest
             statuses.append(FileStatus(path / ENVIRONMENT, False, str(error)))
     if is_unfinished(path):
-        return statuses
+        return [*statuses, *_first_statuses(path)]
     try:
         expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         json.loads((path / SUMMARY).read_text(encoding="utf-8"))
@@ -303,6 +339,14 @@ def verify(path: Path) -> list[FileStatus]:
         else:
             statuses.append(FileStatus(file, True))
     return statuses
+
+
+def _first_statuses(path: Path) -> list[FileStatus]:
+    try:
+        check_first_files(path)
+    except DamagedError as error:
+        return [FileStatus(path / MANIFEST, False, str(error))]
+    return [FileStatus(path / name, True) for name in FIRST]
 
 
 def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":

@@ -6,7 +6,7 @@ rows.parquet        the keys of all rows in the order they came, and the split o
 metrics.jsonl       one line per epoch
 labels.parquet      every labelled row: given and corrected label, confidence, distribution
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
-manifest.json       the SHA-256 of every file above
+manifest.json       the SHA-256 of every file above: of the first three from the start, of all of them at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
 checkpoints/step-N  what `pencil resume` continues from, until the run is finished
 """
@@ -22,8 +22,10 @@ RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.pa
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 WEIGHTS = {"last": MODEL, "best": BEST}
-LISTED = (RECIPE, ENVIRONMENT, ROWS, METRICS, LABELS, MODEL, BEST)
-"""The files that the manifest covers."""
+FIRST = (RECIPE, ENVIRONMENT, ROWS)
+"""The files that are written before training; the manifest covers them from the start."""
+LISTED = (*FIRST, METRICS, LABELS, MODEL, BEST)
+"""The files that the manifest of a finished run covers."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,9 @@ def is_empty(path: Path) -> bool:
     """Return whether a directory holds nothing, or only what a process leaves that was killed before its run began."""
     if not path.is_dir():
         return not path.exists()
-    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS)
+    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS, MANIFEST)
     names = [entry.name for entry in path.iterdir()]
-    ours = all(name in began or name.startswith((f".{ENVIRONMENT}.", f".{ROWS}.", f".{RECIPE}.")) for name in names)
+    ours = all(name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, MANIFEST))) for name in names)
     return ours and (not names or LOCK in names)
 
 

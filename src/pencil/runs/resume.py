@@ -10,16 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits, as_keys, fingerprints
 from pencil.errors import DataError, RecipeError
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import RunReader, checkpoints_of
+from pencil.runs.directory import RunReader, check_first_files, checkpoints_of
+from pencil.runs.results import describe_environment
 from pencil.training import Trainer
 from pencil.trees import flatten
 
 FREE_KEYS = {
-    "data": ("root", "cache", "workers"),
+    "data": ("root", "cache", "workers", "fingerprint"),
     "training": ("checkpoint_minutes", "checkpoint_epochs", "checkpoints_kept", "log"),
 }
 """Keys that do not affect the result and may differ when a run is resumed."""
@@ -28,6 +29,19 @@ DERIVED_KEYS = ("model.name", "method.transition", "data.normalize", "data.resiz
                 "data.validation")  # fmt: skip
 """Keys that a run fills in where the recipe leaves them open."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
+
+
+BIT_KEYS = ("pencil", "python", "torch", "numpy", "processor", "gpu", "threads")
+"""What may move the last bits of a result, as ``environment.json`` names it."""
+
+
+def check_unchanged(path: Path) -> None:
+    """Raise DamagedError if a file that the run began with was changed; warn of another machine or other versions."""
+    check_first_files(path)
+    stored, now = RunReader(path, finished=False).environment, describe_environment({})
+    other = [f"{key} is {now[key]!r}, it was {stored.get(key)!r}" for key in BIT_KEYS if now[key] != stored.get(key)]
+    if other:
+        warnings.warn(f"the result may differ in its last bits: {'; '.join(other)}", stacklevel=3)
 
 
 def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
@@ -85,7 +99,8 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     reader = RunReader(path, finished=False)
     stored = dict(reader.fingerprints)
     stored.pop("pinned", None)  # which check_same_pins compares
-    if stored == _fingerprints(loaded):
+    now = _fingerprints(loaded, recipe)
+    if stored == now:
         return loaded, None
     table = reader.rows
     keys, split = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
@@ -94,12 +109,14 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     known = set(keys.tolist())
     new = [i for key, i in place.items() if key not in known]
     ordered = replace(loaded, train=loaded.train.subset(torch.tensor(kept + new, dtype=torch.int64)))
-    if stored == _fingerprints(ordered):
+    if stored == _fingerprints(ordered, recipe):
         warnings.warn("the rows have another order than before; they are matched by key", stacklevel=3)
         return ordered, None
     what = f"{len(keys) - len(kept):,} rows were removed, {len(new):,} added"
     if len(kept) == len(keys) and not new:
-        what = "labels of some rows, or validation or test rows, are different"
+        different = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
+        labels = "labels of some rows, or validation or test rows, are different"
+        what = labels if any("inputs" not in name for name in different) else f"{' and '.join(different)} are different"
     if not allow_changed:
         raise DataError(f"the data has changed since {path} was stopped: {what}; restore it, or use --allow-changed.")
     if recipe.data.noise is not None or recipe.data.rows is not None:
@@ -108,8 +125,8 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     return ordered, StoredRows(keys[split == "train"], keys[split == "validation"])
 
 
-def _fingerprints(splits: Splits) -> dict[str, str]:
-    return {name: part.fingerprint() for name, part in vars(splits).items() if part is not None}
+def _fingerprints(splits: Splits, recipe: Recipe) -> dict[str, str]:
+    return fingerprints(vars(splits), content=recipe.data.fingerprint == "content")
 
 
 def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> None:

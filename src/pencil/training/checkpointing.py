@@ -14,17 +14,20 @@ from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.trainer import Trainer
 
 CONTINUE, SAVE, STOP = 0, 1, 2
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+SAME_REQUEST = 1.0
+"""Signals within this many seconds are one request: a terminal and a launcher may both deliver it."""
 
 
 class StopRequest:
-    """Records SIGTERM and SIGINT instead of dying of them; a second SIGINT interrupts at once.
+    """Records SIGTERM, SIGINT and SIGHUP instead of dying of them; a second SIGINT, later, interrupts at once.
 
     Signals can be caught in the main thread only; in other threads they keep their effect.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.signal: str | None = None
+        self._clock, self._requested_at = clock, 0.0
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopRequest":
@@ -37,9 +40,10 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self.signal is None:
+            self.signal, self._requested_at = signal.Signals(number).name, self._clock()
+        elif number == signal.SIGINT and self._clock() - self._requested_at > SAME_REQUEST:
             raise KeyboardInterrupt
-        self.signal = signal.Signals(number).name
 
 
 class CheckpointStore(Protocol):
@@ -134,6 +138,13 @@ class Checkpointer:
             if failed or isinstance(done, PencilError):
                 self.checkpoints.recover()
         _raise_first([*written, world.broadcast_object(done if isinstance(done, PencilError) else None)])
+
+    def save_final(self, trainer: Trainer) -> None:
+        """Save training that has ended, so that its results can still be written after a failure."""
+        try:
+            self.save(trainer)
+        except RunError as error:
+            warnings.warn(f"{error} Training has ended; its results are written now.", stacklevel=2)
 
     def _write(self, partial: Path, trainer: Trainer) -> dict[str, Any]:
         digests: dict[str, Any] = {}

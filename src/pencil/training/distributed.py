@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from pencil.errors import RecipeError, TrainingError
 
 TIMEOUT = timedelta(minutes=10)
 """How long to wait for a process that does not answer; one that dies is noticed at once."""
+LAUNCHER = "PENCIL_LAUNCHER_PID"
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 GRACE = 25.0
 """Seconds that the other processes have to end by themselves once one has failed."""
 
@@ -176,8 +179,18 @@ SINGLE_PROCESS = World()
 
 def join(device: torch.device) -> World:
     """Return the world that this process was launched in, by torchrun or ``pencil train --processes``."""
+    if LAUNCHER in os.environ:
+        threading.Thread(target=_stop_without_launcher, name="pencil-launcher", daemon=True).start()
     launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     return ProcessGroup(device) if launched > 1 else SINGLE_PROCESS
+
+
+def _stop_without_launcher() -> None:
+    """Request a stop once the launcher is gone: nobody would end this process otherwise."""
+    launcher = int(os.environ[LAUNCHER])
+    while os.getppid() == launcher:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -220,8 +233,10 @@ def lost_contact(error: BaseException) -> TrainingError:
 def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine.
 
-    The launcher owns the rendezvous store, so no other program can take its port before the processes use it. Signals
-    are passed on to all of them. When one fails, the others lose contact and end, or are killed after a grace period.
+    The launcher owns the rendezvous store, so no other program can take its port before the processes use it. The
+    processes have a session of their own: a terminal signals the launcher alone, which passes the signal on to each of
+    them once. When one fails, the others lose contact and end, or are killed after a grace period. When the launcher
+    dies, they save and stop.
 
     Returns
     -------
@@ -238,11 +253,14 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # workers connect to the launcher's store instead of opening one
         "TORCHELASTIC_RESTART_COUNT": "0",
+        LAUNCHER: str(os.getpid()),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     command = [sys.executable, "-m", "pencil", *arguments]
     workers = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, start_new_session=True
+        )
         for rank in range(processes)
     ]
 
@@ -251,7 +269,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             if worker.poll() is None:
                 worker.send_signal(number)
 
-    previous = {number: signal.signal(number, forward_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, forward_signal) for number in SIGNALS}
     try:
         return _wait(workers)
     finally:

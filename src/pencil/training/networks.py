@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pencil.errors import TrainingError
 from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
 from pencil.training.distributed import SINGLE_PROCESS, World
@@ -93,6 +94,17 @@ class Networks:
 
     def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network) if self.settings.compile else network
+
+    def check_finite(self, where: str) -> None:
+        """Raise TrainingError if a weight or a statistic of the kept network is not finite: its predictions are not."""
+        values = {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
+        if not values or torch.stack(torch._foreach_norm(list(values.values()), torch.inf)).isfinite().all():
+            return
+        name = next(name for name, value in values.items() if not value.isfinite().all())
+        raise TrainingError(
+            f"{name} of the network is not finite after {where}; look for inputs of extreme size (`pencil check`), "
+            "normalise them, lower the learning rate, or set training.clip_norm."
+        )
 
     def track_best(self, score: float | None, epoch: int) -> None:
         """Keep the weights of the epoch with the best score; without a score the last epoch is the best."""

@@ -230,6 +230,7 @@ class Trainer:
         record: Record = {"epoch": len(self.records) + 1, "phase": phase.name, "phase_epoch": epoch + 1}
         record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
+        self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
         record["seconds"] = time.perf_counter() - started
         self.records.append(record)
         self.position.step = 0
