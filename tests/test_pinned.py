@@ -220,7 +220,7 @@ def test_fit_takes_reviews_and_writes_down_that_it_did(tmp_path):
     assert run.summary.labels.pinned == in_training
     assert f'pinned = "{path}"' in (tmp_path / "run" / "recipe.toml").read_text()
     fingerprints = json.loads((tmp_path / "run" / "environment.json").read_text())["data_fingerprint"]
-    assert set(fingerprints) == {"train", "pinned"}
+    assert set(fingerprints) == {"train", "train inputs", "pinned"}
     path.unlink()  # a finished run needs it no more
     assert pencil.open_run(tmp_path / "run").labels.equals(run.labels)
 

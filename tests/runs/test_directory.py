@@ -43,7 +43,7 @@ def test_a_reader_has_everything(run):
     assert reader.recipe_tree["data"]["source"] == "python" and reader.recipe().to_toml() == run.recipe.to_toml()
     assert reader.rows["split"].to_pylist().count("train") == run.summary.data.rows["train"]
     assert reader.metrics == run.metrics and reader.summary == run.summary and reader.labels.equals(run.labels)
-    assert set(reader.fingerprints) == {"train", "test"}
+    assert set(reader.fingerprints) == {"train", "train inputs", "test", "test inputs"}
     assert reader.weights_path().name == "model.safetensors" and reader.weights_path("best").is_file()
     assert set(reader.read_weights()) == set(run.model.state_dict())
     assert reader.data().name == "whole" and reader.data().classes == run.classes
@@ -127,7 +127,7 @@ def test_verify_names_what_is_damaged(copy):
     (copy / "environment.json").write_text("{")
     assert "environment.json" in {status.path.name for status in verify(copy) if not status.ok}
     (copy / "summary.json").unlink()
-    assert [status.path.name for status in verify(copy) if not status.ok] == ["environment.json"]
+    assert [status.path.name for status in verify(copy) if not status.ok] == ["environment.json", "manifest.json"]
 
 
 def test_the_manifest_covers_exactly_what_the_page_says(run):
@@ -151,7 +151,7 @@ def test_the_writer_continues_where_a_checkpoint_was(tmp_path, run):
         assert writer.environment == {"format": FORMAT, "pencil": "x"}
         writer.truncate_metrics([{"epoch": 1}])
         writer.append_metrics({"epoch": 2})
-        writer.finish(run.labels, run.model.state_dict(), run.model.state_dict(), run.summary)
+        writer.finish(run.labels, run.metrics, run.model.state_dict(), run.model.state_dict(), run.summary)
     reader = RunReader(path)
     assert [record["epoch"] for record in reader.metrics] == [1, 2] and reader.labels.equals(run.labels)
     assert all(status.ok for status in verify(path))
