@@ -1,4 +1,4 @@
-"""Data flows one way: a room imports only rooms to its left. Read from the source, so lazy imports count too."""
+"""Data flows one way: a package imports only packages to its left. Read from the source, so lazy imports count too."""
 
 import ast
 from pathlib import Path
@@ -28,16 +28,16 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 
-def room(path: Path) -> str:
+def package(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> set[str]:
-    """The rooms of pencil that a file imports, at any depth of its code."""
+    """The packages of pencil that a file imports, at any depth of its code."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively; rooms are named in full"
+            assert node.level == 0, f"{path} imports relatively; packages are named in full"
             module = node.module or ""
             if module == "pencil":
                 found |= {alias.name for alias in node.names}
@@ -53,14 +53,14 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_left(path):
-    own = room(path)
+    own = package(path)
     for other in imports(path) - {own}:
         assert other in RANK, f"{own} imports {other}, which has no place in the order"
         assert RANK[other] < RANK[own] or (RANK[other] == RANK[own] and own in ORDER[0]), f"{own} imports {other}"
 
 
 def test_every_room_has_a_place():
-    assert {room(path) for path in FILES} == set(RANK)
+    assert {package(path) for path in FILES} == set(RANK)
 
 
 def test_clean_labels_never_reach_a_method():

@@ -48,7 +48,7 @@ def fit(
     out
         Directory for the run; without it nothing is written.
     method
-        A method by name (``"auto"`` sets itself, ``"pencil"`` is the paper's), or an instance.
+        A method by name (``"auto"`` chooses its own settings, ``"pencil"`` is the paper's), or an instance.
     test
         Data to test on, in the form of ``data``.
     classes
@@ -87,10 +87,10 @@ def fit(
     train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
     with error_context("the test set"):
         like = chosen.data.model_copy(update={"multilabel": train.multilabel})
-        held = None if test is None else as_examples(test, like, train.classes)
+        test_examples = None if test is None else as_examples(test, like, train.classes)
     own_model = None if isinstance(model, str) else model
     own_method = None if isinstance(method, str) else method
-    splits = Splits(train, test=held)
+    splits = Splits(train, test=test_examples)
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
 
 

@@ -25,7 +25,7 @@ from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method, find_method
 from pencil.recipe import CUSTOM, Recipe
-from pencil.recipe.resolve import runnable
+from pencil.recipe.resolve import with_runnable_method
 from pencil.report import write_report
 from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of
@@ -36,9 +36,9 @@ from pencil.runs.run import Run, open_run
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
+from pencil.training.compute import pick_device
 from pencil.training.distributed import World, joined
 from pencil.training.networks import MakeNetwork
-from pencil.training.settings import pick_device
 
 Result = TypeVar("Result")
 Out = Path | str | Callable[[], Path] | None
@@ -180,7 +180,7 @@ def _resumed_job(
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
     job = assemble(stored, same, model=model, method=method, held_out=held_out)
-    expected = _runnable(expected, job.prepared.splits) if method is None else expected
+    expected = _with_runnable_method(expected, job.prepared.splits) if method is None else expected
     resuming.check_same_recipe(path, job.recipe, expected)
     resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
     return job, changed_from
@@ -244,7 +244,7 @@ def assemble(
     else:
         network = copy.deepcopy(model)
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    chosen = _runnable(chosen, prepared.splits) if method is None else chosen
+    chosen = _with_runnable_method(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
     if prepared.pinned_digest is not None:
@@ -253,13 +253,13 @@ def assemble(
     return Job(chosen, prepared, network, trained_by, weights, prints, rows, make_network)
 
 
-def _runnable(chosen: Recipe, splits: Splits) -> Recipe:
+def _with_runnable_method(chosen: Recipe, splits: Splits) -> Recipe:
     held_out_rows = 0 if splits.validation is None else len(splits.validation)
-    return runnable(chosen, multilabel=splits.train.multilabel, held_out_rows=held_out_rows)
+    return with_runnable_method(chosen, multilabel=splits.train.multilabel, held_out_rows=held_out_rows)
 
 
 def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
-    """How many held-out rows the method wants to decide by."""
+    """How many held-out rows the method wants to base its decisions on."""
     needs = (find_method(chosen.method["name"]) if method is None else method).requirements
     return 0 if loaded.train.multilabel and not needs.multilabel else needs.held_out_rows
 

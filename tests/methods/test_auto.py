@@ -139,7 +139,7 @@ def test_the_kept_network_is_the_mean_of_the_trained_one():
 
 
 def test_without_averaging_the_trained_network_is_kept():
-    trainer = trainer_of(Auto(lr=0.05, average=False), epochs=2)
+    trainer = trainer_of(Auto(lr=0.05, ema=False), epochs=2)
     assert trainer.model is trainer.networks.trained[0]
 
 
@@ -211,9 +211,7 @@ def test_of_few_rows_more_are_held_out_to_decide_by(rows, held_out):
 def test_without_held_out_rows_one_line_names_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.lr": 0.07, "method.rounds": 2, "data.validation": 0.0}
-    with pytest.warns(
-        UserWarning, match="auto needs at least 5 held-out rows to decide by and there are 0; pencil runs"
-    ):
+    with pytest.warns(UserWarning, match="auto needs at least 5 held-out rows and there are 0; pencil runs"):
         few = pencil.fit("mlp", (points, labels), epochs=5, settings=settings).recipe
     assert few.method["name"] == "pencil" and few.method["rounds"] == 2
     assert few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07
@@ -228,7 +226,7 @@ def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
 
 def test_another_round_is_begun_as_long_as_it_pays():
     def run(**options):
-        return trainer_of(Auto(lr=0.05, longest=0.05, **options), rate=0.3, rows=360, held_out=150).run()
+        return trainer_of(Auto(lr=0.05, max_backbone=0.05, **options), rate=0.3, rows=360, held_out=150).run()
 
     once, again = run(), run(rounds=9)
     phases = [record["phase"] for record in again.records]

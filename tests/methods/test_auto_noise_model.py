@@ -9,7 +9,7 @@ import torch
 from pencil.methods.auto.noise_model import (
     NoiseModel,
     confusion_shape,
-    dirichlet_evidence,
+    dirichlet_log_marginal,
     fit_noise,
     fit_temperature,
     negative_log_likelihood,
@@ -143,7 +143,7 @@ def test_the_evidence_for_a_shape_is_that_of_an_urn():
         for colour in torch.repeat_interleave(torch.arange(3), row.long()).tolist():
             total += float((urn[colour] / urn.sum()).log())
             urn[colour] += 1
-    assert float(dirichlet_evidence(counts, mean, strength)) == pytest.approx(total)
+    assert float(dirichlet_log_marginal(counts, mean, strength)) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("one_way", [True, False])

@@ -36,7 +36,7 @@ def test_every_method_declares_its_requirements():
     assert METHODS["co_teaching"].requirements.networks == 2
     auto = METHODS["auto"]
     assert auto.requirements.ema and auto.requirements.wall_clock and auto.requirements.held_out_rows == 40
-    assert not auto(average=False).requirements.ema and auto.requirements.ema  # of the instance, not of the class
+    assert not auto(ema=False).requirements.ema and auto.requirements.ema  # of the instance, not of the class
 
 
 def points(rows=60):

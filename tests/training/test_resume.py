@@ -94,7 +94,7 @@ def test_every_method_goes_on_to_the_same_bits(name, tmp_path):
 
 def test_further_rounds_go_on_to_the_same_bits(tmp_path):
     def automatic():
-        return find_method("auto")(lr=0.05, longest=0.2, rounds=3)
+        return find_method("auto")(lr=0.05, max_backbone=0.2, rounds=3)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -147,7 +147,7 @@ def test_the_automatic_method_may_stop_anywhere(tmp_path):
     """Also where it has just gone back to an earlier network, and looks at that."""
 
     def automatic():
-        return find_method("auto")(lr=0.05, longest=0.4)
+        return find_method("auto")(lr=0.05, max_backbone=0.4)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

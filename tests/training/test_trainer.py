@@ -17,7 +17,8 @@ from pencil.methods.schedules import Constant, Linear, StepDecay
 from pencil.models import mlp
 from pencil.seeding import seeded
 from pencil.training import Observer, Trainer, TrainingSettings
-from pencil.training.settings import OptimizerSettings, build_optimizer, cpu_runs_bf16, pick_device, pick_precision
+from pencil.training.compute import cpu_runs_bf16, pick_device, pick_precision
+from pencil.training.settings import OptimizerSettings, build_optimizer
 
 
 def network(features=2, classes=3):

@@ -19,7 +19,7 @@ from pencil import recipe
 from pencil.bench.plots import curves
 from pencil.data.sources import load
 from pencil.job import Job, assemble
-from pencil.labels.multilabel_losses import Divergence
+from pencil.labels.losses import Divergence
 from pencil.labels.store import forward_kl_label_gradient
 from pencil.methods import Pencil
 from pencil.training import Observer, Record

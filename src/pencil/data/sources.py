@@ -4,7 +4,8 @@
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pencil.data import folder, table
@@ -18,7 +19,58 @@ from pencil.data.named import DATASETS
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import DataError
 
-FORMS = "a folder per class, a table (.csv, .tsv, .parquet), an .npz file, or hf/NAME"
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A kind of file that data is read from. A new one is a module with two readers, and a line in ``FILE_FORMATS``.
+
+    Parameters
+    ----------
+    name
+        For messages.
+    suffixes
+        The endings of its files, in lower case.
+    read
+        ``read(path, settings, classes)`` returns the labelled :class:`Splits`.
+    read_inputs
+        ``read_inputs(path, settings)`` returns inputs without labels, and their keys.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    read: Callable[[Path, DataSettings, Sequence[str] | None], Splits]
+    read_inputs: Callable[[Path, DataSettings], tuple[Inputs, Sequence[str]]]
+
+
+def _read_npz(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
+    return from_npz(path, classes, settings.multilabel)
+
+
+def _read_array_inputs(path: Path, _settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    values, keys = read_arrays(path)
+    return as_inputs(values), keys
+
+
+def _read_table(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
+    return table.from_table(path, settings.columns, classes, settings.root, settings.multilabel)
+
+
+def _read_table_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    inputs, keys = table.read_images(path, settings.columns, settings.root)
+    return inputs, keys.tolist()
+
+
+FILE_FORMATS = (
+    FileFormat("a table", table.SUFFIXES, _read_table, _read_table_inputs),
+    FileFormat("an array file", (".npz",), _read_npz, _read_array_inputs),
+)
+FORMS = ", ".join(
+    ["a folder per class", *(f"{one.name} ({', '.join(one.suffixes)})" for one in FILE_FORMATS), f"or {PREFIX}NAME"]
+)
+
+
+def _format_of(path: Path) -> FileFormat | None:
+    return next((one for one in FILE_FORMATS if path.suffix.lower() in one.suffixes), None)
 
 
 def load(settings: DataSettings) -> Splits:
@@ -74,10 +126,9 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
         return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
         return folder.from_folder(path, classes)
-    if path.is_file() and path.suffix.lower() == ".npz":
-        return from_npz(path, classes, settings.multilabel)
-    if path.is_file() and path.suffix.lower() in table.SUFFIXES:
-        return table.from_table(path, settings.columns, classes, settings.root, settings.multilabel)
+    form = _format_of(path)
+    if form is not None and path.is_file():
+        return form.read(path, settings, classes)
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
@@ -92,7 +143,7 @@ def is_source(what: str) -> bool:
         what in DATASETS
         or what.startswith(PREFIX)
         or path.is_dir()
-        or (path.is_file() and path.suffix.lower() in (".npz", *table.SUFFIXES))
+        or (path.is_file() and _format_of(path) is not None)
     )
 
 
@@ -148,11 +199,8 @@ def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]
         if not path.is_file():
             raise DataError(f"{path} does not exist; expected an image; check the path.")
         return ImageInputs(ImageFiles(path.parent, as_keys([path.name]))), [path.name]
-    if path.suffix in table.SUFFIXES:
-        inputs, keys = table.read_images(path, settings.columns, settings.root)
-        return inputs, keys.tolist()
-    values, array_keys = read_arrays(path)
-    return as_inputs(values), array_keys
+    form = _format_of(path)
+    return (_read_array_inputs if form is None else form.read_inputs)(path, settings)
 
 
 def _image_paths(path: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from pencil.errors import RecipeError
 from pencil.labels.losses import (
     Compatibility,
+    Divergence,
     NetworkLosses,
     compatibility_loss,
     cross_entropy,
@@ -17,7 +18,6 @@ from pencil.labels.losses import (
     network_losses,
 )
 from pencil.labels.multilabel_losses import (
-    Divergence,
     binary_compatibility_loss,
     binary_cross_entropy,
     binary_label_gradient,

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 Compatibility = Literal["printed", "published"]
 COMPATIBILITIES = get_args(Compatibility)
+Divergence = Literal["inverse", "forward", "both"]
+"""Direction of the KL divergence of L_c."""
 
 
 def at_least_fp32(values: Tensor) -> Tensor:

@@ -5,15 +5,11 @@ probabilities of the same shape, NaN for unknown entries. An unknown entry takes
 loss is a sum over classes and a mean over the batch, as its single-label counterpart in ``losses.py`` is.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pencil.labels.losses import Compatibility, NetworkLosses, at_least_fp32
-
-Divergence = Literal["inverse", "forward", "both"]
+from pencil.labels.losses import Compatibility, Divergence, NetworkLosses, at_least_fp32
 
 
 def binary_cross_entropy(logits: Tensor, given_labels: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pencil.data.given import as_indicators
 from pencil.errors import RecipeError
-from pencil.labels.losses import Compatibility
-from pencil.labels.multilabel_losses import Divergence, binary_label_gradient
+from pencil.labels.losses import Compatibility, Divergence
+from pencil.labels.multilabel_losses import binary_label_gradient
 from pencil.labels.protocol import Labels
 from pencil.labels.rows import apply_gradient, drop_pinned, set_rows
 

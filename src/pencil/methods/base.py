@@ -34,8 +34,10 @@ class Requirements:
     ema_logits
         The averaged network also predicts every training batch: ``Outputs.ema_logits``.
     held_out_rows
-        How many held-out rows the method wants to decide by. That many are held out of small datasets (at most 30 %)
-        unless ``data.validation`` is set.
+        How many held-out rows the method wants to base its decisions on. That many are held out of small datasets (at
+        most 30 %) unless ``data.validation`` is set.
+    min_held_out_rows
+        The method cannot run with fewer held-out rows.
     row_losses
         The loss is a mean over rows, each by itself. With sharded labels a process then needs only its own rows.
     multilabel
@@ -50,6 +52,7 @@ class Requirements:
     ema: bool = False
     ema_logits: bool = False
     held_out_rows: int = 0
+    min_held_out_rows: int = 0
     row_losses: bool = False
     multilabel: bool = False
     wall_clock: bool = False
@@ -154,7 +157,7 @@ class Context(Protocol):
         """Return logits and (noisy) given labels of the held-out rows; None without held-out rows."""
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the weights of the network that is evaluated and kept."""
+        """Return a copy of the weights of the network that is evaluated and kept, and of further networks."""
 
     def restore_weights(self, weights: list[Tensor]) -> None:
         """Continue from the weights of a snapshot; the optimizer state is reset."""

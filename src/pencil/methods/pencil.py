@@ -11,8 +11,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.labels.forms import label_form
-from pencil.labels.losses import Compatibility, NetworkLosses
-from pencil.labels.multilabel_losses import Divergence
+from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
 from pencil.labels.protocol import Labels
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms

@@ -85,21 +85,22 @@ class Linear(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase.
 
-    Where the cosine spans more than the phase, ``whole`` is its length in epochs and ``since`` the epochs before it.
+    Where the cosine spans more than the phase, ``length`` is its length in epochs and ``offset`` the epochs before.
     """
 
     start: Level
     end: Level = 0.0
-    since: Level = 0.0
-    whole: Level | None = None
+    offset: Level = 0.0
+    length: Level | None = None
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        done = (self.since + epoch) / (self.whole or epochs)
+        done = (self.offset + epoch) / (self.length or epochs)
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
 
     def stretched(self, ratio: float) -> Self:
-        return replace(self, since=self.since * ratio, whole=None if self.whole is None else self.whole * ratio)
+        length = None if self.length is None else self.length * ratio
+        return replace(self, offset=self.offset * ratio, length=length)
 
 
 @dataclass(frozen=True)

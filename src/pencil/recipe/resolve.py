@@ -1,7 +1,7 @@
 """From a tree to a recipe: every key checked, the method's arguments completed, all mistakes at once.
 
-Which method runs is decided here and nowhere else: the one that the recipe names (``auto`` by default), and for data on
-which ``auto`` cannot run the one that :func:`runnable` returns.
+Which method of a recipe runs is decided here and nowhere else: the one that the recipe names (``auto`` by default), and
+for data on which ``auto`` cannot run the one of :func:`with_runnable_method`. A method object is used as it is.
 """
 
 import difflib
@@ -18,8 +18,6 @@ from pencil.recipe.arguments import method_arguments, without_none
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
 
 FALLBACK_METHOD = "pencil"
-MIN_HELD_OUT = 5
-"""``auto`` decides by held-out rows and needs at least this many."""
 
 
 def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: bool = True) -> Recipe:
@@ -52,18 +50,19 @@ def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: b
     return recipe
 
 
-def runnable(recipe: Recipe, *, multilabel: bool, held_out_rows: int) -> Recipe:
+def with_runnable_method(recipe: Recipe, *, multilabel: bool, held_out_rows: int) -> Recipe:
     """Return the recipe with a method that can run on this data; a warning names it where it is another one.
 
-    ``auto`` needs single-label data and a few held-out rows to decide by. Elsewhere ``pencil`` runs with its default
+    ``auto`` needs single-label data and a few held-out rows. Elsewhere ``pencil`` runs with its default
     numbers and with those given for ``auto`` that both have. A given number that ``pencil`` cannot use is an error.
     """
     if recipe.method["name"] != "auto":
         return recipe
-    if multilabel:
+    needs = find_method("auto").requirements
+    if multilabel and not needs.multilabel:
         reason = "auto cannot run on multi-label data yet"
-    elif held_out_rows < MIN_HELD_OUT:
-        reason = f"auto needs at least {MIN_HELD_OUT} held-out rows to decide by and there are {held_out_rows}"
+    elif held_out_rows < needs.min_held_out_rows:
+        reason = f"auto needs at least {needs.min_held_out_rows} held-out rows and there are {held_out_rows}"
     else:
         return recipe
     unusable = sorted(recipe.given_arguments - {"lr", "rounds", "epochs"})

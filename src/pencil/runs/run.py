@@ -19,7 +19,8 @@ from pencil.runs.label_table import LabelTable
 from pencil.runs.results import input_type
 from pencil.runs.summary import Summary
 from pencil.training import Record
-from pencil.training.evaluation import Compute, predict_logits
+from pencil.training.compute import Compute
+from pencil.training.evaluation import predict_logits
 from pencil.training.metrics import to_probs
 
 

@@ -3,55 +3,17 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from pencil.data.examples import Batch, Examples
+from pencil.data.examples import Examples
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError, ModelError, PencilError
 from pencil.models.probe import FAULTS, first_line
+from pencil.training.compute import CPU, Compute
 from pencil.training.distributed import SINGLE_PROCESS, World
 
-
-class Compute(NamedTuple):
-    """Where and how forward passes run."""
-
-    device: torch.device
-    autocast: torch.dtype | None = None
-    memory_format: torch.memory_format = torch.preserve_format
-
-    def context(self) -> AbstractContextManager[object]:
-        """Return the autocast context, or none for fp32."""
-        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
-
-    def place(self, inputs: Tensor) -> Tensor:
-        """Return the inputs on the device, images in the memory format of the network."""
-        if inputs.ndim == 4 and self.memory_format != torch.preserve_format:
-            return inputs.to(self.device, non_blocking=True, memory_format=self.memory_format)
-        return inputs.to(self.device, non_blocking=True)
-
-    def place_batch(self, batch: Batch) -> Batch:
-        """Return the batch with every tensor on the device."""
-        return replace(
-            batch,
-            rows=batch.rows.to(self.device, non_blocking=True),
-            inputs=self.place(batch.inputs),
-            given_labels=batch.given_labels.to(self.device, non_blocking=True),
-        )
-
-    def place_network(self, network: nn.Module) -> nn.Module:
-        """Return the network on the device, in the memory format."""
-        network = network.to(self.device)
-        if self.memory_format == torch.preserve_format:
-            return network
-        return network.to(memory_format=self.memory_format)
-
-
-CPU = Compute(torch.device("cpu"))
 BATCH = 512
 
 

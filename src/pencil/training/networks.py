@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from pencil.errors import TrainingError
 from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
+from pencil.training.compute import Compute
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.evaluation import Compute
 from pencil.training.settings import TrainingSettings, build_optimizer
 
 MakeNetwork = Callable[[int], nn.Module]

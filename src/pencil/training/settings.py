@@ -1,13 +1,8 @@
 """The ``[training]`` part of a recipe: batches, optimizer, precision and device."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from functools import cache
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn, optim
 
@@ -117,47 +112,3 @@ def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]
         parts = ", ".join(name for name, _ in model.named_children())
         raise RecipeError(f"training.optimizer.lr_factors names {unused[0]!r}; the network's parts are {parts}.")
     return [{"params": members, "factor": factor} for factor, members in groups.items() if members]
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device: for ``auto`` a GPU where there is one. Of several processes on a machine each has its own."""
-    if name in ("auto", "cuda") and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
-        return torch.device("cuda", torch.cuda.current_device())
-    if name == "auto":
-        return torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RecipeError(f"training.device is {name!r}; expected auto, cpu, cuda or cuda:N.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RecipeError(f"training.device is {name!r} but no GPU is visible; expected auto or cpu here.")
-    return device
-
-
-def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype to autocast to, or None for fp32, the default on a CPU. Labels and losses stay fp32."""
-    if name == "auto":
-        return (
-            torch.bfloat16
-            if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-            else None
-        )
-    if name == "fp32":
-        return None
-    if device.type == "cpu":
-        if name == "fp16":
-            raise RecipeError("training.precision is fp16 on a CPU; expected fp32 (or bf16 where the CPU has it).")
-        if not cpu_runs_bf16():
-            raise RecipeError("training.precision is bf16 but this CPU cannot run it; expected fp32.")
-    return torch.bfloat16 if name == "bf16" else torch.float16
-
-
-@cache
-def cpu_runs_bf16() -> bool:
-    """Try bf16 in another process: some virtual machines advertise instructions that kill the process (SIGILL)."""
-    trial = (
-        "import torch; x = torch.randn(64, 64, dtype=torch.bfloat16, requires_grad=True); (x @ x).sum().backward(); "
-        "c = torch.nn.Conv2d(8, 8, 3).bfloat16(); c(torch.randn(2, 8, 9, 9).bfloat16()).sum().backward()"
-    )
-    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0

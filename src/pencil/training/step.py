@@ -14,15 +14,10 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.labels.sharded import LabelLayout
 from pencil.methods.base import Outputs, Phase, Terms
 from pencil.training.distributed import World
 from pencil.training.metrics import training_hits
 from pencil.training.networks import Networks
-from pencil.training.settings import TrainingSettings
-
-REPLICATED_BYTES = 2**30
-"""Labels up to this size are replicated on every process."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +35,6 @@ class StepResult:
     logits: Tensor
     hits: float
     rows: int
-
-
-def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
-    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
-    sharded = settings.label_layout == "sharded"
-    if settings.label_layout == "auto":
-        sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
-    over = world if sharded and world.size > 1 and row_losses else None
-    return LabelLayout(over, settings.label_top_k, train.pinned)
 
 
 class TrainingStep:
@@ -77,7 +63,7 @@ class TrainingStep:
         Returns
         -------
         StepResult or None
-            None where so few rows can be read that batch statistics are out of reach: then nothing moves.
+            None where too few rows can be read for batch statistics: the step is skipped, nothing moves.
         """
         chunk = batch.rows if chunk is None else chunk
         rows, counts = self._readable_rows(batch, chunk)
@@ -135,7 +121,7 @@ class TrainingStep:
         """The loss of this process's rows, weighted so that the sum over ranks is that of the whole batch."""
         logits, own, total = outputs.logits, len(batch.rows), len(rows)
         terms = phase.loss(outputs, batch)  # without rows it is NaN, but all ranks have to fetch labels together
-        loss = terms.loss * (own / total) if own else logits.sum()
+        loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward
         hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
         sums = torch.zeros(2 + len(terms.parts), dtype=torch.float64)
         if own:

@@ -12,17 +12,22 @@ from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
+from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
+from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.evaluation import Compute, check_model, predict_examples
+from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
-from pencil.training.settings import TrainingSettings, pick_device, pick_precision
-from pencil.training.step import TrainingStep, choose_layout
+from pencil.training.settings import TrainingSettings
+from pencil.training.step import TrainingStep
+
+REPLICATED_BYTES = 2**30
+"""Labels up to this size are replicated on every process."""
 
 
 class Trainer:
@@ -221,7 +226,7 @@ class Trainer:
         try:
             yield from self.splits.train.load_batches(parts, view)
         except RuntimeError:
-            if self.position.step > 0:  # before the first step, what starts an epoch would be done twice
+            if self.position.step > 0:  # before the first step: on resume, `before_epoch` would run twice
                 self._pause()
             raise
 
@@ -381,3 +386,12 @@ class Trainer:
         """Continue from the weights of a snapshot."""
         self.networks.restore_weights(weights)
         self._held_out_logits, self._weights_restored = None, True
+
+
+def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
+    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
+    sharded = settings.label_layout == "sharded"
+    if settings.label_layout == "auto":
+        sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
+    over = world if sharded and world.size > 1 and row_losses else None
+    return LabelLayout(over, settings.label_top_k, train.pinned)

@@ -1,4 +1,4 @@
-"""``auto``, the method that sets itself: noise rate, phase lengths and label updates are estimated from noisy data."""
+"""``auto``, the default: noise rate, length of the backbone phase and label updates are estimated from noisy data."""
 
 import math
 import warnings
@@ -73,10 +73,11 @@ class AutoState:
 
 
 class Auto(Method):
-    """The three phases of the paper, with every number chosen during training from labels that may be wrong.
+    """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
     *Backbone*: cross-entropy on the given labels with ELR's regulariser, until the likelihood of the held-out labels
-    has not risen for ``patience`` epochs. The network then returns to its best epoch.
+    has not risen for ``patience`` epochs. The network then returns to its best epoch, and every label is set to its
+    posterior.
     *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
     the estimated noise model (:mod:`pencil.methods.auto.noise_model`).
     *Fine-tuning*: the last epochs, on labels that no longer move.
@@ -89,7 +90,7 @@ class Auto(Method):
         Start of the one cosine schedule over all phases.
     early_learning
         Weight of ELR's regulariser in the backbone phase.
-    patience, longest
+    patience, max_backbone
         The backbone phase ends after this many epochs without a better held-out likelihood, and at the latest at this
         fraction of the budget.
     pace
@@ -99,7 +100,7 @@ class Auto(Method):
     rounds
         Correction and fine-tuning run at most this many times, as long as a round explains held-out labels better than
         the one before.
-    average
+    ema
         Evaluate and keep the moving average of the weights.
     anchored
         Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
@@ -107,7 +108,7 @@ class Auto(Method):
         Direction of the KL divergence between label distribution and prediction.
     """
 
-    requirements = Requirements(ema=True, held_out_rows=40, wall_clock=True, row_losses=True)
+    requirements = Requirements(ema=True, held_out_rows=40, min_held_out_rows=5, wall_clock=True, row_losses=True)
     state: AutoState
 
     def __init__(
@@ -117,18 +118,18 @@ class Auto(Method):
         lr: NonNegative = 0.02,
         early_learning: NonNegative = 3.0,
         patience: Annotated[int, Field(ge=1)] = 4,
-        longest: Fraction = 0.6,
+        max_backbone: Fraction = 0.6,
         pace: Fraction = 0.3,
         finetune: Fraction = 0.25,
         rounds: Annotated[int, Field(ge=1)] = 1,
-        average: bool = True,
+        ema: bool = True,
         anchored: bool = True,
         divergence: Literal["forward", "inverse"] = "forward",
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
-        self.early_learning, self.patience, self.longest = early_learning, patience, longest
+        self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
         self.anchored, self.divergence = anchored, divergence
-        self.requirements = replace(type(self).requirements, ema=average)
+        self.requirements = replace(type(self).requirements, ema=ema)
 
     # ---- phases
 
@@ -149,20 +150,20 @@ class Auto(Method):
         state = self.state
         if not state.backbone_epochs:
             return (self._backbone(state.total),)
-        phases = [self._backbone(state.backbone_epochs), *self._round("", state.backbone_epochs, state.total)]
+        phases = [self._backbone(state.backbone_epochs), *self._round_phases("", state.backbone_epochs, state.total)]
         for number in range(2, state.round + 1):
-            phases += self._round(f" {number}", 0, state.total - state.backbone_epochs)
+            phases += self._round_phases(f" {number}", 0, state.total - state.backbone_epochs)
         return tuple(phases)
 
     def _backbone(self, epochs: int) -> Phase:
-        lr = Cosine(self.lr, since=0, whole=self.state.total)
+        lr = Cosine(self.lr, length=self.state.total)
         return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets)
 
-    def _round(self, suffix: str, since: int, whole: int) -> list[Phase]:
-        """Correction and fine-tuning on a cosine of ``whole`` epochs, ``since`` of which have passed before."""
+    def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
+        """Correction and fine-tuning on a cosine of ``length`` epochs, ``offset`` of which have passed before."""
         left = max(0, self.state.total - self.state.backbone_epochs)
         finetune = min(left, round(self.finetune * self.state.total))
-        first, second = (Cosine(self.lr, since=place, whole=whole) for place in (since, whole - finetune))
+        first, second = (Cosine(self.lr, offset=place, length=length) for place in (offset, length - finetune))
         return [
             Phase("correction" + suffix, left - finetune, self.correction_loss, first, after_step=self.correct_labels),
             Phase("finetune" + suffix, finetune, self.correction_loss, second),
@@ -271,7 +272,7 @@ class Auto(Method):
                 self._end_in_backbone(context)
         elif state.done < state.total + (state.round - 1) * (state.total - state.backbone_epochs):
             self.refit(context)
-        elif self._another_round_pays(context):
+        elif self._another_round_helps(context):
             state.round += 1
             self.relabel(context)
         else:
@@ -302,7 +303,7 @@ class Auto(Method):
         if likelihood > state.best_likelihood:
             state.best_likelihood, state.best_epoch = likelihood, state.done
             state.best_weights, state.best_logits = context.snapshot(), logits
-        ended = state.done - state.best_epoch >= self.patience or state.done >= self.longest * state.total
+        ended = state.done - state.best_epoch >= self.patience or state.done >= self.max_backbone * state.total
         return ended and state.done < state.total
 
     def _leave_backbone(self, context: Context) -> None:
@@ -330,7 +331,7 @@ class Auto(Method):
         self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
         self.relabel(context)
 
-    def _another_round_pays(self, context: Context) -> bool:
+    def _another_round_helps(self, context: Context) -> bool:
         """Return whether this round explains held-out labels significantly better than what was before it."""
         state, held_out = self.state, context.held_out()
         if state.round >= self.rounds or self.task.seconds is not None or held_out is None:
@@ -353,7 +354,10 @@ class Auto(Method):
         given = hard_labels(held_out[1])
         now, before = (logits.argmax(dim=1) == given for logits in (held_out[0], state.best_logits))
         if _z_score(now.double() - before.double()) < -SIGNIFICANT:
-            message = "correction made predictions of held-out labels worse: network and labels are those before it"
+            message = (
+                "correction made predictions of held-out labels worse: the network returns to the end of the backbone "
+                "phase, and labels to its posterior"
+            )
             self._note(message)
             warnings.warn(message, stacklevel=2)
             context.restore_weights(state.best_weights)

@@ -42,19 +42,19 @@ class NoiseModel:
 def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
     """Return R: which labels the rows of each predicted class have where they differ from it.
 
-    Counts are smoothed towards uniform by a Dirichlet prior, whose weight maximises their evidence (empirical Bayes):
-    labels that all go to one class need few rows to show it, labels that go everywhere need many.
+    Counts are smoothed towards uniform by a Dirichlet prior, whose weight maximises their marginal likelihood
+    (empirical Bayes): labels that all go to one class need few rows to show it, labels that go everywhere need many.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     counts.index_put_((predicted.cpu(), given.cpu()), torch.ones(len(given), dtype=torch.float64), accumulate=True)
     counts.fill_diagonal_(0.0)
     uniform = (1 - torch.eye(num_classes, dtype=torch.float64)) / max(1, num_classes - 1)
-    evidence = torch.stack([dirichlet_evidence(counts, uniform, strength) for strength in STRENGTHS])
-    strength = STRENGTHS[evidence.argmax()]
+    log_marginals = torch.stack([dirichlet_log_marginal(counts, uniform, strength) for strength in STRENGTHS])
+    strength = STRENGTHS[log_marginals.argmax()]
     return (counts + strength * uniform) / (counts.sum(dim=1, keepdim=True) + strength)
 
 
-def dirichlet_evidence(counts: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
+def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
     """Return the log-probability of the counts, each row drawn from its own Dirichlet sample around ``mean``."""
     prior = strength * mean
     possible = prior > 0
