@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson
+from pencil.cli.options import AsJson, TrustFiles
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
@@ -19,6 +19,7 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
     processes: Processes = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of methods and write tables. The same command resumes an interrupted one."""
@@ -31,7 +32,7 @@ def bench(
         text = analyse(target)
         typer.echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
-    chosen = read_spec(spec)
+    chosen = read_spec(spec, trust)
     if root is not None:
         chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
     target = out or Path("bench") / chosen.name

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath, Threshold, pick_threshold
+from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
 
 
 def evaluate(
@@ -15,6 +15,7 @@ def evaluate(
     ] = None,
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     threshold: Threshold = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Accuracy, overall and per class; average precision and F1 where an example may be of several classes."""
@@ -25,7 +26,7 @@ def evaluate(
     from pencil.runs.run import open_run
     from pencil.training.metrics import per_class_scores
 
-    opened = open_run(run, epoch=epoch)
+    opened = open_run(run, epoch=epoch, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     settings = opened.recipe.data
     splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings)

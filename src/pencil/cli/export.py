@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath
+from pencil.cli.options import AsJson, RunPath, TrustFiles
 
 
 def export(
@@ -24,6 +24,7 @@ def export(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="The largest difference of a logit, relative to the largest one.")
     ] = 1e-4,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the network to a file, and keep it only if its logits are those of the network on some inputs.
@@ -35,7 +36,8 @@ def export(
     from pencil.export.network import export_model
     from pencil.runs.run import open_run
 
-    done = export_model(open_run(run, epoch=epoch), format, out, preparation=preparation, tolerance=tolerance)
+    opened = open_run(run, epoch=epoch, trust=trust)
+    done = export_model(opened, format, out, preparation=preparation, tolerance=tolerance)
     if as_json:
         found = {"path": str(done.path), "inputs": done.inputs, "from_data": done.from_data}
         typer.echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath, Threshold, pick_threshold
+from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,7 @@ def predict(
         Path | None,
         typer.Option("--maps", metavar="FILE.npz", help="Also write where each class was found (model.attention)."),
     ] = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """One line per input: key, class and its probability (CSV, or JSON lines with every probability).
@@ -37,7 +38,7 @@ def predict(
     from pencil.export import save_maps
     from pencil.runs.run import open_run
 
-    opened = open_run(run)
+    opened = open_run(run, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_inputs(data, opened.recipe.data)
     if maps is not None:

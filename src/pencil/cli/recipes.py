@@ -28,4 +28,7 @@ def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) 
     """Print a recipe with every default spelled out."""
     from pencil import recipe
 
-    typer.echo(recipe.parse(recipe.find(name), name).to_toml(), nl=False)
+    shown = recipe.parse(recipe.find(name), name, skip_refused=True)
+    typer.echo(shown.to_toml(), nl=False)
+    if "method.name" in shown.refused_files():
+        typer.echo(f"the defaults of {shown.method['name']} are missing: its file was not run", err=True)

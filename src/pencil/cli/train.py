@@ -18,6 +18,7 @@ from pencil.cli.options import (
     RunPath,
     Seed,
     Set,
+    TrustFiles,
     What,
     build_recipe,
 )
@@ -50,11 +51,14 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
-    recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget)
+    recipe = build_recipe(
+        what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget, trust=trust
+    )
     from pencil.job import run_recipe
     from pencil.runs.layout import free_path, unfinished_path
 
@@ -74,6 +78,7 @@ def resume(
     path: RunPath,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run that was stopped, to the same result as if it had not been."""
@@ -81,7 +86,7 @@ def resume(
         _launch(processes)
     from pencil.job import resume_run
 
-    _show(resume_run(path, allow_changed=allow_changed, progress=True), as_json)
+    _show(resume_run(path, allow_changed=allow_changed, progress=True, trust=trust), as_json)
 
 
 def _launch(processes: int, target: Path | None = None) -> None:
