@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Seed, Set, build_recipe
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
@@ -49,7 +50,7 @@ def check(
 
     result = check_recipe(recipe)
     if as_json:
-        typer.echo(json.dumps(_tree(result)))
+        echo(json.dumps(_tree(result)))
     else:
         show(f"data        {recipe.data.source}", *_findings(result), "", *_classes(result))
         if not result.problems:
@@ -69,7 +70,7 @@ def _check_run(path: Path, as_json: bool) -> None:
     statuses, finished = verify(path), not is_unfinished(path)
     if as_json:
         found = [{"path": str(one.path), "ok": one.ok, "reason": one.reason} for one in statuses]
-        typer.echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
+        echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
     else:
         for one in statuses:
             show(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())

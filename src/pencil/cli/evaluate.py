@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
 
 
@@ -29,7 +30,7 @@ def evaluate(
     opened = open_run(run, epoch=epoch, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     settings = opened.recipe.data
-    splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings)
+    splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
     examples = splits.train if data and splits.test is None else splits.test
     if examples is not None and not data:
         examples = choose_test(settings, examples)  # as the run itself was measured
@@ -37,7 +38,7 @@ def evaluate(
         raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
     found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples, cut)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
     elif examples.multilabel:
         shown = table("class", "average precision", f"F1 above {cut:g}", "rows")
         for name, value in found["per_class"].items():

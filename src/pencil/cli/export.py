@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, RunPath, TrustFiles
 
 
@@ -40,12 +41,12 @@ def export(
     done = export_model(opened, format, out, preparation=preparation, tolerance=tolerance)
     if as_json:
         found = {"path": str(done.path), "inputs": done.inputs, "from_data": done.from_data}
-        typer.echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))
+        echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))
         return
     taken = done.metadata["input"]
-    typer.echo(
+    echo(
         f"{done.path}: {format}, takes {taken['type']} of shape ({', '.join(map(str, taken['shape']))}), "
         f"gives logits of {len(done.metadata['classes'])} classes"
     )
     source = "inputs of the run's data" if done.from_data else "random inputs"
-    typer.echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")
+    echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")

@@ -4,6 +4,8 @@ from itertools import groupby
 
 import typer
 
+from pencil.cli.echo import echo
+
 app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
 
 
@@ -29,6 +31,6 @@ def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) 
     from pencil import recipe
 
     shown = recipe.parse(recipe.find(name), name, skip_refused=True)
-    typer.echo(shown.to_toml(), nl=False)
+    echo(shown.to_toml(), nl=False)
     if "method.name" in shown.refused_files():
-        typer.echo(f"the defaults of {shown.method['name']} are missing: its file was not run", err=True)
+        echo(f"the defaults of {shown.method['name']} are missing: its file was not run", err=True)

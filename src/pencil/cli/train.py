@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pencil.cli.echo import echo
 from pencil.cli.options import (
     AsJson,
     Budget,
@@ -107,6 +108,6 @@ def _show(run: "Run", as_json: bool) -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
-        typer.echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
+        echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
     else:
         show_summary([run])
