@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from pencil.cli import bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
-from pencil.cli.echo import echo
+from pencil.cli.output import echo
 from pencil.errors import PencilError, Stopped
 
 app = typer.Typer(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, TrustFiles
+from pencil.cli.output import echo
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec

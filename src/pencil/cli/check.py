@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Seed, Set, build_recipe
+from pencil.cli.output import echo
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
 

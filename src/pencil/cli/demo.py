@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, build_recipe
+from pencil.cli.output import echo
 
 RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "auto": "digits-symmetric-50-auto"}
 

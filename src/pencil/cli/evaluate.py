@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
+from pencil.cli.output import echo
 
 
 def evaluate(

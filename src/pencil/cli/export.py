@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import AsJson, RunPath, TrustFiles
+from pencil.cli.output import echo
 
 
 def export(

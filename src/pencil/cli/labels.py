@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.echo import binary_output, echo
 from pencil.cli.options import RunPath
+from pencil.cli.output import binary_output, echo
 from pencil.errors import RunError
 
 if TYPE_CHECKING:

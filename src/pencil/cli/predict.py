@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.echo import echo, text_output
 from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
+from pencil.cli.output import echo, text_output
 
 if TYPE_CHECKING:
     from torch import Tensor

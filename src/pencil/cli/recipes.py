@@ -4,7 +4,7 @@ from itertools import groupby
 
 import typer
 
-from pencil.cli.echo import echo
+from pencil.cli.output import echo
 
 app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.echo import echo
+from pencil.cli.output import echo
 
 COMPARISON = Path("comparison.html")
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import RunPath
+from pencil.cli.output import echo
 from pencil.errors import RunError
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.echo import echo
 from pencil.cli.options import (
     AsJson,
     Budget,
@@ -23,6 +22,7 @@ from pencil.cli.options import (
     What,
     build_recipe,
 )
+from pencil.cli.output import echo
 
 if TYPE_CHECKING:
     from pencil.runs.run import Run
