@@ -93,8 +93,9 @@ def test_labels_contact_nobody_and_make_no_folder(home, attempts):
     assert attempts == [] and folders(home) == before
 
 
-def test_exports_contact_nobody_and_make_no_folder(home, attempts):
+def test_exports_and_predictions_contact_nobody_and_make_no_folder(home, attempts):
     before = folders(home)
+    pencil("predict", "run", "new.npy", "--trust", cwd=home)
     pencil("export", "run", "--trust", "--format", "safetensors", "--out", "net.safetensors", cwd=home)
     assert attempts == [] and [path for path in folders(home) if path.name != "__pycache__"] == before
 
