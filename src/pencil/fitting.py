@@ -18,6 +18,7 @@ from pencil.errors import RecipeError
 from pencil.job import run_recipe
 from pencil.methods import Method
 from pencil.runs.run import Run
+from pencil.user_file import Trust
 
 
 def fit(
@@ -83,7 +84,7 @@ def fit(
         if section in ("model", "method") and tree[section]["name"] == recipe.CUSTOM:
             raise RecipeError(f"settings has {key!r}, but {section} is an object; set it on the object.")
         tree = recipe.assign(tree, key.split("."), value)
-    chosen = recipe.parse(tree, "the call to pencil.fit")
+    chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named them
     train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
     with error_context("the test set"):
         like = chosen.data.model_copy(update={"multilabel": train.multilabel})

@@ -23,7 +23,7 @@ from pencil.errors import PencilError, RunError
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
-from pencil.methods import Method, find_method
+from pencil.methods import Method
 from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import with_runnable_method
 from pencil.report import write_report
@@ -39,6 +39,7 @@ from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.compute import pick_device
 from pencil.training.distributed import World, joined
 from pencil.training.networks import MakeNetwork
+from pencil.user_file import Trust
 
 Result = TypeVar("Result")
 Out = Path | str | Callable[[], Path] | None
@@ -84,7 +85,7 @@ def run_recipe(
         start = _on_first_rank(world, lambda: _start_or_resume(out, resume, stack))
         if start.finished:
             assert start.path is not None
-            return open_run(start.path, model=model)
+            return open_run(start.path, model=model, trust=recipe.trust)
         if start.resumes:
             assert start.path is not None
             job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed)
@@ -103,14 +104,18 @@ def resume_run(
     method: Method | None = None,
     allow_changed: bool = False,
     progress: bool | None = None,
+    trust: Trust | bool = False,
 ) -> Run:
-    """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`."""
+    """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`.
+
+    ``trust`` are the Python files that the stored recipe may execute; none by default.
+    """
     path = Path(path)
     reader = RunReader(path, finished=False)
     if not is_unfinished(path):
-        return open_run(path, model=model)
+        return open_run(path, model=model, trust=trust)
     return run_recipe(
-        reader.recipe(with_method=True),
+        reader.recipe(with_method=True, trust=trust),
         path,
         data=data,
         model=model,
@@ -172,7 +177,8 @@ def _resumed_job(
 ) -> tuple["Job", resuming.StoredRows | None]:
     """The job of a stopped run: the stored recipe, which must be the expected one, and the same rows."""
     resuming.check_unchanged(path)
-    stored = resuming.with_free_keys(RunReader(path, finished=False).recipe(with_method=True), expected)
+    reader = RunReader(path, finished=False)
+    stored = resuming.with_free_keys(reader.recipe(with_method=True, trust=expected.trust), expected)
     for what, name, given in (("network", stored.model.name, model), ("method", stored.method["name"], method)):
         if name == CUSTOM and given is None:
             raise RunError(f"the {what} of {path} came from Python; resume with pencil.fit(..., out=..., resume=True).")
@@ -260,14 +266,14 @@ def _with_runnable_method(chosen: Recipe, splits: Splits) -> Recipe:
 
 def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
     """How many held-out rows the method wants to base its decisions on."""
-    needs = (find_method(chosen.method["name"]) if method is None else method).requirements
+    needs = (chosen.method_class() if method is None else method).requirements
     return 0 if loaded.train.multilabel and not needs.multilabel else needs.held_out_rows
 
 
 def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
     """The recipe with the transition matrix of injected noise, for a method whose definition needs it."""
     name = chosen.method["name"]
-    if name == CUSTOM or not find_method(name).requirements.transition_matrix or "transition" in chosen.method:
+    if name == CUSTOM or not chosen.method_class().requirements.transition_matrix or "transition" in chosen.method:
         return chosen
     matrix = transition_matrix(chosen.data.noise, examples.classes)
     if matrix is None:
@@ -281,7 +287,7 @@ def _network_factory(chosen: Recipe, examples: Examples) -> MakeNetwork:
 
     def make(number: int) -> nn.Module:
         seed = derive_seed(chosen.seed, "network", number) if number else chosen.seed
-        return models.build(chosen.model, shape, classes, seed)
+        return models.build(chosen.model, shape, classes, seed, trust=chosen.trust)
 
     return make
 

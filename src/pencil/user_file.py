@@ -1,10 +1,18 @@
-"""Methods and models from a user's own Python file, referred to as ``my_file.py:Name``."""
+"""Methods and models from a user's own Python file, referred to as ``my_file.py:Name``, and which files may run.
+
+A recipe or a run may come from somebody else. A Python file that it names is executed only if the user named that file
+too, or trusts the recipe as a whole. :class:`Trust` holds this decision; :func:`load_module` is the only place where a
+file is executed, and asks it.
+"""
 
 import importlib.util
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from pencil.errors import PencilError, RecipeError
 
@@ -15,7 +23,70 @@ def split_reference(name: str) -> tuple[Path, str] | None:
     return (Path(path).expanduser(), attribute) if colon and path.endswith(".py") else None
 
 
-def load_module(path: Path, wanted: str) -> ModuleType:
+@dataclass(frozen=True)
+class Trust:
+    """Which Python files may be executed.
+
+    Parameters
+    ----------
+    files : frozenset of Path
+        The files that the user named, resolved.
+    everything : bool
+        Whether every file that a recipe or run names may be executed.
+    """
+
+    files: frozenset[Path] = frozenset()
+    everything: bool = False
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Any], *, everything: bool = False) -> "Trust":
+        """Return trust in the files that these recipe keys name; the user must have written the keys."""
+        return cls(frozenset(path.resolve() for path in references(tree).values()), everything)
+
+    def __or__(self, other: "Trust") -> "Trust":
+        """Return trust in the files of both."""
+        return Trust(self.files | other.files, self.everything or other.everything)
+
+    def allows(self, path: Path) -> bool:
+        """Return whether this file may be executed."""
+        return self.everything or path.resolve() in self.files
+
+    def refused(self, tree: Mapping[str, Any]) -> dict[str, Path]:
+        """Return the files that these recipe keys name, that exist, and that may not be executed, by key."""
+        return {key: path for key, path in references(tree).items() if path.is_file() and not self.allows(path)}
+
+
+NO_FILES = Trust()
+ANY_FILE = Trust(everything=True)
+
+
+def as_trust(trust: Trust | bool) -> Trust:
+    """Return True as trust in every file, and False as trust in none."""
+    return Trust(everything=trust) if isinstance(trust, bool) else trust
+
+
+def references(tree: Mapping[str, Any]) -> dict[str, Path]:
+    """Return the Python files that a recipe names, by key: ``method.name`` and ``model.name``."""
+    found = {}
+    for section in ("method", "model"):
+        keys = tree.get(section)
+        name = keys.get("name") if isinstance(keys, Mapping) else None
+        own = split_reference(name) if isinstance(name, str) else None
+        if own is not None:
+            found[f"{section}.name"] = own[0]
+    return found
+
+
+def describe_refusal(origin: str, refused: Mapping[str, Path]) -> str:
+    """Return one line: which files a recipe would run, for which keys, and what to do."""
+    files = " and ".join(f"the Python file {path} ({key})" for key, path in refused.items())
+    return (
+        f"{origin} would run {files}; expected a file that this command names; read it, then add --trust "
+        "(from Python: trust=True)."
+    )
+
+
+def load_module(path: Path, wanted: str, trust: Trust) -> ModuleType:
     """Import a user's file; it is executed again only if it has changed.
 
     Parameters
@@ -24,14 +95,18 @@ def load_module(path: Path, wanted: str) -> ModuleType:
         The file.
     wanted : str
         The name that is looked for, for the message if there is no such file.
+    trust : Trust
+        Which files may be executed.
 
     Raises
     ------
     RecipeError
-        If the file does not exist or raises an exception.
+        If the file does not exist, may not be executed or raises an exception.
     """
     if not path.is_file():
         raise RecipeError(f"{path} does not exist; expected a Python file that defines {wanted}.")
+    if not trust.allows(path):
+        raise RecipeError(describe_refusal("this recipe", {wanted: path}))
     return _load(path.resolve(), path.stat().st_mtime_ns)
 
 

@@ -146,12 +146,12 @@ def test_a_users_own_method_works_like_ours(tmp_path):
         "        loss = lambda outputs, batch: Terms(self.q * cross_entropy(outputs.logits, batch.given_labels))\n"
         "        return (Phase('train', 2, loss, self.lr),)\n"
     )
-    made = recipe.parse({"method": {"name": f"{path}:Mine", "q": 0.5}})
+    made = recipe.parse({"method": {"name": f"{path}:Mine", "q": 0.5}}, trust=True)
     assert made.build_method().q == 0.5
     with pytest.raises(RecipeError, match=r"method.qq: there is no such key"):
-        recipe.parse({"method": {"name": f"{path}:Mine", "qq": 0.5}})
+        recipe.parse({"method": {"name": f"{path}:Mine", "qq": 0.5}}, trust=True)
     with pytest.raises(RecipeError, match=r"defines no method 'Other'.*it has Mine"):
-        recipe.parse({"method": {"name": f"{path}:Other"}})
+        recipe.parse({"method": {"name": f"{path}:Other"}}, trust=True)
     path.write_text("def broken(:")
     with pytest.raises(RecipeError, match=r"mine.py cannot be loaded: SyntaxError"):
-        recipe.parse({"method": {"name": f"{path}:Mine"}})
+        recipe.parse({"method": {"name": f"{path}:Mine"}}, trust=True)

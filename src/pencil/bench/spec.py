@@ -8,14 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from pencil import recipe
 from pencil._version import __version__
 from pencil.errors import RecipeError
 from pencil.methods import find_method
 from pencil.recipe import Recipe, Tree
-from pencil.user_file import split_reference
+from pencil.user_file import NO_FILES, Trust, as_trust, split_reference
 
 
 class _Strict(BaseModel):
@@ -58,6 +58,7 @@ class Spec(_Strict):
     datasets: Annotated[tuple[Axis, ...], Field(min_length=1)] = (Axis(name="data"),)
     noises: Annotated[tuple[Axis, ...], Field(min_length=1)] = (Axis(name="as given"),)
     methods: Annotated[tuple[MethodRow, ...], Field(min_length=1)]
+    _trust: Trust = PrivateAttr(default=NO_FILES)
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -78,9 +79,8 @@ class Spec(_Strict):
             for dataset in self.datasets:
                 for noise in self.noises:
                     for method in self.methods:
-                        yield Cell(
-                            dataset.name, noise.name, method.name, seed, self._tree(dataset, noise, method, seed)
-                        )
+                        tree = self._tree(dataset, noise, method, seed)
+                        yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust)
 
     def _tree(self, dataset: Axis, noise: Axis, method: MethodRow, seed: int) -> Tree:
         tree = self.recipe
@@ -101,7 +101,7 @@ class Spec(_Strict):
     def is_starred(self, method: str) -> bool:
         """Return whether a method gets the true transition matrix, which the tables mark with a star."""
         return any(
-            find_method(recipe.method_name(cell.tree)).requirements.transition_matrix
+            find_method(recipe.method_name(cell.tree), self._trust).requirements.transition_matrix
             for cell in self.cells()
             if cell.method == method
         )
@@ -116,6 +116,7 @@ class Cell:
     method: str
     seed: int
     tree: Tree
+    trust: Trust = NO_FILES
 
     @property
     def label(self) -> str:
@@ -124,7 +125,7 @@ class Cell:
 
     def recipe(self) -> Recipe:
         """Return the cell's complete recipe; a mistake in it is a RecipeError."""
-        return recipe.parse(self.tree, f"the cell {self.label}")
+        return recipe.parse(self.tree, f"the cell {self.label}", trust=self.trust)
 
     def identity(self) -> str:
         """Return a file name with a hash of what is run: the recipe, the version of pencil and the user's own files."""
@@ -141,8 +142,11 @@ class Cell:
         return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in words) + f"-{digest}"
 
 
-def read_spec(what: str) -> Spec:
-    """Return a benchmark by its name or its .toml file; a mistake in it is a RecipeError."""
+def read_spec(what: str, trust: Trust | bool = False) -> Spec:
+    """Return a benchmark by its name or its .toml file; a mistake in it is a RecipeError.
+
+    ``trust`` are the Python files that its cells may execute; none by default.
+    """
     path = Path(what).expanduser()
     if path.suffix == ".toml":
         tree = recipe.read(path)
@@ -159,6 +163,7 @@ def read_spec(what: str) -> Spec:
         ) from error
     if spec.reference not in [row.name for row in spec.methods]:
         raise RecipeError(f"{what} compares with {spec.reference!r}, which is not among its methods.")
+    spec._trust = as_trust(trust)
     return spec
 
 

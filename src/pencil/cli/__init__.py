@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from pencil.cli import bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
+from pencil.cli.output import echo
 from pencil.errors import PencilError, Stopped
 
 app = typer.Typer(
@@ -36,7 +37,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from pencil._version import __version__
 
-        typer.echo(f"pencil {__version__}")
+        echo(f"pencil {__version__}")
         raise typer.Exit
 
 
@@ -53,7 +54,7 @@ STOPPED = 75
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one is enough
-        typer.echo(f"warning: {message}", err=True)
+        echo(f"warning: {message}", err=True)
 
 
 def main() -> None:
@@ -64,11 +65,11 @@ def main() -> None:
             app()
     except Stopped as stopped:
         if int(os.environ.get("RANK", "0")) == 0:
-            typer.echo(f"{stopped}\nresume with the same command and --resume, or with `pencil resume RUN`", err=True)
+            echo(f"{stopped}\nresume with the same command and --resume, or with `pencil resume RUN`", err=True)
         sys.exit(STOPPED)
     except PencilError as error:
-        typer.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        typer.echo("stopped", err=True)
+        echo("stopped", err=True)
         sys.exit(130)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson
+from pencil.cli.options import AsJson, TrustFiles
+from pencil.cli.output import echo
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
@@ -19,6 +20,7 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
     processes: Processes = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a grid of methods and write tables. The same command resumes an interrupted one."""
@@ -29,18 +31,18 @@ def bench(
 
         target = out or Path("bench") / "kl-analysis"
         text = analyse(target)
-        typer.echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
+        echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
-    chosen = read_spec(spec)
+    chosen = read_spec(spec, trust)
     if root is not None:
         chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
     target = out or Path("bench") / chosen.name
     entries = _run(chosen, target, processes)
     if as_json:
-        typer.echo(json.dumps([entry.as_json() for entry in entries]))
+        echo(json.dumps([entry.as_json() for entry in entries]))
     else:
-        typer.echo((target / "results.md").read_text(encoding="utf-8"), nl=False)
-        typer.echo(f"written to {target}", err=True)
+        echo((target / "results.md").read_text(encoding="utf-8"), nl=False)
+        echo(f"written to {target}", err=True)
 
 
 def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
@@ -52,12 +54,12 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
 
     def report(cell: "Cell", result: Result, left: int) -> None:
         if result["status"] == "failed":
-            typer.echo(f"failed: {cell.label}: {result['error']}", err=True)
+            echo(f"failed: {cell.label}: {result['error']}", err=True)
         else:
             summary = result["summary"]
             test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
             shown = "" if test is None else f" test {test:.1%}"
-            typer.echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
+            echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
 
     try:
         run_cells(cells, target / "cells", processes or default_processes(), report)
@@ -75,9 +77,7 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     entries = tables.collect(chosen, results)
     done = sum(entry.done for entry in entries)
     if done < len(list(chosen.cells())):
-        typer.echo(
-            f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True
-        )
+        echo(f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True)
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
     (target / "results.json").write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
     (target / "results.md").write_text(tables.as_markdown(chosen, entries), encoding="utf-8")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Seed, Set, build_recipe
+from pencil.cli.output import echo
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
 
@@ -42,18 +43,18 @@ def check(
     if is_run(Path(what)):
         _check_run(Path(what), as_json)
         return
-    recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned)
+    recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned, skip_refused=True)
     from pencil.check import check_recipe
     from pencil.cli.show import show
     from pencil.errors import DataError
 
     result = check_recipe(recipe)
     if as_json:
-        typer.echo(json.dumps(_tree(result)))
+        echo(json.dumps(_tree(result)))
     else:
         show(f"data        {recipe.data.source}", *_findings(result), "", *_classes(result))
         if not result.problems:
-            show("", *_plan(recipe, result.plan or {}), "\nready to train")
+            show("", *_plan(recipe, result), *_ending(result))
     if len(result.problems) == 1:
         raise result.problems[0]
     if result.problems:
@@ -69,7 +70,7 @@ def _check_run(path: Path, as_json: bool) -> None:
     statuses, finished = verify(path), not is_unfinished(path)
     if as_json:
         found = [{"path": str(one.path), "ok": one.ok, "reason": one.reason} for one in statuses]
-        typer.echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
+        echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
     else:
         for one in statuses:
             show(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())
@@ -87,8 +88,9 @@ def _tree(result: "CheckResult") -> dict[str, Any]:
     from pencil.data.inspection import as_tree
 
     return {
-        "ready": not result.problems,
+        "ready": not result.problems and not result.not_run,
         "problems": [str(problem) for problem in result.problems],
+        "not_run": {key: str(path) for key, path in result.not_run.items()},
         "data": {name: as_tree(found, result.data[name]) for name, found in result.findings.items()},
         **(result.plan or {}),
     }
@@ -179,12 +181,25 @@ def _classes(result: "CheckResult") -> Iterator[Any]:
     yield shown
 
 
-def _plan(recipe: "Recipe", plan: dict[str, Any]) -> Iterator[str]:
-    phases = ", ".join(f"{phase['name']} {phase['epochs']}" for phase in plan["phases"])
-    noise = plan["injected_noise_rate"]
+def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
+    plan = result.plan or {}
+    noise, phases = plan["injected_noise_rate"], plan["phases"]
     yield f"split       {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
     yield f"inputs      {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
     if noise is not None:
         yield f"noise       {noise:.1%} of the labels really changed"
-    yield f"model       {plan['model']}, {plan['parameters']:,} parameters"
-    yield f"method      {recipe.method['name']}; epochs: {phases}"
+    size = "not run" if plan["parameters"] is None else f"{plan['parameters']:,} parameters"
+    yield f"model       {plan['model'] or recipe.model.name}, {size}"
+    epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
+    yield f"method      {recipe.method['name']}; {epochs}"
+
+
+def _ending(result: "CheckResult") -> Iterator[str]:
+    """Whether the recipe is ready, and which of its files were not run."""
+    for key, path in result.not_run.items():
+        yield f"\nnot checked: the Python file {path} ({key}), which `pencil check` does not run"
+    yield (
+        "\neverything else is ready to train; read the file, then train with --trust"
+        if result.not_run
+        else ("\nready to train")
+    )

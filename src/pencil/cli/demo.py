@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pencil.cli.options import AsJson, build_recipe
+from pencil.cli.output import echo
 
 RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "auto": "digits-symmetric-50-auto"}
 
@@ -27,9 +28,9 @@ def demo(
         raise RunError(f"{target} already exists; choose another directory with --out.")
     runs = []
     for method, recipe in RECIPES.items():
-        typer.echo(f"training {method} on digits with 50 % symmetric label noise ...", err=True)
+        echo(f"training {method} on digits with 50 % symmetric label noise ...", err=True)
         runs.append(run_recipe(build_recipe(recipe, seed=seed), target / method, progress=True))
     if as_json:
-        typer.echo(json.dumps([{"path": str(run.path), **run.summary.to_dict()} for run in runs]))
+        echo(json.dumps([{"path": str(run.path), **run.summary.to_dict()} for run in runs]))
     else:
         show_summary(runs, title="Digits, 50 % symmetric label noise (test best: epoch chosen on noisy validation)")

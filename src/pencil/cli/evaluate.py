@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath, Threshold, pick_threshold
+from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
+from pencil.cli.output import echo
 
 
 def evaluate(
@@ -15,6 +16,7 @@ def evaluate(
     ] = None,
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     threshold: Threshold = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Accuracy, overall and per class; average precision and F1 where an example may be of several classes."""
@@ -25,10 +27,10 @@ def evaluate(
     from pencil.runs.run import open_run
     from pencil.training.metrics import per_class_scores
 
-    opened = open_run(run, epoch=epoch)
+    opened = open_run(run, epoch=epoch, trust=trust)
     cut = pick_threshold(threshold, opened.multilabel)
     settings = opened.recipe.data
-    splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings)
+    splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
     examples = splits.train if data and splits.test is None else splits.test
     if examples is not None and not data:
         examples = choose_test(settings, examples)  # as the run itself was measured
@@ -36,7 +38,7 @@ def evaluate(
         raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
     found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples, cut)
     if as_json:
-        typer.echo(json.dumps(found))
+        echo(json.dumps(found))
     elif examples.multilabel:
         shown = table("class", "average precision", f"F1 above {cut:g}", "rows")
         for name, value in found["per_class"].items():

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath
+from pencil.cli.options import AsJson, RunPath, TrustFiles
+from pencil.cli.output import echo
 
 
 def export(
@@ -24,6 +25,7 @@ def export(
     tolerance: Annotated[
         float, typer.Option("--tolerance", help="The largest difference of a logit, relative to the largest one.")
     ] = 1e-4,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the network to a file, and keep it only if its logits are those of the network on some inputs.
@@ -35,15 +37,16 @@ def export(
     from pencil.export.network import export_model
     from pencil.runs.run import open_run
 
-    done = export_model(open_run(run, epoch=epoch), format, out, preparation=preparation, tolerance=tolerance)
+    opened = open_run(run, epoch=epoch, trust=trust)
+    done = export_model(opened, format, out, preparation=preparation, tolerance=tolerance)
     if as_json:
         found = {"path": str(done.path), "inputs": done.inputs, "from_data": done.from_data}
-        typer.echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))
+        echo(json.dumps({**found, "largest_difference": done.largest_difference, "metadata": done.metadata}))
         return
     taken = done.metadata["input"]
-    typer.echo(
+    echo(
         f"{done.path}: {format}, takes {taken['type']} of shape ({', '.join(map(str, taken['shape']))}), "
         f"gives logits of {len(done.metadata['classes'])} classes"
     )
     source = "inputs of the run's data" if done.from_data else "random inputs"
-    typer.echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")
+    echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")

@@ -1,12 +1,12 @@
 """``pencil labels``: the corrected labels of a run, for people and programs. Most formats need no torch."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pencil.cli.options import RunPath
+from pencil.cli.output import binary_output, echo
 from pencil.errors import RunError
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def labels(
     With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
     (0 or 1), confidence and changed, and the other options choose among those lines.
 
+    In CSV a text that a spreadsheet program would take for a formula has a quote (') before it.
+
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
     imagefolder a folder for each class with links to its images.
     """
@@ -64,7 +66,7 @@ def labels(
     elif format == "imagefolder":
         _sort(reader, chosen, out, copy)
     else:
-        typer.echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
+        echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
 
 
 def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
@@ -89,7 +91,7 @@ def _write(chosen: Any, format: str) -> None:
 
     if format == "cleanlab":
         chosen, format = cleanlab_issues(chosen), "csv"
-    write_labels(chosen, format, sys.stdout.buffer)
+    write_labels(chosen, format, binary_output())
 
 
 def _save(chosen: Any, format: str, out: Path) -> int:
@@ -105,7 +107,7 @@ def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> N
 
     done = sort_images(chosen, reader.recipe().data, out, copy=copy)
     for name, folder in done.renamed.items():
-        typer.echo(f"class {name!r} is in the folder {folder!r}", err=True)
+        echo(f"class {name!r} is in the folder {folder!r}", err=True)
     if done.without_class:
-        typer.echo(f"{done.without_class:,} images without a class are left out", err=True)
-    typer.echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)
+        echo(f"{done.without_class:,} images without a class are left out", err=True)
+    echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)

@@ -9,6 +9,7 @@ from pencil.errors import RecipeError, RunError
 
 if TYPE_CHECKING:
     from pencil.recipe import Recipe
+    from pencil.user_file import Trust
 
 What = Annotated[
     str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME.")
@@ -28,6 +29,9 @@ Threshold = Annotated[
     float | None,
     typer.Option("--threshold", help="Multi-label: present above this probability (0.5)."),
 ]
+TrustFiles = Annotated[
+    bool, typer.Option("--trust", help="Run the Python files that the recipe or run names; read them first.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -40,8 +44,15 @@ def build_recipe(
     assignments: list[str] | None = None,
     pinned: Path | None = None,
     budget: str | None = None,
+    *,
+    trust: bool = False,
+    skip_refused: bool = False,
 ) -> "Recipe":
-    """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers."""
+    """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers.
+
+    Python files that these options name may be executed; those of the recipe only with ``trust``. Without it they are
+    refused, or skipped with ``skip_refused``.
+    """
     from pencil import recipe
 
     tree = recipe.find(what)
@@ -53,7 +64,20 @@ def build_recipe(
     for keys, value in options:
         if value is not None:
             tree = recipe.assign(tree, keys, value)
-    return recipe.parse(recipe.override(tree, assignments or []), what)
+    tree = recipe.override(tree, assignments or [])
+    trusted = named_files(method, model, assignments, trust=trust)
+    return recipe.parse(tree, what, trust=trusted, skip_refused=skip_refused)
+
+
+def named_files(
+    method: str | None, model: str | None, assignments: list[str] | None, *, trust: bool = False
+) -> "Trust":
+    """Return trust in the Python files that this command line names: by --method, --model or --set."""
+    from pencil import recipe
+    from pencil.user_file import Trust
+
+    by_option = {"method": {"name": method}, "model": {"name": model}}
+    return Trust.of(by_option, everything=trust) | Trust.of(recipe.override({}, assignments or []))
 
 
 def minutes(budget: str) -> float:

@@ -4,6 +4,8 @@ from itertools import groupby
 
 import typer
 
+from pencil.cli.output import echo
+
 app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
 
 
@@ -28,4 +30,7 @@ def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) 
     """Print a recipe with every default spelled out."""
     from pencil import recipe
 
-    typer.echo(recipe.parse(recipe.find(name), name).to_toml(), nl=False)
+    shown = recipe.parse(recipe.find(name), name, skip_refused=True)
+    echo(shown.to_toml(), nl=False)
+    if "method.name" in shown.refused_files():
+        echo(f"the defaults of {shown.method['name']} are missing: its file was not run", err=True)

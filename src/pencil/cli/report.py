@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pencil.cli.output import echo
+
 COMPARISON = Path("comparison.html")
 
 
@@ -24,4 +26,4 @@ def report(
         made = write_report(runs[0], out, with_data=not without_data)
     else:
         made = write_comparison(runs, COMPARISON if out is None else out)
-    typer.echo(made)
+    echo(made)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pencil.cli.options import RunPath
+from pencil.cli.output import echo
 from pencil.errors import RunError
 
 
@@ -36,11 +37,11 @@ def review(
         )
     with Review(run) as opened, _listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
-        typer.echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
-        typer.echo(access.address)
-        typer.echo("stop with Ctrl-C; every decision is saved as it is made", err=True)
+        echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
+        echo(access.address)
+        echo("stop with Ctrl-C; every decision is saved as it is made", err=True)
         if not no_browser:
-            webbrowser.open(access.address)
+            webbrowser.open(access.one_time_address)
         serve(opened, access, listening)
 
 

@@ -9,15 +9,30 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from pencil.terminal import visible
+
 if TYPE_CHECKING:
     from pencil.runs.run import Run
 
 
+class _VisibleTable(Table):
+    """A table in whose cells control characters are made visible."""
+
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
+
+
 def table(*columns: str, title: str | None = None) -> Table:
     """Return an empty table; the first column is text, the others are numbers."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = _VisibleTable(
+        title=None if title is None else visible(title),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number == 0 else "right")
+        made.add_column(visible(column), justify="left" if number == 0 else "right")
     return made
 
 
@@ -25,7 +40,7 @@ def show(*parts: Any) -> None:
     """Print text and tables to stdout."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
     for part in parts:
-        console.print(part)
+        console.print(visible(part) if isinstance(part, str) else part)
 
 
 def percent(fraction: float | None) -> str:

@@ -18,9 +18,11 @@ from pencil.cli.options import (
     RunPath,
     Seed,
     Set,
+    TrustFiles,
     What,
     build_recipe,
 )
+from pencil.cli.output import echo
 
 if TYPE_CHECKING:
     from pencil.runs.run import Run
@@ -50,11 +52,14 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
-    recipe = build_recipe(what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget)
+    recipe = build_recipe(
+        what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget, trust=trust
+    )
     from pencil.job import run_recipe
     from pencil.runs.layout import free_path, unfinished_path
 
@@ -74,6 +79,7 @@ def resume(
     path: RunPath,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run that was stopped, to the same result as if it had not been."""
@@ -81,7 +87,7 @@ def resume(
         _launch(processes)
     from pencil.job import resume_run
 
-    _show(resume_run(path, allow_changed=allow_changed, progress=True), as_json)
+    _show(resume_run(path, allow_changed=allow_changed, progress=True, trust=trust), as_json)
 
 
 def _launch(processes: int, target: Path | None = None) -> None:
@@ -102,6 +108,6 @@ def _show(run: "Run", as_json: bool) -> None:
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
-        typer.echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
+        echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
     else:
         show_summary([run])

@@ -37,6 +37,15 @@ def is_hugging_face(dataset: Any) -> bool:
     return any(kind.__module__.startswith("datasets.") and kind.__name__ == "Dataset" for kind in type(dataset).__mro__)
 
 
+def refuse_remote(source: str, options: Mapping[str, Any]) -> None:
+    """Raise DataError for a dataset that is not a saved folder on this machine."""
+    if options or not Path(source.removeprefix(PREFIX)).expanduser().is_dir():
+        raise DataError(
+            f"{source!r} is not a saved folder on this machine, and nothing is downloaded here; save it to a folder "
+            "with save_to_disk, or add --trust where the command has it."
+        )
+
+
 def load_hugging_face(
     source: str,
     columns: Columns,
@@ -59,6 +68,11 @@ def load_hugging_face(
     multilabel
         Whether lists of numbers are multi-label; None decides by their values.
     """
+    if "trust_remote_code" in options:
+        raise DataError(
+            "data.options has trust_remote_code, which runs code of the dataset; expected a dataset without code; "
+            "remove it, or load the dataset yourself and pass it to pencil.fit."
+        )
     if importlib.util.find_spec("datasets") is None:
         raise DataError(f"{source!r} needs the datasets library; install it with pip install 'pencil-labels[hf]'.")
     import datasets

@@ -12,7 +12,7 @@ from pencil.data import folder, table
 from pencil.data.arrays import as_inputs, from_npz, read_arrays
 from pencil.data.examples import Splits, as_keys, refuse_other_kind
 from pencil.data.given import error_context, shorten
-from pencil.data.hugging_face import PREFIX, load_hugging_face
+from pencil.data.hugging_face import PREFIX, load_hugging_face, refuse_remote
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
 from pencil.data.named import DATASETS
@@ -73,13 +73,15 @@ def _format_of(path: Path) -> FileFormat | None:
     return next((one for one in FILE_FORMATS if path.suffix.lower() in one.suffixes), None)
 
 
-def load(settings: DataSettings) -> Splits:
+def load(settings: DataSettings, *, local: bool = False) -> Splits:
     """Load the splits that the ``[data]`` part of a recipe names; nothing is chosen, corrupted or resized yet.
 
     Parameters
     ----------
     settings
         ``source`` and ``test``, and how to read them.
+    local
+        Read only what is on this machine already: no network is used and no folder is made.
 
     Raises
     ------
@@ -91,22 +93,26 @@ def load(settings: DataSettings) -> Splits:
             "the data of this recipe was passed as Python objects; expected a source to load; call pencil.fit "
             "again, or set data.source."
         )
-    splits = read_source(settings.source, settings)
+    splits = read_source(settings.source, settings, local=local)
     if settings.test is None:
         return splits
     with error_context("the test set"):
-        test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel)
+        test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel, local=local)
     return Splits(splits.train, splits.validation, test.train)
 
 
-def read_like(source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool) -> Splits:
+def read_like(
+    source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool, *, local: bool = False
+) -> Splits:
     """Read a source whose labels must have these classes and this form: test data for a trained network."""
-    splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes)
+    splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes, local=local)
     refuse_other_kind(splits.train, multilabel)
     return splits
 
 
-def read_source(source: str, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
+def read_source(
+    source: str, settings: DataSettings, classes: Sequence[str] | None = None, *, local: bool = False
+) -> Splits:
     """Read one source with the columns, classes and options of these settings.
 
     Parameters
@@ -117,12 +123,16 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
         How to read it.
     classes
         Class names in order; by default those of the settings.
+    local
+        Read only what is on this machine already, as in :func:`load`.
     """
     classes = settings.classes if classes is None else classes
     path = Path(source).expanduser()
     if source in DATASETS:
-        return _of_classes(_named(source, settings), classes, source)
+        return _of_classes(_named(source, settings, local), classes, source)
     if source.startswith(PREFIX):
+        if local:
+            refuse_remote(source, settings.options)
         return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
         return folder.from_folder(path, classes)
@@ -147,7 +157,7 @@ def is_source(what: str) -> bool:
     )
 
 
-def _named(name: str, settings: DataSettings) -> Splits:
+def _named(name: str, settings: DataSettings, local: bool) -> Splits:
     loader = DATASETS[name]
     known = [option for option in inspect.signature(loader).parameters if option != "root"]
     for option in settings.options:
@@ -156,7 +166,8 @@ def _named(name: str, settings: DataSettings) -> Splits:
             raise DataError(
                 f"data.options has the unknown entry {option!r} for dataset {name!r}; expected {expected}; remove it."
             )
-    return loader(settings.root, **settings.options)
+    no_download = {"download": False} if local and "download" in known else {}
+    return loader(settings.root, **{**settings.options, **no_download})
 
 
 def _of_classes(splits: Splits, classes: Sequence[str] | None, source: str) -> Splits:

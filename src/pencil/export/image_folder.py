@@ -102,7 +102,7 @@ def _files(settings: DataSettings) -> dict[str, Path]:
     """Return the file of each key."""
     found: dict[str, Path] = {}
     if settings.source != FROM_PYTHON:
-        splits = read_source(settings.source, settings)
+        splits = read_source(settings.source, settings, local=True)
         for part in (splits.train, splits.validation):
             if part is None:
                 continue

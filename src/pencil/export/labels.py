@@ -15,8 +15,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
 from pencil.errors import RunError
+from pencil.export.cells import joined_column, neutral, neutral_column
 from pencil.files import atomic_write
-from pencil.runs.label_table import LabelTable, scalar, strings
+from pencil.runs.label_table import LabelTable, strings
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
 ROUNDED = ("given", "confidence", "given_probability", "margin", "entropy", "label_quality")
@@ -115,8 +116,8 @@ def save_labels(labels: Labels, kind: str, path: Path) -> int:
 def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
     """Write labels to a stream, batch by batch.
 
-    CSV leaves out distributions and separates the classes of multi-label data by semicolons. CSV and JSON leave out
-    columns of bytes.
+    CSV leaves out distributions and separates the classes of multi-label data by semicolons. Text in it that a
+    spreadsheet program would take for a formula has a quote (') before it. CSV and JSON leave out columns of bytes.
 
     Parameters
     ----------
@@ -142,7 +143,7 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
         return _each(reader, lambda batch: _write_json(batch.select(columns), target))
     columns = [name for name in columns if name not in NO_CELLS]
     header = io.StringIO()
-    csv.writer(header, lineterminator="\n").writerow(columns)
+    csv.writer(header, lineterminator="\n").writerow(map(neutral, columns))
     target.write(header.getvalue().encode())
     return _each(reader, lambda batch: _write_csv(batch.select(columns), target))
 
@@ -204,12 +205,14 @@ def _csv_cells(column: Any, rounded: bool = False) -> Any:
     if pa.types.is_dictionary(kind):
         return _csv_cells(column.cast(kind.value_type))
     if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
-        return pc.binary_join(column, scalar(";"))
+        return joined_column(column)
     if pa.types.is_floating(kind):
         return pc.round(column.cast(pa.float64()), 6) if rounded else column
     if pa.types.is_boolean(kind):
         return pc.utf8_capitalize(column.cast(pa.string()))  # True and False
-    if pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
         return column
-    as_text = _json if pa.types.is_nested(kind) else str  # dates, decimals, long strings
-    return pa.array([None if value is None else as_text(value) for value in column.to_pylist()], pa.string())
+    if not pa.types.is_string(kind):  # dates, decimals, long strings
+        as_text = _json if pa.types.is_nested(kind) else str
+        column = pa.array([None if value is None else as_text(value) for value in column.to_pylist()], pa.string())
+    return neutral_column(column)

@@ -153,7 +153,7 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about rows and labels, which do not matter here
-            examples = read_source(run.recipe.data.source, run.recipe.data).train
+            examples = read_source(run.recipe.data.source, run.recipe.data, local=True).train
         some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
         raw = prepare_inputs(examples.inputs, run.recipe.data).raw(examples.rows[some]).values
         values = raw if raw.dtype == torch.uint8 else raw.float()

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pencil.methods.base import Phase
+from pencil.terminal import visible
 from pencil.training import Observer, Record
 
 
@@ -20,13 +21,13 @@ class Bar(Observer):
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         total = steps_per_epoch * sum(phase.epochs for phase in phases)
-        self.progress.update(self.task, total=total, completed=steps_done, description=phases[0].name)
+        self.progress.update(self.task, total=total, completed=steps_done, description=visible(phases[0].name))
 
     def on_step(self) -> None:
         self.progress.advance(self.task)
 
     def on_epoch_end(self, record: Record) -> None:
-        self.progress.update(self.task, description=record["phase"], figures=describe(record))
+        self.progress.update(self.task, description=visible(record["phase"]), figures=describe(record))
 
 
 class Lines(Observer):
@@ -40,7 +41,7 @@ class Lines(Observer):
 
     def on_epoch_end(self, record: Record) -> None:
         line = f"epoch {record['epoch']}/{self.epochs} {record['phase']}: {describe(record)} {record['seconds']:.1f} s"
-        sys.stderr.write(line + "\n")
+        sys.stderr.write(visible(line) + "\n")
         sys.stderr.flush()
 
 
@@ -66,7 +67,7 @@ def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
         yield (Lines(),)
     else:
         columns = (
-            TextColumn("{task.description:>12}"),
+            TextColumn("{task.description:>12}", markup=False),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
             TimeElapsedColumn(),

@@ -27,7 +27,7 @@ from pencil.methods.schedules import (
     Steps,
     as_schedule,
 )
-from pencil.user_file import load_module, split_reference
+from pencil.user_file import NO_FILES, Trust, load_module, split_reference
 
 __all__ = [
     "METHODS",
@@ -71,18 +71,26 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def find_method(name: str) -> type[Method]:
-    """Return the class of a method: by name, or a user's own as ``my_file.py:MyMethod``."""
+def find_method(name: str, trust: Trust = NO_FILES) -> type[Method]:
+    """Return the class of a method: by name, or a user's own as ``my_file.py:MyMethod``.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    trust : Trust
+        Which files may be executed; none by default.
+    """
     if name in METHODS:
         return METHODS[name]
     own = split_reference(name)
     if own is not None:
-        return _from_file(*own)
+        return _from_file(*own, trust)
     raise RecipeError(f"there is no method {name!r}; expected {', '.join(METHODS)}, or my_file.py:MyMethod.")
 
 
-def _from_file(path: Path, attribute: str) -> type[Method]:
-    module = load_module(path, attribute)
+def _from_file(path: Path, attribute: str, trust: Trust) -> type[Method]:
+    module = load_module(path, attribute, trust)
     found: Any = getattr(module, attribute, None)
     if not (inspect.isclass(found) and issubclass(found, Method)):
         methods = [

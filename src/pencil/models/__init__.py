@@ -19,7 +19,7 @@ from pencil.models.probe import first_line
 from pencil.models.small import mlp, small_cnn
 from pencil.models.weights import file_digest, load_weights, state_digest
 from pencil.seeding import seeded
-from pencil.user_file import load_module, split_reference
+from pencil.user_file import NO_FILES, Trust, load_module, split_reference
 
 __all__ = [
     "Attention",
@@ -83,7 +83,13 @@ def resolve(settings: ModelSettings, input_shape: Sequence[int]) -> ModelSetting
 
 
 def build(
-    settings: ModelSettings, input_shape: Sequence[int], num_classes: int, seed: int, *, fresh: bool = False
+    settings: ModelSettings,
+    input_shape: Sequence[int],
+    num_classes: int,
+    seed: int,
+    *,
+    fresh: bool = False,
+    trust: Trust = NO_FILES,
 ) -> nn.Module:
     """Build the network that the settings describe.
 
@@ -99,6 +105,8 @@ def build(
         Seed of the weights.
     fresh : bool
         Whether to skip pretrained weights and weight files, for a network whose weights are loaded afterwards.
+    trust : Trust
+        Which files with a user's own network may be executed; none by default.
 
     Returns
     -------
@@ -114,7 +122,7 @@ def build(
     pretrained = settings.pretrained and settings.weights is None and not fresh
     with seeded(seed, "weights"):
         try:
-            network = _build(settings, name, input_shape, num_classes, pretrained)
+            network = _build(settings, name, input_shape, num_classes, pretrained, trust)
         except PencilError:
             raise
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -151,7 +159,7 @@ def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) ->
 
 
 def _build(
-    settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, pretrained: bool
+    settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, pretrained: bool, trust: Trust
 ) -> nn.Module:
     library, library_name = _library(name)
     if library:
@@ -164,7 +172,7 @@ def _build(
             library_name, input_shape[0], num_classes, pretrained=pretrained, **settings.options
         )
     else:
-        network = _own_network(settings, name, input_shape, num_classes)
+        network = _own_network(settings, name, input_shape, num_classes, trust)
     if not settings.attention:
         return network
     if library != "timm" or library_name.startswith(
@@ -184,7 +192,9 @@ def _library(name: str) -> tuple[str | None, str]:
     return None, name
 
 
-def _own_network(settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def _own_network(
+    settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, trust: Trust
+) -> nn.Module:
     """Build one of pencil's networks or a user's, for which there are no pretrained weights."""
     own = split_reference(name)
     if own is None and name != "mlp" and name not in OURS:
@@ -195,7 +205,7 @@ def _own_network(settings: ModelSettings, name: str, input_shape: Sequence[int],
     if settings.pretrained:
         raise ModelError(f"there are no pretrained weights for {name!r}; set model.weights to a file.")
     if own is not None:
-        return _from_file(*own, input_shape, num_classes, settings.options)
+        return _from_file(*own, input_shape, num_classes, settings.options, trust)
     if name == "mlp":
         return mlp(math.prod(input_shape), num_classes, **settings.options)
     _need_images(name, input_shape)
@@ -208,10 +218,10 @@ def _need_images(name: str, input_shape: Sequence[int]) -> None:
 
 
 def _from_file(
-    path: Path, attribute: str, input_shape: Sequence[int], num_classes: int, options: dict[str, Any]
+    path: Path, attribute: str, input_shape: Sequence[int], num_classes: int, options: dict[str, Any], trust: Trust
 ) -> nn.Module:
     """Call a user's class or function, with ``num_classes`` and ``input_shape`` if it has parameters of these names."""
-    make = getattr(load_module(path, attribute), attribute, None)
+    make = getattr(load_module(path, attribute, trust), attribute, None)
     if not callable(make):
         raise ModelError(f"{path} defines no model {attribute!r}; expected a class or function that returns a network.")
     known = {"num_classes": num_classes, "input_shape": tuple(input_shape)}

@@ -6,11 +6,12 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, create_model
 
 from pencil.methods import find_method
+from pencil.user_file import NO_FILES, Trust
 
 
-def method_arguments(method: str) -> type[BaseModel]:
+def method_arguments(method: str, trust: Trust = NO_FILES) -> type[BaseModel]:
     """Return a pydantic model that validates the arguments of a method's constructor."""
-    constructor = find_method(method).__init__
+    constructor = find_method(method, trust).__init__
     hints = get_type_hints(constructor, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(constructor).parameters.items():

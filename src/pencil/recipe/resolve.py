@@ -16,11 +16,19 @@ from pencil.errors import RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.recipe.arguments import method_arguments, without_none
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
+from pencil.user_file import Trust, as_trust, describe_refusal
 
 FALLBACK_METHOD = "pencil"
 
 
-def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: bool = True) -> Recipe:
+def parse(
+    tree: Mapping[str, Any],
+    origin: str = "the recipe",
+    *,
+    with_method: bool = True,
+    trust: Trust | bool = False,
+    skip_refused: bool = False,
+) -> Recipe:
     """Return the recipe of a tree of keys; one :class:`RecipeError` lists everything that is wrong.
 
     Parameters
@@ -32,13 +40,22 @@ def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: b
     with_method
         Check and complete the arguments of the method. Without it they are taken as they are, and no file with a user's
         own method is executed.
+    trust
+        Which Python files the recipe may execute, now and later; none by default.
+    skip_refused
+        Take a method whose file may not be executed as it is, instead of refusing the recipe.
     """
+    trust = as_trust(trust)
+    refused = trust.refused(tree) if with_method else {}
+    if refused and not skip_refused:
+        raise RecipeError(describe_refusal(origin, refused))
+    with_method = with_method and "method.name" not in refused
     problems: list[str] = []
     tree, given = dict(tree), frozenset[str]()
     if with_method and isinstance(tree.get("method", {}), Mapping) and method_name(tree) != CUSTOM:
         tree["method"] = {"name": DEFAULT_METHOD} | dict(tree.get("method", {}))
         given = frozenset(tree["method"]) - {"name"}
-        problems += _complete_method(tree)
+        problems += _complete_method(tree, trust)
     recipe = None
     try:
         recipe = Recipe.model_validate(tree)
@@ -46,7 +63,7 @@ def parse(tree: Mapping[str, Any], origin: str = "the recipe", *, with_method: b
         problems += _explain(error, (), _paths(Recipe.model_json_schema()))
     if problems or recipe is None:
         raise RecipeError(f"{origin} has {len(problems)} mistake(s):\n" + "\n".join(f"  {line}" for line in problems))
-    recipe._given_arguments = given
+    recipe._given_arguments, recipe._trust = given, trust
     return recipe
 
 
@@ -79,15 +96,15 @@ def with_runnable_method(recipe: Recipe, *, multilabel: bool, held_out_rows: int
     return recipe.with_method(FALLBACK_METHOD, lr=lr, finetune_lr=cosine, rounds=recipe.method["rounds"])
 
 
-def _complete_method(tree: Tree) -> list[str]:
+def _complete_method(tree: Tree, trust: Trust) -> list[str]:
     """Add every argument of the method that is left out to the tree; return what is wrong with the others."""
     name = tree["method"]["name"]
     if not isinstance(name, str):
         return [f"method.name: expected a name; saw {name!r}"]
     try:
-        arguments = method_arguments(name)
+        arguments = method_arguments(name, trust)
         valid = arguments.model_validate({key: value for key, value in tree["method"].items() if key != "name"})
-        find_method(name)(**valid.__dict__)
+        find_method(name, trust)(**valid.__dict__)
     except ValidationError as error:
         known = [f"method.{key}" for key in arguments.model_fields]
         return [_with_owner(line, name) for line in _explain(error, ("method",), known)]

@@ -1,5 +1,6 @@
 """The recipe: a whole job as typed data."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
@@ -10,6 +11,7 @@ from pencil.methods import Method, find_method
 from pencil.models import ModelSettings
 from pencil.recipe.arguments import method_arguments, without_none
 from pencil.training.settings import TrainingSettings
+from pencil.user_file import NO_FILES, Trust
 
 Tree = dict[str, Any]
 CUSTOM = "custom"
@@ -43,22 +45,35 @@ class Recipe(BaseModel):
     method: Tree = Field(default_factory=lambda: {"name": DEFAULT_METHOD})
     training: TrainingSettings = TrainingSettings()
     _given_arguments: frozenset[str] = PrivateAttr(default=frozenset())
+    _trust: Trust = PrivateAttr(default=NO_FILES)
 
     @property
     def given_arguments(self) -> frozenset[str]:
         """The arguments of the method that the user gave; the others have their defaults."""
         return self._given_arguments
 
+    @property
+    def trust(self) -> Trust:
+        """Which Python files this recipe may execute; it is not written to a file."""
+        return self._trust
+
+    def refused_files(self) -> dict[str, Path]:
+        """Return the Python files that this recipe names and may not execute, by key."""
+        return self._trust.refused({"method": self.method, "model": {"name": self.model.name}})
+
+    def method_class(self) -> type[Method]:
+        """Return the class of the method."""
+        return find_method(self.method["name"], self._trust)
+
     def build_method(self) -> Method:
         """Return the method with its arguments."""
         options = {key: value for key, value in self.method.items() if key != "name"}
-        return find_method(self.method["name"])(
-            **method_arguments(self.method["name"]).model_validate(options).__dict__
-        )
+        arguments = method_arguments(self.method["name"], self._trust).model_validate(options)
+        return self.method_class()(**arguments.__dict__)
 
     def with_method(self, name: str, **arguments: Any) -> "Recipe":
         """Return the same recipe with another method; arguments that are left out have their defaults."""
-        complete = without_none(method_arguments(name)(**arguments).model_dump(mode="json"))
+        complete = without_none(method_arguments(name, self._trust)(**arguments).model_dump(mode="json"))
         return self.model_copy(update={"method": {"name": name, **complete}})
 
     def to_toml(self) -> str:

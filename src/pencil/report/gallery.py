@@ -75,7 +75,7 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
         warnings.simplefilter("ignore")  # training has warned about the data already
         try:
             if splits is None:
-                splits = load(run.recipe.data)
+                splits = load(run.recipe.data, local=True)
                 expected = run.environment.get("data_fingerprint", {}).get("train")
                 if expected is not None and splits.train.fingerprint() != expected:
                     doubt = "The data has changed since this run: its rows or labels are different now."

@@ -7,6 +7,9 @@ our Origin and a header that only our page knows, and no page may frame or embed
 import hmac
 import ipaddress
 import secrets
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
@@ -30,13 +33,52 @@ HEADERS = {
 }
 
 
+REFUSAL = (
+    "open the address that `pencil review` printed: it has the token in it\n"
+    "(the address that it opened by itself works once; if somebody else was faster, stop the review and start again)"
+)
+
+
 def _secret() -> str:
     return secrets.token_urlsafe(32)
 
 
+class OneTimeCode:
+    """A code that is accepted once, within a short time of its making.
+
+    The command that starts a browser is visible to all users of the machine, with the address in it. So the address in
+    it has this code, which is worth nothing after the browser has used it.
+
+    Parameters
+    ----------
+    seconds : float
+        How long the code is accepted.
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):
+        self.value = _secret()
+        self._clock, self._until = clock, clock() + seconds
+        self._used = False
+        self._lock = threading.Lock()
+
+    def use(self, given: str) -> bool:
+        """Return whether this is the code, in time and for the first time."""
+        with self._lock:
+            if self._used or self._clock() > self._until or not _same(given, self.value):
+                return False
+            self._used = True
+            return True
+
+
 @dataclass(frozen=True)
 class Access:
-    """Where the server listens, and the secrets of this start of it."""
+    """Where the server listens, and the secrets of this start of it.
+
+    ``address`` is for the person at the terminal and keeps working; ``one_time_address`` is for the command line of a
+    browser.
+    """
 
     port: int
     host: str = "127.0.0.1"
@@ -44,12 +86,27 @@ class Access:
     token: str = field(default_factory=_secret)
     session: str = field(default_factory=_secret)
     csrf: str = field(default_factory=_secret)
+    once: OneTimeCode = field(default_factory=OneTimeCode)
 
     @property
     def address(self) -> str:
         """The address of the page, with its token."""
+        return f"{self._home}?token={self.token}"
+
+    @property
+    def one_time_address(self) -> str:
+        """The address of the page with a code that works once, within a minute."""
+        return f"{self._home}?once={self.once.value}"
+
+    @property
+    def _home(self) -> str:
         name = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{name}:{self.port}/?token={self.token}"
+        return f"http://{name}:{self.port}/"
+
+    def admits(self, query: str) -> bool:
+        """Return whether the query of an address has the token, or the one-time code, which is used up by this."""
+        given = parse_qs(query)
+        return _same(given.get("token", [""])[0], self.token) or self.once.use(given.get("once", [""])[0])
 
     @property
     def cookie(self) -> str:
@@ -100,13 +157,12 @@ class Guard:
             return PlainTextResponse("this is not the host that the page is served on", 421)
         if method not in ("GET", "POST"):
             return PlainTextResponse("only GET and POST", 405)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if method == "GET" and scope["path"] == "/" and _same(given, access.token):
+        if method == "GET" and scope["path"] == "/" and access.admits(scope["query_string"].decode("latin-1")):
             enter = RedirectResponse("/", 303)
             enter.set_cookie(access.cookie, access.session, httponly=True, samesite="strict", path="/")
             return enter
         if not _same(cookie_parser(headers.get("cookie", "")).get(access.cookie, ""), access.session):
-            return PlainTextResponse("open the address that `pencil review` printed: it has the token in it", 403)
+            return PlainTextResponse(REFUSAL, 403)
         return self._refuse_foreign(headers, host) if method == "POST" else None
 
     def _refuse_foreign(self, headers: Headers, host: str) -> Response | None:

@@ -118,7 +118,7 @@ def pictures_of(run: Path) -> Pictures:
     def load() -> "Splits":
         from pencil.data import sources
 
-        return sources.load(RunReader(run).recipe().data)
+        return sources.load(RunReader(run).recipe().data, local=True)
 
     return Pictures(load)
 

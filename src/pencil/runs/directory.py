@@ -40,6 +40,7 @@ from pencil.runs.layout import (
 )
 from pencil.runs.lock import RunLock
 from pencil.runs.summary import Summary
+from pencil.user_file import Trust
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,17 +135,19 @@ class RunReader:
         """The resolved recipe as nested tables."""
         return self._read(RECIPE, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
 
-    def recipe(self, *, with_method: bool = False) -> "Recipe":
+    def recipe(self, *, with_method: bool = False, trust: Trust | bool = False) -> "Recipe":
         """Return the resolved recipe. This imports torch.
 
         Parameters
         ----------
         with_method : bool
             Check the settings of the method too, which imports a method of the user's own.
+        trust : bool or Trust
+            Which Python files the recipe may execute; none by default.
         """
         from pencil.recipe import parse
 
-        return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method)
+        return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method, trust=trust)
 
     @cached_property
     def rows(self) -> pa.Table:

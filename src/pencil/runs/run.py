@@ -22,6 +22,7 @@ from pencil.training import Record
 from pencil.training.compute import Compute
 from pencil.training.evaluation import predict_logits
 from pencil.training.metrics import to_probs
+from pencil.user_file import Trust, as_trust, describe_refusal
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ class Run:
         return predict_logits(self.model, inputs, rows, forward=forward, compute=Compute(device))
 
 
-def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "last") -> Run:
+def open_run(
+    path: Path | str, *, model: nn.Module | None = None, epoch: str = "last", trust: Trust | bool = False
+) -> Run:
     """Read a finished run from its directory.
 
     Parameters
@@ -126,19 +129,27 @@ def open_run(path: Path | str, *, model: nn.Module | None = None, epoch: str = "
         The network that the weights are loaded into. Needed if it came from Python; one that a recipe names is built.
     epoch : str
         Take the weights of the ``last`` epoch, or of the ``best`` one on the held-out rows.
+    trust : bool or Trust
+        Execute the Python file that the recipe names as its network, if it names one (``model.name = "net.py:Net"``).
 
     Raises
     ------
     RunError
-        If the directory is not a finished run, is of another format or damaged, or the weights do not fit the model.
+        If the directory is not a finished run, is of another format or damaged, or the weights do not fit the
+        model; or if its network is in a Python file and ``trust`` is False.
     """
+    trust = as_trust(trust)
     reader = RunReader(path)
     data, weights = reader.data(), reader.read_weights(epoch)
     recipe, summary = data.recipe, data.summary
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
-        model = build(recipe.model, summary.data.input_shape, len(summary.data.classes), recipe.seed, fresh=True)
+        refused = trust.refused({"model": {"name": recipe.model.name}})
+        if refused:
+            raise RunError(describe_refusal(f"the recipe of {path}", refused))
+        shape, classes = summary.data.input_shape, len(summary.data.classes)
+        model = build(recipe.model, shape, classes, recipe.seed, fresh=True, trust=trust)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -256,7 +256,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         LAUNCHER: str(os.getpid()),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    command = [sys.executable, "-m", "pencil", *arguments]
+    command = [sys.executable, "-P", "-m", "pencil", *arguments]  # -P: no module of the current folder
     workers = [
         subprocess.Popen(
             command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, start_new_session=True

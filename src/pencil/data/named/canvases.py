@@ -12,7 +12,7 @@ from pencil.data.inputs import TensorInputs
 from pencil.data.named.small import digits, fashion_mnist
 from pencil.errors import DataError
 
-ITEMS = {"digits": digits, "fashion_mnist": fashion_mnist}
+ITEMS = ("digits", "fashion_mnist")
 SCALES = (0.2, 0.35)
 """The side of an item, as a fraction of that of the canvas."""
 MOST_ITEMS, FRAGMENTS, TRIES = 4, 6, 8
@@ -26,6 +26,7 @@ def canvases(
     images: int = 4000,
     test_images: int = 1000,
     seed: int = 0,
+    download: bool = True,
 ) -> Splits:
     """Generate canvases with one to four items each; a label lists the classes present (c = 10).
 
@@ -44,13 +45,15 @@ def canvases(
         How many canvases to generate.
     seed
         Draws the canvases.
+    download
+        Whether the items' dataset may be downloaded.
     """
     if items not in ITEMS:
         raise DataError(f"data.options.items is {items!r}; expected one of {', '.join(ITEMS)}; choose one of them.")
     for name, value, least in (("size", size, 16), ("images", images, 1), ("test_images", test_images, 1)):
         if value < least:
             raise DataError(f"data.options.{name} is {value}; expected at least {least}; raise it.")
-    source = ITEMS[items](root)
+    source = digits(root) if items == "digits" else fashion_mnist(root, download=download)
     assert source.test is not None
     train = _scatter(source.train, images, size, np.random.default_rng([seed, 0]), "train")
     return Splits(train, test=_scatter(source.test, test_images, size, np.random.default_rng([seed, 1]), "test"))

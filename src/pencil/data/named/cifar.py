@@ -11,7 +11,8 @@ import torch
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits, as_keys
 from pencil.data.inputs import ReadOptions
-from pencil.data.named.files import Release, download, download_folder, find_folder, need_files
+from pencil.data.named.files import Release, download_folder, find_folder, need_files
+from pencil.data.named.files import download as fetch
 from pencil.data.table import from_table
 from pencil.errors import DataError
 
@@ -47,28 +48,29 @@ CIFAR100 = _Pickles(
 )  # fmt: skip
 
 
-def cifar10(root: Path | None = None) -> Splits:
+def cifar10(root: Path | None = None, *, download: bool = True) -> Splits:
     """Load CIFAR-10 from ``root``, as published or as train.parquet and test.parquet; or download it (torchvision)."""
-    return _load(CIFAR10, root)
+    return _load(CIFAR10, root, download)
 
 
-def cifar100(root: Path | None = None) -> Splits:
+def cifar100(root: Path | None = None, *, download: bool = True) -> Splits:
     """Load CIFAR-100 with its fine labels, from the same places as CIFAR-10."""
-    return _load(CIFAR100, root)
+    return _load(CIFAR100, root, download)
 
 
-def _load(layout: _Pickles, root: Path | None) -> Splits:
+def _load(layout: _Pickles, root: Path | None, allowed: bool) -> Splits:
     folder = download_folder(root)
     places = ("", layout.folder)
     files = (*layout.train, layout.test, layout.meta)
     if find_folder(folder, files, places) is None:
         if (folder / "train.parquet").is_file():
             return _from_parquet(layout, folder)
-        download(
+        fetch(
             layout.torchvision,
             folder,
             f"{layout.release.name} ({layout.folder}, or train.parquet and test.parquet) is not in {folder}",
             layout.release.remedy,
+            allowed=allowed,
         )
     return _from_pickles(layout, need_files(layout.release, folder, files, places))
 

@@ -58,8 +58,10 @@ def download_folder(root: Path | None) -> Path:
     return Path.home() / ".cache" / "pencil" if root is None else root.expanduser()
 
 
-def download(dataset: str, target: Path, missing: str, remedy: str) -> None:
-    """Download a dataset by torchvision; ``missing`` and ``remedy`` word the error if that fails."""
+def download(dataset: str, target: Path, missing: str, remedy: str, *, allowed: bool) -> None:
+    """Download a dataset by torchvision; ``missing`` and ``remedy`` word the error if that fails or is not allowed."""
+    if not allowed:
+        raise DataError(f"{missing}, and nothing is downloaded here; {remedy}.")
     import torchvision.datasets
 
     try:

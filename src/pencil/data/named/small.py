@@ -9,7 +9,8 @@ import torch
 
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.named.files import download, download_folder
+from pencil.data.named.files import download as fetch
+from pencil.data.named.files import download_folder
 from pencil.errors import DataError
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
@@ -89,9 +90,9 @@ def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int 
     return Splits(train, test=pair_up(source.test, test_images, 1, "data.options.test_images"))
 
 
-def fashion_mnist(root: Path | None = None) -> Splits:
+def fashion_mnist(root: Path | None = None, *, download: bool = True) -> Splits:
     """Load Fashion-MNIST from idx files: in ``root``, in Debian's package, or downloaded by torchvision."""
-    folder = _fashion_folder(root)
+    folder = _fashion_folder(root, download)
     splits = []
     for part, name in (("train", "train"), ("t10k", "test")):
         images = read_idx(folder / f"{part}-images-idx3-ubyte")
@@ -122,7 +123,7 @@ def read_idx(path: Path) -> np.ndarray:
     return values.reshape(dimensions.tolist()).copy()
 
 
-def _fashion_folder(root: Path | None) -> Path:
+def _fashion_folder(root: Path | None, allowed: bool) -> Path:
     if root is not None:
         for folder in (root, root / "FashionMNIST" / "raw"):
             if any((folder / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
@@ -130,11 +131,12 @@ def _fashion_folder(root: Path | None) -> Path:
     elif any(DEBIAN_FASHION_MNIST.glob("train-images-idx3-ubyte*")):
         return DEBIAN_FASHION_MNIST
     target = download_folder(root)
-    download(
+    fetch(
         "FashionMNIST",
         target,
         f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}",
         "put its four idx files into a folder and name it with --set data.root=FOLDER, "
         "or install Debian's dataset-fashion-mnist",
+        allowed=allowed,
     )
     return target / "FashionMNIST" / "raw"

@@ -1,0 +1,22 @@
+"""Text for a terminal: what would control the terminal or hide a part of the text is made visible."""
+
+import re
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tab and newline, characters that reverse the order of others, and undecodable bytes."""
+
+
+def visible(text: str) -> str:
+    """Return the text with every control character as its code, such as ``\\x1b`` for escape.
+
+    Class names, keys, file names and recipes may come from somebody else. An escape sequence in them could clear the
+    screen, change its title or write text that pencil did not.
+    """
+    return CONTROLS.sub(_code, text)
+
+
+def _code(found: "re.Match[str]") -> str:
+    number = ord(found[0])
+    if 0xDC80 <= number <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        number -= 0xDC00
+    return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
