@@ -9,7 +9,7 @@ import torch
 from numpy.dtypes import StringDType
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import shorten
+from pencil.data.given import as_class_names, shorten
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.errors import DataError
 
@@ -51,7 +51,7 @@ def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = 
             f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
             "sort the images into such folders."
         )
-    expected = tuple(found) if classes is None else tuple(classes)
+    expected = as_class_names(found if classes is None else classes)
     unknown = [name for name in found if name not in expected]
     if unknown:
         raise DataError(

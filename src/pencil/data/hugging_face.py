@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.keys import as_keys
 from pencil.data.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from pencil.data import folder, table
 from pencil.data.arrays import as_inputs, from_npz, read_arrays
-from pencil.data.examples import Splits, as_keys, refuse_other_kind
+from pencil.data.examples import Splits, refuse_other_kind
 from pencil.data.given import error_context, shorten
 from pencil.data.hugging_face import PREFIX, load_hugging_face
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
+from pencil.data.keys import as_keys
 from pencil.data.named import DATASETS
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import DataError
