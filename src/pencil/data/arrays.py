@@ -58,7 +58,7 @@ def from_arrays(
     key_array = as_keys(np.arange(count) if keys is None else keys)
     if len(key_array) != count:
         raise DataError(
-            f"x has {count} rows but there are {len(key_array)} keys; expected one for each; add or remove."
+            f"there are {count} inputs but {len(key_array)} keys; expected one per input; pass arrays of equal length."
         )
     refuse_repeated_keys(key_array)
     labels = resolve_labels(y, classes, key_array, multilabel)
@@ -86,13 +86,15 @@ def from_npz(path: Path, classes: Sequence[str] | None = None, multilabel: bool 
                 "save it with numpy.savez(path, x=inputs, y=labels)."
             )
         if classes is None and "classes" in arrays:
-            classes = _class_names(arrays["classes"])
-        optional = {name: arrays.get(name) for name in ("keys", "clean_labels")}
-        train = from_arrays(arrays["x"], arrays["y"], classes=classes, multilabel=multilabel, **optional)
+            classes = _class_names(arrays.read("classes"))
+        optional = {name: arrays.optional(name) for name in ("keys", "clean_labels")}
+        train = from_arrays(arrays.read("x"), arrays.read("y"), classes=classes, multilabel=multilabel, **optional)
         if "x_test" not in arrays or "y_test" not in arrays:
             return Splits(train)
         with error_context("the test set"):
-            test = from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes, multilabel=train.multilabel)
+            test = from_arrays(
+                arrays.read("x_test"), arrays.read("y_test"), classes=train.classes, multilabel=train.multilabel
+            )
         return Splits(train, test=test)
 
 
@@ -114,7 +116,7 @@ def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
                 f"{path} holds the arrays {list_names(arrays.names)}; expected x, the inputs; "
                 "save it with numpy.savez(path, x=inputs)."
             )
-        values, given = arrays["x"], arrays.get("keys")
+        values, given = arrays.read("x"), arrays.optional("keys")
         _refuse_empty(values)
         keys = as_keys(np.arange(len(values)) if given is None else given)
         if len(keys) != len(values):
@@ -205,7 +207,7 @@ REMEDIES = {
 
 
 def native(values: np.ndarray) -> np.ndarray:
-    """Return the same numbers in a type that torch has: in this machine's byte order, at most 64 bits, signed.
+    """Return the same numbers in this machine's byte order, the only one that torch reads.
 
     Raises
     ------

@@ -62,9 +62,10 @@ class ArrayFile:
 
     def optional(self, name: str) -> np.ndarray | None:
         """Return an array, or None if there is none of this name."""
-        return self[name] if name in self else None
+        return self.read(name) if name in self else None
 
-    def __getitem__(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray:
+        """Return an array; raise if it is damaged, or larger than it should be."""
         if self._members is None:
             self._stream.seek(0)
             return self._read(name, self._stream, self._size)
