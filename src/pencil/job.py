@@ -19,6 +19,7 @@ from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
 from pencil.errors import PencilError, RunError
+from pencil.files import refuse_path
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
@@ -74,6 +75,8 @@ def run_recipe(
     progress
         Show progress on stderr; by default on a terminal.
     """
+    if out is not None and not callable(out):
+        refuse_path(Path(out))
     with ExitStack() as stack:
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)

@@ -16,6 +16,7 @@ from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
 from pencil.data.keys import as_keys
 from pencil.data.named import DATASETS
+from pencil.data.regular_files import refuse_undecodable
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import DataError
 
@@ -68,13 +69,13 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
         Class names in order; by default those of the settings.
     """
     classes = settings.classes if classes is None else classes
-    path = Path(source).expanduser()
+    path = as_path(source)
     if source in DATASETS:
         return _of_classes(_named(source, settings), classes, source)
     if source.startswith(PREFIX):
         return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
-        return folder.from_folder(path, classes)
+        return folder.from_folder(path, classes, settings.root)
     if path.is_file() and path.suffix.lower() == ".npz":
         return from_npz(path, classes, settings.multilabel)
     if path.is_file() and path.suffix.lower() in table.SUFFIXES:
@@ -88,13 +89,28 @@ def read_source(source: str, settings: DataSettings, classes: Sequence[str] | No
 
 def is_source(what: str) -> bool:
     """Return whether this names data, rather than a recipe."""
-    path = Path(what).expanduser()
+    path = as_path(what)
     return (
         what in DATASETS
         or what.startswith(PREFIX)
         or path.is_dir()
         or (path.is_file() and path.suffix.lower() in (".npz", *table.SUFFIXES))
     )
+
+
+def as_path(source: str | Path) -> Path:
+    """Return the path that a user named; raise if no file system could have it, or its folder cannot be entered."""
+    refuse_undecodable(source)
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        seen, reason = str(source), getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"cannot look for {seen[:80]}{'...' if len(seen) > 80 else ''}: {reason}; expected a dataset by name, or "
+            f"{FORMS}; check the path."
+        ) from error
+    return path
 
 
 def _named(name: str, settings: DataSettings) -> Splits:
@@ -135,16 +151,19 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
     tuple
         The inputs and their keys.
     """
+    for path in paths:
+        as_path(path)
     if len(paths) == 1:
         return _read_one(paths[0], settings)
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
-    return ImageInputs(ImageFiles(Path(), as_keys(names))), names
+    within = tuple(path if path.is_dir() else path.resolve().parent for path in paths)  # a link may be named itself
+    return ImageInputs(ImageFiles(Path(), as_keys(names), within)), names
 
 
 def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
     if path.is_dir():
         names = _images_in(path)
-        return ImageInputs(ImageFiles(path, as_keys(names))), names
+        return ImageInputs(ImageFiles(path, as_keys(names), within=(path,))), names
     if path.suffix.lower() in SUFFIXES:
         if not path.is_file():
             raise DataError(f"{path} does not exist; expected an image; check the path.")

@@ -134,6 +134,8 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
     """
     from pyarrow import csv, parquet
 
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
     try:
         if path.suffix.lower() == ".parquet":
             table = parquet.read_table(path)
@@ -272,7 +274,7 @@ def _inputs(
         remedy = "in the table; expected one row per image; remove the others or name a key column (data.columns.key)."
         _refuse_repeated(paths, f"{path} has the path", remedy)
     files = column_keys(paths)
-    return ImageInputs(ImageFiles(root, files)), files if keys is None else keys
+    return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, path: Path) -> Any:
