@@ -24,6 +24,7 @@ from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method, find_method
+from pencil.models.probe import copy_network
 from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import runnable
 from pencil.report import write_report
@@ -206,7 +207,7 @@ def assemble(
         network = make_network(0)
         weights = models.provenance(chosen.model, network, examples.num_classes)
     else:
-        network = copy.deepcopy(model)
+        network = copy_network(model)
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     chosen = _runnable(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)

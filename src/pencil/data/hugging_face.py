@@ -159,6 +159,6 @@ def _numbers(column: Any, name: str) -> torch.Tensor:
         ) from error
     if values.ndim < 2 or 0 in values.shape:
         raise DataError(
-            f"column {name!r} has shape {tuple(values.shape)}; expected at least one number in each row; fix the column."
+            f"column {name!r} has shape {tuple(values.shape)}; expected at least one number per row; fix the column."
         )
     return values

@@ -127,6 +127,7 @@ def _as_tensor(row: int, value: Any) -> Tensor:
         with error_context(f"row {row}"):
             value = native(value)
         value = value.astype(np.float64) if value.dtype.itemsize > 8 else value  # long double, which torch has not
+        value = np.ascontiguousarray(value) if min(value.strides, default=0) < 0 else value
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if isinstance(value, Tensor) and (value.is_complex() or value.numel() == 0):
         raise DataError(
