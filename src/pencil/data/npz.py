@@ -101,7 +101,7 @@ class ArrayFile:
             )
 
     def _read(self, name: str, stream: IO[bytes], available: int) -> np.ndarray:
-        """Return an array of at most ``available`` bytes, header included; its size is checked before it is read."""
+        """Return an array of a stream that holds ``available`` bytes; its size is checked before it is read."""
         shape, dtype = _read_header(stream)
         if dtype.hasobject:
             raise DataError(
@@ -113,7 +113,7 @@ class ArrayFile:
                 f"array {name!r} in {self.path} has shape {shape} and type {dtype}; expected numbers or text; "
                 "convert it and save it again."
             )
-        size = math.prod(shape) * dtype.itemsize
+        size, available = math.prod(shape) * dtype.itemsize, available - stream.tell()
         if size > available:
             raise DataError(
                 f"array {name!r} in {self.path} has shape {shape}, which takes {as_size(size)}, but the file holds "
