@@ -246,7 +246,7 @@ def _single(values: np.ndarray) -> np.ndarray:
             row = int(rows.any(axis=1).argmax())
             seen = values[row].reshape(-1)[rows[row]][0]
             raise DataError(
-                f"input at row {row} holds {seen}; expected numbers up to {np.finfo(np.float32).max:.1e}, as 32-bit "
+                f"input at row {row} holds {seen!s}; expected numbers up to {np.finfo(np.float32).max:.1e}, as 32-bit "
                 "floats hold; scale the inputs, or fix or leave out the row."
             )
     return narrow

@@ -93,7 +93,8 @@ def find_images(root: Path, folder: Path) -> Iterator[str]:
 
 def _subfolders(folder: Path) -> list[str]:
     try:
-        found = [entry for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.is_dir()]
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except OSError as error:
         raise _unreadable_folder(folder, error) from error
     for entry in found:

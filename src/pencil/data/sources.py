@@ -156,8 +156,7 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
     if len(paths) == 1:
         return _read_one(paths[0], settings)
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
-    within = tuple(path if path.is_dir() else path.resolve().parent for path in paths)  # a link may be named itself
-    return ImageInputs(ImageFiles(Path(), as_keys(names), within)), names
+    return ImageInputs(ImageFiles(Path(), as_keys(names), within=tuple(paths))), names
 
 
 def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
