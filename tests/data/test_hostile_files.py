@@ -73,6 +73,7 @@ def test_every_kind_has_a_name(tmp_path):
 
 
 @pytest.mark.timeout(TIMEOUT)
+@pytest.mark.filterwarnings("default:image")
 def test_the_commands_name_a_pipe_or_skip_it(pets, tmp_path):
     os.mkfifo(pets / "cat/pipe.png")
     done = pencil("check", pets, *SMALL, cwd=tmp_path, code=2)
