@@ -1,6 +1,8 @@
+import ast
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -34,3 +36,38 @@ def test_the_lock_file_is_plain_pins():
     for line in (ROOT / "requirements.lock").read_text().splitlines():
         name, _, version = line.partition("==")
         assert name and version and not set(line) & set(" @/;"), line
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
+
+
+def test_the_ranges_fit_the_lock_file_and_start_where_weights_only_is_sound():
+    from packaging.requirements import Requirement
+    from packaging.version import Version
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = {one.name: one.specifier for one in map(Requirement, project["dependencies"])}
+    for name, allowed in needed.items():
+        assert allowed.contains(pins()[name]), f"{name} {pins()[name]} is locked, {allowed} is asked for"
+    for name, floor in {"torch": "2.10", "torchvision": "0.25", "timm": "1.0.20"}.items():
+        (lowest,) = [Version(one.version) for one in needed[name] if one.operator == ">="]
+        assert lowest >= Version(floor), name
+
+
+def test_every_torch_load_is_weights_only():
+    """And numpy never unpickles, and nothing else does."""
+    calls = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            called = ast.unparse(node.func)
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            if called in ("torch.load", "torch.jit.load"):
+                calls.append(path)
+                assert options.get("weights_only") == "True", path
+            assert called not in ("pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load", "dill.load"), path
+            assert options.get("allow_pickle", "False") == "False", path
+    assert calls

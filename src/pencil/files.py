@@ -12,6 +12,10 @@ from typing import Any
 
 from pencil.errors import PencilError, RunError
 
+LONGEST_NAME = 255
+"""Bytes of a file name on all usual file systems."""
+LONGEST_PATH = 4096 - 160
+"""Bytes of a whole path, less those of the names in a run directory."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -19,6 +23,23 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_path(path: Path) -> None:
+    """Raise :class:`RunError` for a path that cannot be written: too long, not UTF-8, or with a NUL in it."""
+    parts = [os.fsencode(part) for part in path.parts]
+    longest = max(map(len, parts), default=0)
+    if longest > LONGEST_NAME or len(os.fsencode(path.absolute())) > LONGEST_PATH:
+        raise RunError(
+            f"cannot write {str(path)[:60]}...: File name too long ({longest} bytes); expected names of at most "
+            f"{LONGEST_NAME} bytes; choose a shorter one."
+        )
+    try:
+        valid = "\0" not in path.as_posix().encode().decode()
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise RunError(f"cannot write {str(os.fsencode(path))[1:]}: its name is not UTF-8 text; choose another name.")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pencil.data.torch_dataset import from_dataset
 from pencil.errors import RecipeError
 from pencil.job import run_recipe
 from pencil.methods import Method
+from pencil.models.probe import as_network
 from pencil.runs.run import Run
 from pencil.user_file import Trust
 
@@ -74,6 +75,7 @@ def fit(
     Run
         The network, the label table, metrics and summary.
     """
+    own_model = None if isinstance(model, str) else as_network(model)
     tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON, "multilabel": multilabel}}
     tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
     if epochs is not None:
@@ -89,7 +91,6 @@ def fit(
     with error_context("the test set"):
         like = chosen.data.model_copy(update={"multilabel": train.multilabel})
         test_examples = None if test is None else as_examples(test, like, train.classes)
-    own_model = None if isinstance(model, str) else model
     own_method = None if isinstance(method, str) else method
     splits = Splits(train, test=test_examples)
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)

@@ -20,10 +20,12 @@ from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.sources import load
 from pencil.errors import PencilError, RunError
+from pencil.files import refuse_path
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method
+from pencil.models.probe import copy_network
 from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import with_runnable_method
 from pencil.report import write_report
@@ -78,6 +80,8 @@ def run_recipe(
     progress
         Show progress on stderr; by default on a terminal.
     """
+    if out is not None and not callable(out):
+        refuse_path(Path(out))
     with ExitStack() as stack:
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
@@ -248,7 +252,7 @@ def assemble(
         network = make_network(0)
         weights = models.provenance(chosen.model, network, examples.num_classes)
     else:
-        network = copy.deepcopy(model)
+        network = copy_network(model)
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     chosen = _with_runnable_method(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)

@@ -14,10 +14,10 @@ from pencil import DataError
 from pencil.data import Examples, Splits, inputs
 from pencil.data.arrays import as_inputs
 from pencil.data.augment import Augmentation, View
-from pencil.data.examples import as_keys
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, Loaded, ReadOptions, TensorInputs
 from pencil.data.inspection import inspect
+from pencil.data.keys import as_keys
 from pencil.data.prepare import prepare, prepare_inputs
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load

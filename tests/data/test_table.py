@@ -221,7 +221,7 @@ def test_a_path_that_turns_back_inside_is_mended(here):
         ("path,label\na.png,x\n,y\n", {}, r"has no path in column 'path' at row 1"),
         ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once in the table; expected one row"),
         (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
-        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"has rows without a key in column 'id'"),
+        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"has no key in column 'id' at row 1"),
         (rows("label", "a", "b"), {"image": "label"}, r"column 'label' .* is of type string; expected encoded images"),
         ("path,label\n", {}, r"has no rows"),
         ("path,label\na.png,x,3\n", {}, r"cannot read .*table.csv: .*; expected a CSV or Parquet table"),

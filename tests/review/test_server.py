@@ -341,7 +341,8 @@ def test_without_data_the_page_works_and_says_why(run, access):
 
 
 def test_inputs_of_any_dataset_are_shown(run, access):
-    from pencil.data.examples import Examples, Splits, as_keys
+    from pencil.data.examples import Examples, Splits
+    from pencil.data.keys import as_keys
     from pencil.data.torch_dataset import DatasetInputs
     from pencil.review.images import Pictures
 

@@ -217,7 +217,7 @@ def test_the_rows_of_a_bad_batch_are_named(blobs):
     [
         (nn.Linear(2, 7), r"returns \(2, 7\) for 2 inputs; expected \(2, 3\), one logit for each of the 3 classes"),
         (nn.Linear(5, 3), r"cannot train on inputs of shape \(2, 2\)"),
-        (nn.Identity(), r"returns \(2, 2\)"),
+        (nn.Linear(2, 2), r"returns \(2, 2\) for 2 inputs; expected \(2, 3\)"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(blobs, model, message):

@@ -1,7 +1,5 @@
 """Data in memory: NumPy or torch arrays, and npz files of them."""
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, as_keys
-from pencil.data.given import as_clean_labels, error_context, resolve_labels
+from pencil.data.examples import Examples, Splits
+from pencil.data.given import as_class_names, as_clean_labels, error_context, resolve_labels
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
+from pencil.data.keys import as_keys, refuse_repeated_keys
+from pencil.data.npz import list_names, open_arrays
 from pencil.errors import DataError
 
 
@@ -56,6 +56,11 @@ def from_arrays(
             f"x has {len(values)} rows but y has {count}; expected one label per input; pass arrays of equal length."
         )
     key_array = as_keys(np.arange(count) if keys is None else keys)
+    if len(key_array) != count:
+        raise DataError(
+            f"there are {count} inputs but {len(key_array)} keys; expected one per input; pass arrays of equal length."
+        )
+    refuse_repeated_keys(key_array)
     labels = resolve_labels(y, classes, key_array, multilabel)
     clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
     inputs, rows = TensorInputs(values), torch.arange(count)
@@ -73,52 +78,54 @@ def from_npz(path: Path, classes: Sequence[str] | None = None, multilabel: bool 
     classes, multilabel
         As in :func:`from_arrays`; ``classes`` takes precedence over those of the file.
     """
-    arrays = _read_npz(path)
-    missing = [name for name in ("x", "y") if name not in arrays]
-    if missing:
+    with open_arrays(path) as arrays:
+        missing = [name for name in ("x", "y") if name not in arrays]
+        if missing:
+            raise DataError(
+                f"{path} holds the arrays {list_names(arrays.names)}; expected {' and '.join(missing)} too; "
+                "save it with numpy.savez(path, x=inputs, y=labels)."
+            )
+        if classes is None and "classes" in arrays:
+            classes = _class_names(arrays.read("classes"))
+        optional = {name: arrays.optional(name) for name in ("keys", "clean_labels")}
+        train = from_arrays(arrays.read("x"), arrays.read("y"), classes=classes, multilabel=multilabel, **optional)
+        if "x_test" not in arrays or "y_test" not in arrays:
+            return Splits(train)
+        with error_context("the test set"):
+            test = from_arrays(
+                arrays.read("x_test"), arrays.read("y_test"), classes=train.classes, multilabel=train.multilabel
+            )
+        return Splits(train, test=test)
+
+
+def _class_names(values: np.ndarray) -> tuple[str, ...]:
+    if values.ndim != 1 or values.dtype.kind not in "SUTiu":
         raise DataError(
-            f"{path} holds the arrays {', '.join(arrays) or 'none'}; expected {' and '.join(missing)} too; "
-            "save it with numpy.savez(path, x=inputs, y=labels)."
+            f"the array classes is {values.dtype} of shape {values.shape}; expected a list of names, shape (classes,); "
+            "save it as numpy.array(names)."
         )
-    if classes is None and "classes" in arrays:
-        classes = arrays["classes"].astype(str).tolist()
-    optional = {"keys": arrays.get("keys"), "clean_labels": arrays.get("clean_labels")}
-    train = from_arrays(arrays["x"], arrays["y"], classes=classes, multilabel=multilabel, **optional)
-    if "x_test" not in arrays or "y_test" not in arrays:
-        return Splits(train)
-    with error_context("the test set"):
-        test = from_arrays(arrays["x_test"], arrays["y_test"], classes=train.classes, multilabel=train.multilabel)
-    return Splits(train, test=test)
+    with error_context("the array classes"):
+        return as_class_names(as_keys(values).tolist())
 
 
 def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
     """Return unlabelled inputs and their keys: ``x`` (and ``keys``) of an npz file, or an npy file."""
-    arrays = _read_npz(path)
-    if "x" not in arrays:
-        raise DataError(
-            f"{path} holds the arrays {', '.join(arrays) or 'none'}; expected x, the inputs; "
-            "save it with numpy.savez(path, x=inputs)."
-        )
-    keys = arrays.get("keys", np.arange(len(arrays["x"])))
-    if len(keys) != len(arrays["x"]):
-        raise DataError(
-            f"{path} holds {len(arrays['x'])} inputs but {len(keys)} keys; expected one key per input; "
-            "save both with the same length."
-        )
-    return arrays["x"], [str(key) for key in keys]
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Return arrays by name; pickled objects, which could run code, are never loaded."""
-    try:
-        with path.open("rb") as stream:
-            loaded = np.load(stream, allow_pickle=False)
-            return {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"cannot read {path}: {error or type(error).__name__}; expected a file of numpy.savez or numpy.save; "
-            "save the arrays again."
-        ) from error
+    with open_arrays(path) as arrays:
+        if "x" not in arrays:
+            raise DataError(
+                f"{path} holds the arrays {list_names(arrays.names)}; expected x, the inputs; "
+                "save it with numpy.savez(path, x=inputs)."
+            )
+        values, given = arrays.read("x"), arrays.optional("keys")
+        _refuse_empty(values)
+        keys = as_keys(np.arange(len(values)) if given is None else given)
+        if len(keys) != len(values):
+            raise DataError(
+                f"{path} holds {len(values)} inputs but {len(keys)} keys; expected one key per input; "
+                "save both with the same length."
+            )
+        refuse_repeated_keys(keys)
+        return values, keys.tolist()
 
 
 def as_inputs(x: Any) -> Inputs:
@@ -128,9 +135,8 @@ def as_inputs(x: Any) -> Inputs:
 
 def as_input_tensor(x: Any) -> Tensor:
     """Return a tensor of inputs: floats as fp32 (fp64 tensors stay), uint8 images channels-first."""
-    values = x.detach().cpu() if isinstance(x, Tensor) else _numeric(np.asarray(x))
-    if values.ndim == 0 or len(values) == 0:
-        raise DataError("the dataset is empty; expected at least one example; check how x was made.")
+    values = _plain_tensor(x.detach()) if isinstance(x, Tensor) else _numeric(as_array_of_inputs(x))
+    _refuse_empty(values)
     if values.ndim == 1:
         raise DataError(f"x has shape {tuple(values.shape)}; expected one row per example; reshape it to (n, 1).")
     if values.ndim == 4 or (values.dtype == torch.uint8 and values.ndim == 3):
@@ -138,6 +144,41 @@ def as_input_tensor(x: Any) -> Tensor:
     if values.dtype == torch.uint8 and values.ndim >= 3:
         return values
     return refuse_non_finite(values if values.is_floating_point() else values.float())
+
+
+def as_array_of_inputs(x: Any) -> np.ndarray:
+    """Return inputs as an array; raise if they are none, or have entries that are masked out."""
+    if hasattr(x, "toarray"):
+        raise DataError(f"x is a sparse {type(x).__name__}; expected a dense array; pass x.toarray().")
+    if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+        raise DataError("x is a masked array; expected a number in every cell; fill the masked cells with x.filled().")
+    try:
+        return np.asarray(x)
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"x is no array ({str(error).splitlines()[0]}); expected rows of one length; pad or cut the rows."
+        ) from error
+
+
+def _refuse_empty(values: np.ndarray | Tensor) -> None:
+    if values.ndim == 0 or len(values) == 0:
+        raise DataError("the dataset is empty; expected at least one example; check how x was made.")
+    if 0 in values.shape:
+        raise DataError(
+            f"x has shape {tuple(values.shape)}, so its rows are empty; expected at least one number in each row; "
+            "check how x was made."
+        )
+
+
+def _plain_tensor(values: Tensor) -> Tensor:
+    """Return a dense tensor of real numbers on the CPU; smaller floats than fp32 become fp32."""
+    if values.layout != torch.strided or values.is_quantized:
+        raise DataError(f"x is a tensor of layout {values.layout}; expected a dense tensor; pass x.to_dense().")
+    if values.is_complex():
+        raise DataError(f"x is of type {values.dtype}; expected real numbers; {REMEDIES['c']}.")
+    if values.is_floating_point() and values.dtype not in (torch.float32, torch.float64):
+        values = values.float()
+    return values.cpu()
 
 
 def channels_first(images: Tensor) -> Tensor:
@@ -157,14 +198,55 @@ def _length(y: Any) -> int:
         raise DataError(f"y is {y!r}; expected one label per row of x{remedy}.") from None
 
 
+REMEDIES = {
+    "c": "pass the real and the imaginary part as separate columns",
+    "M": "convert dates to numbers, such as days since the first one",
+    "m": "convert durations to numbers, such as seconds",
+    "O": "convert the columns that are no numbers, then x.astype(float)",
+}
+
+
+def native(values: np.ndarray) -> np.ndarray:
+    """Return the same numbers in this machine's byte order, the only one that torch reads.
+
+    Raises
+    ------
+    DataError
+        If they are no real numbers.
+    """
+    kind = values.dtype.kind
+    if kind not in "buif":
+        remedy = REMEDIES.get(kind, "convert it to a numeric array")
+        raise DataError(f"x is of type {values.dtype}; expected numbers; {remedy}.")
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    return values
+
+
 def _numeric(values: np.ndarray) -> Tensor:
-    if values.dtype.kind not in "buif":
-        raise DataError(f"x is of type {values.dtype}; expected numbers; convert it to a numeric array.")
+    _refuse_empty(values)
+    values = native(values)
     if values.dtype == np.uint16 and values.ndim >= 3:
         values = (values >> 8).astype(np.uint8)  # 16-bit images by their upper byte, as image files are read
     elif values.dtype.kind == "u" and values.dtype != np.uint8:
         values = values.astype(np.float32)
-    if values.dtype == np.float64 or values.dtype == np.float16:
-        values = values.astype(np.float32)
+    if values.dtype.kind == "f" and values.dtype != np.float32:
+        values = _single(values)
     contiguous = np.ascontiguousarray(values)
     return torch.from_numpy(contiguous if contiguous.flags.writeable else contiguous.copy())
+
+
+def _single(values: np.ndarray) -> np.ndarray:
+    """Return floats as fp32; raise if a number is too large for it."""
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.isfinite(narrow).all():  # few arrays need the second look
+        rows = (np.isinf(narrow) & np.isfinite(values)).reshape(len(values), -1)
+        if rows.any():
+            row = int(rows.any(axis=1).argmax())
+            seen = values[row].reshape(-1)[rows[row]][0]
+            raise DataError(
+                f"input at row {row} holds {seen!s}; expected numbers up to {np.finfo(np.float32).max:.1e}, as 32-bit "
+                "floats hold; scale the inputs, or fix or leave out the row."
+            )
+    return narrow

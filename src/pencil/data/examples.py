@@ -4,11 +4,9 @@ import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.dtypes import StringDType
 from torch import Tensor
 
 from pencil.data.augment import View
@@ -16,12 +14,6 @@ from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_cl
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError
 from pencil.seeding import generator
-
-
-def as_keys(values: Any) -> np.ndarray:
-    """Return keys as one array of strings: no Python object per row, so worker processes share it as it is."""
-    array = np.asarray(values)
-    return array.astype(str).astype(StringDType()) if array.dtype.kind in "iu" else array.astype(StringDType())
 
 
 @dataclass(frozen=True)

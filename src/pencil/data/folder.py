@@ -9,14 +9,15 @@ import torch
 from numpy.dtypes import StringDType
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import shorten
+from pencil.data.given import as_class_names, shorten
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
+from pencil.data.regular_files import refuse_undecodable
 from pencil.errors import DataError
 
 SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
-def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
+def from_folder(folder: Path, classes: Sequence[str] | None = None, links: Path | None = None) -> Splits:
     """Return the splits of a folder of images.
 
     Parameters
@@ -25,6 +26,8 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
         Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside ``train``.
     classes
         Class names in order; by default the names of the sub-folders, sorted.
+    links
+        A folder in which links may lead, besides ``folder`` itself; an image behind any other link is not read.
 
     Raises
     ------
@@ -33,13 +36,15 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None) -> Splits:
     """
     names = _subfolders(folder)
     if "train" in names and set(names) <= set(SPLITS):
-        train = read_classes(folder, classes, "train")
-        others = {SPLITS[name]: read_classes(folder, train.classes, name) for name in names if name != "train"}
+        train = read_classes(folder, classes, "train", links)
+        others = {SPLITS[name]: read_classes(folder, train.classes, name, links) for name in names if name != "train"}
         return Splits(train, **others)
-    return Splits(read_classes(folder, classes))
+    return Splits(read_classes(folder, classes, links=links))
 
 
-def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = "") -> Examples:
+def read_classes(
+    root: Path, classes: Sequence[str] | None = None, split: str = "", links: Path | None = None
+) -> Examples:
     """Return all images in the sub-folders of ``root / split``, one class each.
 
     Keys are relative to ``root``, so they begin with the split and no two splits share a key.
@@ -51,7 +56,7 @@ def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = 
             f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
             "sort the images into such folders."
         )
-    expected = tuple(found) if classes is None else tuple(classes)
+    expected = as_class_names(found if classes is None else classes)
     unknown = [name for name in found if name not in expected]
     if unknown:
         raise DataError(
@@ -71,23 +76,39 @@ def read_classes(root: Path, classes: Sequence[str] | None = None, split: str = 
             "check the folder."
         )
     given = torch.from_numpy(np.concatenate(labels))
-    return Examples(ImageInputs(ImageFiles(root, every)), torch.arange(len(every)), given, expected, every)
+    within = (root,) if links is None else (links.expanduser(), root)
+    return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
 
 
 def find_images(root: Path, folder: Path) -> Iterator[str]:
     """Yield the paths, relative to ``root``, of the images in a folder at any depth; folder links are not followed."""
-    for place, inner, files in os.walk(folder):
+    for place, inner, files in os.walk(folder, onerror=_refuse_folder):
         inner[:] = [entry for entry in inner if not entry.startswith(".")]
         relative = os.path.relpath(place, root).replace(os.sep, "/").removeprefix("./")
         for file in files:
             if not file.startswith(".") and file.lower().endswith(SUFFIXES):
+                refuse_undecodable(os.path.join(place, file))  # noqa: PTH118 - one string per file is enough
                 yield file if relative == "." else f"{relative}/{file}"
 
 
 def _subfolders(folder: Path) -> list[str]:
     try:
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except OSError as error:
-        raise DataError(
-            f"cannot read the folder {folder}: {error.strerror}; expected a folder of images; check its permissions."
-        ) from error
+        raise _unreadable_folder(folder, error) from error
+    for entry in found:
+        refuse_undecodable(entry.path)
+    return sorted(entry.name for entry in found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise _unreadable_folder(error.filename, error) from error
+
+
+def _unreadable_folder(folder: Path | str, error: OSError) -> DataError:
+    where = folder if error.filename is None else error.filename
+    return DataError(
+        f"cannot read the folder {where}: {error.strerror}; expected a folder of images; check its permissions, and "
+        "links in it."
+    )

@@ -1,6 +1,7 @@
 """Given labels: the labels that came with the data, checked row by row before anything is trained on them."""
 
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from pencil.errors import DataError
 
 Keys = Sequence[str] | np.ndarray | None
+LARGEST_INDEX = 2**53
+"""Up to here every type of number is exact."""
 MULTILABEL_HINT = (
     "; multilabel=True (data.multilabel in a recipe) takes every column for a class that is present or not by itself"
 )
@@ -98,7 +101,8 @@ def as_indicators(labels: Any, num_classes: int | None = None, *, keys: Keys = N
     if len(values) == 0:
         raise DataError("the dataset is empty; expected at least one labelled example; check how the labels were made.")
     _refuse_other_width(values.shape[1], num_classes)
-    values = values.astype(np.float32)
+    with np.errstate(over="ignore"):  # infinity is refused next
+        values = values.astype(np.float32)
     _refuse_rows(
         ((values >= 0) & (values <= 1)) | np.isnan(values), values, keys, "multi-label",
         "expected values from 0 to 1, or NaN where the label is unknown; fix the row",
@@ -122,26 +126,43 @@ def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
     values = y if isinstance(y, Tensor) else as_array(y)
     if isinstance(values, Tensor) or values.dtype.kind in "buif":
         return y
+    if values.dtype.kind not in "OSTU":
+        raise DataError(
+            f"the labels are of type {values.dtype}; expected class indices, names or probabilities; convert them."
+        )
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim != 1:
         raise DataError(
             f"the labels are {values.dtype} of shape {values.shape}; expected one name for each row, or a matrix of "
             f"numbers with a column for each class{MULTILABEL_HINT}, unknown (None) included."
         )
-    if any(label is None or label != label for label in values):
-        row = next(i for i, label in enumerate(values) if label is None or label != label)
-        raise DataError(
-            f"label at row {row} is missing ({values[row]}); expected a class; label the row or leave it out."
-        )
-    names = tuple(sorted({str(label) for label in values})) if classes is None else classes
+    labels = [_as_name(row, label) for row, label in enumerate(values)]
+    names = tuple(sorted(set(labels))) if classes is None else classes
     index = {name: i for i, name in enumerate(names)}
-    for row, label in enumerate(values):
-        if str(label) not in index:
+    for row, label in enumerate(labels):
+        if label not in index:
             raise DataError(
-                f"label {str(label)!r} at row {row} is not one of the {len(names)} classes; expected "
+                f"label {label!r} at row {row} is not one of the {len(names)} classes; expected "
                 f"{shorten(names)}; fix the label or add the class."
             )
-    return np.array([index[str(label)] for label in values], dtype=np.int64), names
+    return np.array([index[label] for label in labels], dtype=np.int64), names
+
+
+def _as_name(row: int, label: Any) -> str:
+    """Return the class that a label names; raise if it is missing (empty, None, NaN) or no name."""
+    if isinstance(label, bytes):
+        label = label.decode("utf-8", errors="replace")
+    missing = label is None or (isinstance(label, (float, np.floating)) and label != label)
+    if missing or (isinstance(label, str) and not label.strip()):
+        raise DataError(f"label at row {row} is missing ({label}); expected a class; label the row or leave it out.")
+    if not isinstance(label, (str, int, float, np.generic, Tensor)):
+        raise DataError(f"label at row {row} is a {type(label).__name__}; expected a class; convert the labels.")
+    name = str(label)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"label {name!r} at row {row} is not valid text ({error.reason}); rename the class.") from error
+    return name
 
 
 def resolve_labels(
@@ -165,8 +186,7 @@ def resolve_labels(
     DataError
         If a label is not as expected; the message names the first such row.
     """
-    names = None if classes is None or isinstance(classes, int) else tuple(map(str, classes))
-    count = len(names) if names is not None else classes if isinstance(classes, int) else None
+    names, count = _names_and_count(classes)
     values = as_array(y)
     if multilabel or (multilabel is None and is_multilabel(values)):
         given = as_indicators(values, count, keys=keys)
@@ -177,6 +197,24 @@ def resolve_labels(
         count = len(names) if count is None else count
     given, count = as_given_labels(labels, count, keys=keys, hint=MULTILABEL_HINT if multilabel is None else "")
     return GivenLabels(given, names or tuple(map(str, range(count))))
+
+
+def _names_and_count(classes: Any) -> tuple[tuple[str, ...] | None, int | None]:
+    """Return class names, where there are any, and their number, where it is known."""
+    if classes is None:
+        return None, None
+    if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) and getattr(classes, "ndim", 1) == 1:
+        names = as_class_names(classes)
+        return names, len(names)
+    try:
+        count = operator.index(classes)
+    except TypeError:
+        raise DataError(
+            f"classes is {classes!r}; expected a list of names, or their number; pass one of these."
+        ) from None
+    if count < 1:
+        raise DataError(f"classes is {count}; expected at least one class; pass the names or their number.")
+    return None, count
 
 
 def as_clean_labels(labels: Any, classes: tuple[str, ...], multilabel: bool) -> Tensor | None:
@@ -203,8 +241,24 @@ def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:
     return given_labels.nan_to_num(0.5)
 
 
+def as_class_names(names: Iterable[Any]) -> tuple[str, ...]:
+    """Return class names as strings; raise if one is empty or occurs twice, as a name must stand for one class."""
+    classes: dict[str, int] = {}
+    for number, name in enumerate(map(str, names)):
+        if not name.strip():
+            raise DataError(f"the name of class {number} is empty; expected a name for each class; fill it in.")
+        first = classes.setdefault(name, number)
+        if first != number:
+            raise DataError(
+                f"classes {first} and {number} have the same name {name!r}; expected distinct names; "
+                "merge or rename one of them."
+            )
+    return tuple(classes)
+
+
 def refuse_alike_classes(classes: Sequence[str]) -> None:
     """Raise if class names differ only by case: to people one class, and on many file systems one folder."""
+    as_class_names(classes)
     seen: dict[str, str] = {}
     for name in classes:
         other = seen.setdefault(name.strip().casefold(), name)
@@ -243,7 +297,7 @@ def shorten(names: Sequence[str], count: int = 5) -> str:
 def as_array(labels: Any) -> np.ndarray:
     """Return labels of any kind as an array."""
     if isinstance(labels, Tensor):
-        return np.asarray(labels.detach().cpu())
+        return _tensor_to_array(labels.detach())
     if isinstance(labels, (list, tuple)) and any(label is None for label in labels):
         row = next(i for i, label in enumerate(labels) if label is None)
         raise DataError(f"label at row {row} is missing (None); expected a class; label the row or leave it out.")
@@ -254,6 +308,15 @@ def as_array(labels: Any) -> np.ndarray:
             "the labels are lists of different lengths; expected one label for each row, or a matrix with a column for "
             "each class; sklearn.preprocessing.MultiLabelBinarizer makes one of lists of names."
         ) from error
+
+
+def _tensor_to_array(labels: Tensor) -> np.ndarray:
+    if labels.layout != torch.strided or labels.is_quantized:
+        raise DataError(
+            f"the labels are a tensor of layout {labels.layout}; expected a dense tensor; call its to_dense()."
+        )
+    halves = labels.is_floating_point() and labels.dtype not in (torch.float32, torch.float64)  # numpy has no bfloat16
+    return np.asarray((labels.float() if halves else labels).cpu())
 
 
 def _with_none_as_nan(values: np.ndarray) -> np.ndarray:
@@ -287,6 +350,12 @@ def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> t
         row = int(np.argmin(whole))
         raise DataError(
             f"label {values[row]} at {_where(row, keys)} is not a whole number; expected a class index; fix the label."
+        )
+    outside = np.flatnonzero((values < -LARGEST_INDEX) | (values > LARGEST_INDEX))
+    if len(outside):
+        row = int(outside[0])
+        raise DataError(
+            f"label {values[row]} at {_where(row, keys)} is no class index; expected indices from 0; fix the label."
         )
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes

@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
-from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
+from pencil.data.keys import as_keys
 from pencil.data.table import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -155,8 +156,23 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
             return ImageInputs(ImageBytes(content.cast(pa.large_binary()).combine_chunks(), keys))
         return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        return TensorInputs(torch.tensor(column.to_pylist(), dtype=torch.float32))
+        return TensorInputs(refuse_non_finite(_numbers(column, name)))
     raise DataError(
         f"column {name!r} is of type {column.type}; expected images, or lists of numbers; "
         "name the right column with data.columns.image."
     )
+
+
+def _numbers(column: Any, name: str) -> torch.Tensor:
+    try:
+        values = torch.tensor(column.to_pylist(), dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:  # missing cells, lists of different lengths, other types
+        raise DataError(
+            f"column {name!r} holds no rows of numbers ({str(error).splitlines()[0]}); expected lists of one length "
+            "without missing cells; fix the column."
+        ) from error
+    if values.ndim < 2 or 0 in values.shape:
+        raise DataError(
+            f"column {name!r} has shape {tuple(values.shape)}; expected at least one number per row; fix the column."
+        )
+    return values

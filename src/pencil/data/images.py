@@ -36,6 +36,7 @@ from pencil.data.inputs import (
     content_digest,
     read_ahead,
 )
+from pencil.data.regular_files import read_within, version_of
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
 from pencil.errors import DataError
 from pencil.seeding import generator
@@ -74,24 +75,26 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images in files under ``root``, by relative path: one array of strings, which processes share without copies."""
+    """Images in files under ``root``, by relative path: one array of strings, which processes share without copies.
+
+    Where ``within`` is not empty, a file is read only if it is below one of these folders, links followed.
+    """
 
     root: Path
     names: np.ndarray
+    within: tuple[Path, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
 
     def read(self, row: int) -> bytes:
-        return self.file_of(row).read_bytes()
+        return read_within(self.file_of(row), self.within)
 
     def file_of(self, row: int) -> Path:
         return self.root / str(self.names[row])
 
     def version(self, row: int) -> bytes:
-        path = self.file_of(row)
-        found = path.stat() if path.is_file() else None
-        return b"missing" if found is None else f"{found.st_size} {found.st_mtime_ns}".encode()
+        return version_of(self.file_of(row))
 
 
 @dataclass(frozen=True)

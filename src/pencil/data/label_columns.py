@@ -9,7 +9,15 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from pencil.data.given import GivenLabels, as_clean_labels, as_indicators, error_context, resolve_labels, shorten
+from pencil.data.given import (
+    GivenLabels,
+    as_class_names,
+    as_clean_labels,
+    as_indicators,
+    error_context,
+    resolve_labels,
+    shorten,
+)
 from pencil.errors import DataError
 
 Form = Literal["label", "votes", "probabilities", "indicators"]
@@ -42,7 +50,7 @@ def column_labels(
     if form == "indicators":
         values = np.column_stack([_numbers(column, where) for column in columns])
         assert classes is not None
-        return GivenLabels(as_indicators(values), tuple(classes), multilabel=True)
+        return GivenLabels(as_indicators(values), as_class_names(classes), multilabel=True)
     if form == "probabilities":
         values = np.column_stack([_numbers(column, where) for column in columns])
         return resolve_labels(values, classes, multilabel=False)
@@ -79,10 +87,10 @@ def hard_column(column: Any, classes: tuple[str, ...], where: str) -> Tensor:
 def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
     """Return the classes as given, or every value that occurs: numbers by size, words by alphabet."""
     if classes is not None:
-        return tuple(map(str, classes))
+        return as_class_names(classes)
     numeric = all(pa.types.is_integer(column.type) for column in columns)
     found = {value for column in columns for value in pc.unique(column.cast(pa.string())).to_pylist()} - {None}
-    return tuple(sorted(found, key=int if numeric else str))
+    return as_class_names(sorted(found, key=int if numeric else str))
 
 
 def _indices(column: Any, classes: tuple[str, ...], where: str, rows: np.ndarray) -> np.ndarray:

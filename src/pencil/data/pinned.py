@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_distribution
+from pencil.data.keys import as_keys
 from pencil.decisions import Decision, Label, chosen_labels, presence
 from pencil.errors import DataError
 

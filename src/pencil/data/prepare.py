@@ -1,5 +1,6 @@
 """From loaded data to the splits of a run: choose rows, corrupt, hold out, pin, resize, normalise."""
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pencil.data.examples import Examples, Splits, check_trainable, hold_out, re
 from pencil.data.geometry import apply_geometry, image_size, read_options
 from pencil.data.given import error_context, hard_labels
 from pencil.data.inputs import Inputs
+from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
 from pencil.data.settings import DataSettings
@@ -71,6 +73,7 @@ def prepare(
         If the settings do not fit the data, or nothing can be learned from it.
     """
     _refuse_other_kinds(settings, loaded)
+    _refuse_repeated_keys(loaded)
     train = choose_rows(settings, loaded.train, seed)
     if settings.long_tail is not None:
         train = long_tailed(train, settings.long_tail, seed)
@@ -157,6 +160,19 @@ def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:
                     )
 
 
+def _refuse_repeated_keys(loaded: Splits) -> None:
+    """Raise if two rows of one source have the same key; separate sources may share keys."""
+    refuse_repeated_keys(loaded.train.keys)
+    for name, part in (("validation", loaded.validation), ("test", loaded.test)):
+        if part is not None:
+            with error_context(f"the {name} set"):
+                refuse_repeated_keys(part.keys)
+    held_out = loaded.validation
+    if held_out is not None and held_out.inputs is loaded.train.inputs:
+        with error_context("the training and the validation set are of one source"):
+            refuse_repeated_keys(np.concatenate([loaded.train.keys, held_out.keys]))
+
+
 def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) -> None:
     """Raise if the inputs cannot be augmented or normalised as set, or test inputs differ from training inputs."""
     if test is not None and train.resizable != test.resizable:
@@ -189,9 +205,13 @@ def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) 
 
 def _refuse_normalization(settings: DataSettings, channels: int) -> None:
     chosen = IMAGENET if settings.normalize == "imagenet" else settings.normalize
-    if isinstance(chosen, Normalization) and (
-        {len(chosen.mean), len(chosen.std)} != {channels} or min(chosen.std) <= 0
-    ):
+    if not isinstance(chosen, Normalization):
+        return
+    if not all(map(math.isfinite, (*chosen.mean, *chosen.std))):
+        raise DataError(
+            "data.normalize has a mean or deviation that is NaN or infinite; expected numbers; fix data.normalize."
+        )
+    if {len(chosen.mean), len(chosen.std)} != {channels} or min(chosen.std) <= 0:
         raise DataError(
             f"data.normalize has {len(chosen.mean)} means and {len(chosen.std)} deviations of at least "
             f"{min(chosen.std)}; expected {channels} of each, with deviations above 0; fix data.normalize."

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from pencil.data import folder, table
 from pencil.data.arrays import as_inputs, from_npz, read_arrays
-from pencil.data.examples import Splits, as_keys, refuse_other_kind
+from pencil.data.examples import Splits, refuse_other_kind
 from pencil.data.given import error_context, shorten
 from pencil.data.hugging_face import PREFIX, load_hugging_face, refuse_remote
 from pencil.data.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
+from pencil.data.keys import as_keys
 from pencil.data.named import DATASETS
+from pencil.data.regular_files import refuse_undecodable
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import DataError
 
@@ -127,7 +129,7 @@ def read_source(
         Read only what is on this machine already, as in :func:`load`.
     """
     classes = settings.classes if classes is None else classes
-    path = Path(source).expanduser()
+    path = as_path(source)
     if source in DATASETS:
         return _of_classes(_named(source, settings, local), classes, source)
     if source.startswith(PREFIX):
@@ -135,7 +137,7 @@ def read_source(
             refuse_remote(source, settings.options)
         return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
-        return folder.from_folder(path, classes)
+        return folder.from_folder(path, classes, settings.root)
     form = _format_of(path)
     if form is not None and path.is_file():
         return form.read(path, settings, classes)
@@ -148,13 +150,28 @@ def read_source(
 
 def is_source(what: str) -> bool:
     """Return whether this names data, rather than a recipe."""
-    path = Path(what).expanduser()
+    path = as_path(what)
     return (
         what in DATASETS
         or what.startswith(PREFIX)
         or path.is_dir()
         or (path.is_file() and _format_of(path) is not None)
     )
+
+
+def as_path(source: str | Path) -> Path:
+    """Return the path that a user named; raise if no file system could have it, or its folder cannot be entered."""
+    refuse_undecodable(source)
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        seen, reason = str(source), getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"cannot look for {seen[:80]}{'...' if len(seen) > 80 else ''}: {reason}; expected a dataset by name, or "
+            f"{FORMS}; check the path."
+        ) from error
+    return path
 
 
 def _named(name: str, settings: DataSettings, local: bool) -> Splits:
@@ -196,16 +213,18 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
     tuple
         The inputs and their keys.
     """
+    for path in paths:
+        as_path(path)
     if len(paths) == 1:
         return _read_one(paths[0], settings)
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
-    return ImageInputs(ImageFiles(Path(), as_keys(names))), names
+    return ImageInputs(ImageFiles(Path(), as_keys(names), within=tuple(paths))), names
 
 
 def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
     if path.is_dir():
         names = _images_in(path)
-        return ImageInputs(ImageFiles(path, as_keys(names))), names
+        return ImageInputs(ImageFiles(path, as_keys(names), within=(path,))), names
     if path.suffix.lower() in SUFFIXES:
         if not path.is_file():
             raise DataError(f"{path} does not exist; expected an image; check the path.")

@@ -13,9 +13,10 @@ from numpy.dtypes import StringDType
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels, shorten
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
+from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.errors import DataError
 
@@ -133,6 +134,8 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
     """
     from pyarrow import csv, parquet
 
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
     try:
         if path.suffix.lower() == ".parquet":
             table = parquet.read_table(path)
@@ -186,7 +189,7 @@ def read_labels(
     """Return the labels of a table in the form that ``columns`` asks for; ``where`` names the table in messages."""
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
-        classes = metadata[b"class_names"].decode().split(",")
+        classes = metadata[b"class_names"].decode(errors="replace").split(",")
     if columns.probabilities is not None:
         chosen = [table[name] for name in columns.probabilities]
         return column_labels(chosen, columns.probabilities, "probabilities", str(where))
@@ -210,9 +213,11 @@ def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray
     """Return the keys of the key column, where one is named."""
     if columns.key is None:
         return None
-    column = table[columns.key].cast(pa.string())
-    if column.null_count:
-        raise DataError(f"{path} has rows without a key in column {columns.key!r}; expected one each; fill them in.")
+    missing, column = _missing(table[columns.key]), table[columns.key].cast(pa.string())
+    if missing is not None:
+        raise DataError(
+            f"{path} has no key in column {columns.key!r} at row {missing}; expected one for each row; fill it in."
+        )
     remedy = f"in column {columns.key!r}; expected unique keys; rename one of them."
     _refuse_repeated(column, f"{path} has the key", remedy)
     return column_keys(column)
@@ -259,18 +264,17 @@ def _inputs(
         keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
     name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
-    column = table[name]
-    if column.null_count:
-        row = pc.index(column.is_null(), True).as_py()
+    missing, column = _missing(table[name]), table[name].cast(pa.string())
+    if missing is not None:
         raise DataError(
-            f"{path} has no path in column {name!r} at row {row}; expected a file; fill it in or remove the row."
+            f"{path} has no path in column {name!r} at row {missing}; expected a file; fill it in or remove the row."
         )
-    paths = _inside(root, column.cast(pa.string()), path)
+    paths = _inside(root, column, path)
     if keys is None:
         remedy = "in the table; expected one row per image; remove the others or name a key column (data.columns.key)."
         _refuse_repeated(paths, f"{path} has the path", remedy)
     files = column_keys(paths)
-    return ImageInputs(ImageFiles(root, files)), files if keys is None else keys
+    return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, path: Path) -> Any:
@@ -334,6 +338,14 @@ def column_keys(column: Any) -> np.ndarray:
     for start in range(0, len(column), 65536):
         keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
     return keys
+
+
+def _missing(column: Any) -> int | None:
+    """Return the first row of a column that is empty, or NaN where it holds numbers; None if none is."""
+    numbers = pa.types.is_floating(column.type)
+    empty = pc.is_nan(column) if numbers else pc.equal(column.cast(pa.string()), "")
+    row: int = pc.index(pc.fill_null(empty, True), True).as_py()
+    return None if row < 0 else row
 
 
 def _refuse_repeated(column: Any, subject: str, remedy: str) -> None:

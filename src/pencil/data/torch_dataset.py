@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from pencil.data.arrays import as_input_tensor
+from pencil.data.arrays import as_input_tensor, native
 from pencil.data.augment import View
-from pencil.data.examples import Examples, as_keys
-from pencil.data.given import as_array, as_clean_labels, resolve_labels
+from pencil.data.examples import Examples
+from pencil.data.given import as_array, as_clean_labels, error_context, resolve_labels
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
+from pencil.data.keys import as_keys
 from pencil.errors import DataError
 from pencil.seeding import seeded
 
@@ -118,14 +119,27 @@ class _SeededItems:
     def __getitem__(self, row: int) -> tuple[int, Tensor]:
         with seeded(self.stream[0], "item", self.stream[1], row, gpu=False):
             value = take_input(self.dataset[row])
-        if isinstance(value, np.ndarray):
-            value = torch.from_numpy(value)
-        if not isinstance(value, Tensor):
-            raise DataError(
-                f"input at row {row} is a {type(value).__name__}; expected a tensor; "
-                "give the dataset a transform such as torchvision.transforms.ToTensor()."
-            )
-        return row, value
+        return row, _as_tensor(row, value)
+
+
+def _as_tensor(row: int, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray):
+        with error_context(f"row {row}"):
+            value = native(value)
+        value = value.astype(np.float64) if value.dtype.itemsize > 8 else value  # long double, which torch has not
+        value = np.ascontiguousarray(value) if min(value.strides, default=0) < 0 else value
+        value = torch.from_numpy(value if value.flags.writeable else value.copy())
+    if isinstance(value, Tensor) and (value.is_complex() or value.numel() == 0):
+        raise DataError(
+            f"input at row {row} is {value.dtype} of shape {tuple(value.shape)}; expected at least one real number; "
+            "convert it in the dataset's transform."
+        )
+    if not isinstance(value, Tensor):
+        raise DataError(
+            f"input at row {row} is a {type(value).__name__}; expected a tensor; "
+            "give the dataset a transform such as torchvision.transforms.ToTensor()."
+        )
+    return value
 
 
 def _collate(items: list[tuple[int, Tensor]]) -> Tensor:

@@ -96,7 +96,24 @@ def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
     mean = total / count
     deviation = (squares / count - mean.square()).clamp_(min=0).sqrt()
     deviation[deviation < 1e-6] = 1.0  # a constant channel or feature carries no information; keep it finite
+    _refuse_non_finite(values, rows, mean, deviation)
     return Normalization(tuple(mean.tolist()), tuple(deviation.tolist()))
+
+
+def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Tensor) -> None:
+    """Raise if mean or deviation is not finite in the type of the normalised values; name the largest value."""
+    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+    scale, shift = 1 / deviation.to(dtype), (-mean / deviation).to(dtype)
+    finite = (mean.to(dtype).isfinite() & scale.isfinite() & (scale > 0) & shift.isfinite()).flatten()
+    if finite.all():
+        return
+    number = int(finite.to(torch.uint8).argmin())
+    column = values[rows, number].reshape(len(rows), -1).abs().amax(dim=1).nan_to_num(torch.inf)
+    row = int(rows[int(column.argmax())])
+    raise DataError(
+        f"mean or deviation of input column {number} is not finite: row {row} holds a value of {column.max():g}; "
+        "expected numbers of a usual size; fix or leave out the row, or scale the inputs."
+    )
 
 
 def refuse_crop(crop: int | None, shape: Sequence[int]) -> None:

@@ -1,16 +1,82 @@
 """What can be found out about any network: its output layer, and its output for an input of some shape."""
 
+import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from pencil.errors import ModelError
 
 GROWTH = 128
 """Pixels by which an input is enlarged to see what grows: more than the total stride of any usual network."""
+STATISTICS = ("running_mean", "running_var")
 FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
 """What a network raises when an input does not fit it; anything else is a bug and is not caught."""
+
+
+def as_network(model: Any) -> nn.Module:
+    """Return the same network; a class, a function or anything else that is no ``nn.Module`` is a ModelError."""
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, type):
+        remedy = "pass an instance of it" if issubclass(model, nn.Module) else "derive it from torch.nn.Module"
+        raise ModelError(f"the model is the class {model.__name__}; expected a torch.nn.Module; {remedy}.")
+    remedy = "wrap it in a torch.nn.Module" if callable(model) else "pass a network, or the name of one"
+    raise ModelError(f"the model is a {type(model).__name__}; expected a torch.nn.Module; {remedy}.")
+
+
+def copy_network(model: Any) -> nn.Module:
+    """Return a copy of a network, so that the user's own never changes; one that cannot be copied is a ModelError."""
+    try:
+        return copy.deepcopy(as_network(model))
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"the model cannot be copied: {first_line(error)}; expected one that copy.deepcopy takes; keep computed "
+            "tensors, open files and locks out of it."
+        ) from error
+
+
+def refuse_untrainable(network: nn.Module) -> None:
+    """Raise ModelError for a network without parameters to train; call it after a forward pass has built lazy ones."""
+    parameters = dict(network.named_parameters())
+    if not parameters:
+        raise ModelError("the model has no parameters; expected at least one to train; register its layers as modules.")
+    unbuilt = [name for name, value in parameters.items() if is_lazy(value)]
+    if unbuilt:
+        raise ModelError(
+            f"the model has layers that no input builds ({', '.join(unbuilt[:3])}); expected that its forward uses all "
+            "lazy layers; remove the others."
+        )
+    if not any(value.requires_grad for value in parameters.values()):
+        raise ModelError(
+            f"all {len(parameters)} parameters of the model are frozen (requires_grad is False); expected at least one "
+            "to train; unfreeze the last layer."
+        )
+    broken = non_finite_tensors(network)
+    if broken:
+        raise ModelError(
+            f"{len(broken)} tensors of the model hold NaN or infinity ({', '.join(broken[:3])}); expected numbers; "
+            "initialise them, or load other weights."
+        )
+
+
+def non_finite_tensors(network: nn.Module) -> list[str]:
+    """Return the names of parameters with NaN or infinity, and of such buffers.
+
+    A buffer may hold infinity on purpose, as masks do; running statistics may not.
+    """
+    found = [name for name, value in network.named_parameters() if not _finite(value)]
+    for name, value in network.named_buffers():
+        if value.is_floating_point() and (value.isnan().any() or (name.endswith(STATISTICS) and not _finite(value))):
+            found.append(name)
+    return found
+
+
+def _finite(value: Tensor) -> bool:
+    return bool(value.detach().isfinite().all())
 
 
 def output_layer(network: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d] | None:

@@ -112,6 +112,8 @@ def _input_size_for(network: AttentionNetwork, map_size: tuple[int, ...]) -> tup
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a safetensors or torch file by name; a pickle that contains code is a ModelError."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"cannot read weights from {path}: it is not a regular file; expected safetensors or torch.")
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
@@ -121,7 +123,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"cannot read weights from {path}: {reason}; expected safetensors or a torch file.") from error
     while isinstance(loaded, dict) and (inner := next((key for key in WRAPPERS if key in loaded), None)):
         loaded = loaded[inner]
-    if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
+    if (
+        not isinstance(loaded, dict)
+        or not all(isinstance(value, Tensor) for value in loaded.values())
+        or not all(isinstance(name, str) for name in loaded)
+    ):
         raise ModelError(f"{path} holds no plain weights; expected a dict of tensors, as state_dict() returns.")
     return {name.removeprefix("module."): value for name, value in loaded.items()}
 

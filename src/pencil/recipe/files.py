@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from pencil.data.named import DATASETS
-from pencil.data.sources import FORMS, is_source
+from pencil.data.sources import FORMS, as_path, is_source
 from pencil.errors import RecipeError
 from pencil.recipe.schema import Tree
 
 
 def find(what: str) -> Tree:
     """Return the recipe tree that ``what`` names: a recipe by name or file, a dataset by name, or data."""
-    path = Path(what).expanduser()
+    path = as_path(what)
     if path.suffix == ".toml":
         return read(path)
     if what in shipped():

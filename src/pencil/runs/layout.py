@@ -39,7 +39,10 @@ class FileStatus:
 
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run, finished or not."""
-    return (path / RECIPE).is_file()
+    try:
+        return (path / RECIPE).is_file()
+    except OSError:  # such as a name that is too long
+        return False
 
 
 def is_unfinished(path: Path) -> bool:

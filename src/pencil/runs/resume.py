@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, as_keys, fingerprints
+from pencil.data.examples import Examples, Splits, fingerprints
+from pencil.data.keys import as_keys
 from pencil.errors import DataError, RecipeError
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint

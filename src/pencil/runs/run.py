@@ -13,6 +13,7 @@ from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import prepare_inputs
 from pencil.errors import DataError, ModelError, RunError
 from pencil.models import build
+from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
 from pencil.runs.directory import RunData, RunReader
 from pencil.runs.label_table import LabelTable
@@ -113,7 +114,7 @@ class Run:
                     f"{expected[0]}."
                 )
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        return predict_logits(self.model, inputs, rows, forward=forward, compute=Compute(device))
+        return predict_logits(self.model, inputs, rows, forward=forward, compute=Compute(device), finite=True)
 
 
 def open_run(
@@ -136,9 +137,10 @@ def open_run(
     ------
     RunError
         If the directory is not a finished run, is of another format or damaged, or the weights do not fit the
-        model; or if its network is in a Python file and ``trust`` is False.
+        model or are not finite; or if its network is in a Python file and ``trust`` is False.
     """
     trust = as_trust(trust)
+    model = None if model is None else as_network(model)
     reader = RunReader(path)
     data, weights = reader.data(), reader.read_weights(epoch)
     recipe, summary = data.recipe, data.summary
@@ -154,4 +156,11 @@ def open_run(
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RunError(f"the weights in {path} do not fit this model: {str(error).splitlines()[0]}") from error
+    broken = non_finite_tensors(model)
+    if broken:
+        other = {"last": "best", "best": "last"}[epoch]
+        raise RunError(
+            f"the weights of the {epoch} epoch in {path} hold NaN or infinity in {len(broken)} tensors "
+            f"({', '.join(broken[:3])}); expected numbers; open the {other} epoch, or train again."
+        )
     return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment)

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.inputs import TensorInputs
+from pencil.data.keys import as_keys
 from pencil.data.named.small import digits, fashion_mnist
 from pencil.errors import DataError
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from pencil.data.arrays import from_arrays
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.inputs import ReadOptions
+from pencil.data.keys import as_keys
 from pencil.data.named.files import Release, download_folder, find_folder, need_files
 from pencil.data.named.files import download as fetch
 from pencil.data.table import from_table

@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pencil.data.examples import Examples, Splits, as_keys
+from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_indicators
 from pencil.data.images import ImageFiles, ImageInputs
+from pencil.data.keys import as_keys
 from pencil.data.named.files import Release, look_up, need_count, need_files, need_folder
 from pencil.errors import DataError
 

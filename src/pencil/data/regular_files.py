@@ -1,0 +1,87 @@
+"""Files of a folder that others may have made: only regular files are opened, and only where they should be.
+
+A named pipe would make the reader wait for ever, a device never ends, and a link can lead to any file of the machine.
+"""
+
+import os
+import stat
+from functools import lru_cache
+from pathlib import Path
+
+from pencil.errors import DataError
+
+LARGEST = 2**30
+"""No image of at most ``data.max_pixels`` pixels takes more bytes than this."""
+
+
+def read_within(path: Path, folders: tuple[Path, ...]) -> bytes:
+    """Return the bytes of a regular file that is below one of these folders, links followed; anywhere if empty."""
+    if folders and not _is_within(path, folders):
+        raise OSError(
+            f"it is behind a link that leads out of {folders[-1]} (copy the file into the folder; to train, data.root "
+            "may name a folder that holds both)"
+        )
+    return read_regular(path)
+
+
+def version_of(path: Path) -> bytes:
+    """Return size and time of a regular file, which change whenever its content does."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return b"missing"
+    return f"{found.st_size} {found.st_mtime_ns}".encode() if stat.S_ISREG(found.st_mode) else b"missing"
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the bytes of a regular file; anything else is an OSError and is never waited for."""
+    _refuse_irregular(path.stat())  # before it is opened: opening a device can have effects
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(descriptor, "rb") as content:  # noqa: PTH123 - a descriptor has no path
+        _refuse_irregular(os.fstat(descriptor))  # it may have been replaced meanwhile
+        return content.read()
+
+
+def _refuse_irregular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"it is {kind_of(found.st_mode)}, not a regular file")
+    if found.st_size > LARGEST:
+        raise OSError(f"it has {found.st_size:,} bytes; expected at most {LARGEST:,}")
+
+
+def kind_of(mode: int) -> str:
+    """Return what a file is that is not a regular one."""
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a named pipe"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a device"),
+        (stat.S_ISBLK, "a device"),
+    )
+    return next((kind for test, kind in kinds if test(mode)), "something else")
+
+
+def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:
+    """Return whether a file, links followed, is below one of these folders, or one of them itself."""
+    try:
+        place = path.resolve() if path.is_symlink() else _resolved(path.parent) / path.name
+        return any(place.is_relative_to(_resolved(folder)) for folder in folders)
+    except RuntimeError:  # links that lead in a circle: opening the file names the reason
+        return True
+
+
+@lru_cache(maxsize=4096)
+def _resolved(folder: Path) -> Path:
+    return folder.resolve()
+
+
+def refuse_undecodable(path: str | Path) -> None:
+    """Raise if a file name is not UTF-8: it could be neither stored in a table nor shown."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        name = os.fsencode(path)
+        raise DataError(
+            f"the file name {str(name)[1:]} is not UTF-8; expected names in UTF-8, which every table and page can "
+            "hold; rename the file."
+        ) from error
