@@ -137,7 +137,7 @@ def test_the_launcher_keeps_the_port_that_its_processes_use(tmp_path, monkeypatc
         "    sys.exit(0 if os.environ['WORLD_SIZE'] == '2' else 4)\n"
         "sys.exit(3)\n"
     )
-    monkeypatch.chdir(tmp_path)  # where `python -m pencil` finds this module first
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where `python -m pencil` finds this module first
     assert launch(2, []) == 0
 
 
