@@ -280,7 +280,7 @@ def test_fifty_thousand_rows_stay_small(tmp_path, rows, size):
 
 
 def test_data_that_is_gone_is_no_reason_to_fail(trained, tmp_path, monkeypatch):
-    def gone(settings):
+    def gone(_settings, *, local):
         raise DataError("'bars.npz' does not exist <b>")
 
     monkeypatch.setattr(gallery, "load", gone)
@@ -289,7 +289,7 @@ def test_data_that_is_gone_is_no_reason_to_fail(trained, tmp_path, monkeypatch):
     assert "The data could not be loaded again: 'bars.npz' does not exist <b>" in seen.text
     assert "<b>1</b>.png" in seen.text or "</b>.png" in seen.text
 
-    def broken(settings):
+    def broken(_settings, *, local):
         raise ZeroDivisionError
 
     monkeypatch.setattr(gallery, "load", broken)
@@ -301,8 +301,8 @@ def test_data_that_is_gone_is_no_reason_to_fail(trained, tmp_path, monkeypatch):
 def test_data_that_has_changed_is_named(trained, tmp_path, monkeypatch):
     load = gallery.load
 
-    def other(settings):
-        splits = load(settings)
+    def other(settings, *, local):
+        splits = load(settings, local=local)
         return Splits(splits.train.subset(torch.arange(60)))
 
     monkeypatch.setattr(gallery, "load", other)
@@ -314,7 +314,7 @@ def test_splits_at_hand_are_not_loaded_again(trained, tmp_path, monkeypatch):
     from pencil.recipe import read
 
     splits = load(parse(read(trained / "recipe.toml"), with_method=False).data)
-    monkeypatch.setattr(gallery, "load", lambda settings: pytest.fail("the data was loaded again"))
+    monkeypatch.setattr(gallery, "load", lambda _settings, **_: pytest.fail("the data was loaded again"))
     seen = opened(write_report(trained, tmp_path / "r.html", splits=splits))
     assert seen.all("img")
 
