@@ -6,10 +6,11 @@ not asked for are never read, and pickled objects, which could run code, are nev
 
 import math
 import os
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +27,10 @@ RATIO = 200
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """What numpy writes."""
 LONGEST_HEADER = 10_000
-FAULTS = (OSError, ValueError, EOFError, MemoryError, RuntimeError, RecursionError, TypeError, SyntaxError,
-          KeyError, IndexError, AttributeError, OverflowError, zipfile.BadZipFile, zlib.error)  # fmt: skip
+FAULTS = (
+    OSError, ValueError, EOFError, MemoryError, RuntimeError, TypeError, SyntaxError, LookupError, AttributeError,
+    OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 """What zipfile and numpy raise on damaged files."""
 
 
@@ -66,13 +69,14 @@ class ArrayFile:
 
     def read(self, name: str) -> np.ndarray:
         """Return an array; raise if it is damaged, or larger than it should be."""
-        if self._members is None:
-            self._stream.seek(0)
-            return self._read(name, self._stream, self._size)
-        member = self._members[name]
-        self._refuse_member(name, member)
-        with self._archive.open(member) as stream:
-            return self._read(name, stream, member.file_size)
+        with _damage_named(self.path):
+            if self._members is None:
+                self._stream.seek(0)
+                return self._read(name, self._stream, self._size)
+            member = self._members[name]
+            self._refuse_member(name, member)
+            with self._archive.open(member) as stream:
+                return self._read(name, stream, member.file_size)
 
     def _list_members(self) -> dict[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
@@ -135,9 +139,17 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """Open a file of numpy.savez or numpy.save; whatever is damaged in it is a DataError of one line."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a file of numpy.savez or numpy.save; name another.")
+    with ExitStack() as stack:
+        with _damage_named(path):
+            arrays = ArrayFile(path, stack.enter_context(path.open("rb")))
+        yield arrays
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what zipfile and numpy raise on a damaged file into a DataError."""
     try:
-        with path.open("rb") as stream:
-            yield ArrayFile(path, stream)
+        yield
     except DataError:
         raise
     except FAULTS as error:
