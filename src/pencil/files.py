@@ -2,17 +2,28 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
+import platform
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pencil.errors import PencilError, RunError
 
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
+"""The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
+LONGEST_NAME, LONGEST_SUFFIX = 150, 20
+"""In bytes. File systems allow 255, so a name may be as long as they take, though ours has more in it."""
+
+_numbers = itertools.count()
+_in_use: set[str] = set()
 
 
 def digest(path: Path) -> str:
@@ -25,7 +36,8 @@ def digest(path: Path) -> str:
 def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``, and rename it to ``path`` if the block ends without an error.
 
-    A reader sees the previous file or the complete new one, never a part. After an error nothing is left.
+    A reader sees the previous file or the complete new one, never a part. After an error nothing is left. What killed
+    processes left in the same folder is removed first (:func:`clear_temporaries`).
 
     Parameters
     ----------
@@ -42,13 +54,14 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
         If the file system refuses, or if ``path`` must be new and exists.
     """
     new = new or folder
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
+    temporary = _temporary(path)
     try:
         if new and os.path.lexists(path):
             raise FileExistsError
-        _remove(temporary)  # of a killed process that had our number
-        mode = _create(temporary, folder)
+        clear_temporaries(path.parent)
+        _in_use.add(temporary.name)
         try:
+            mode = _create(temporary, folder)
             yield temporary
             if folder:
                 temporary.rename(path)
@@ -57,6 +70,7 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
                 _put_in_place(temporary, path, new)
         finally:
             _remove(temporary)
+            _in_use.discard(temporary.name)
     except PencilError:
         raise
     except OSError as error:
@@ -82,6 +96,19 @@ def write_json(path: Path, tree: Any, indent: int | None = 2) -> None:
     write_text(path, json.dumps(tree, indent=indent) + "\n")
 
 
+def clear_temporaries(folder: Path) -> None:
+    """Remove the temporary files and folders that killed processes left in a folder.
+
+    Only names of our pattern are removed, and only if their process ran on this machine and is dead. One whose number
+    another process has now is left for a later time, and so is one of another machine that shares the folder.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in [entry.name for entry in entries if entry.name.startswith(".")]:
+            if (match := TEMPORARY.fullmatch(name)) and match["machine"] == _machine() and _is_left(name, match["pid"]):
+                with suppress(OSError):
+                    _remove(folder / name)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk, so that a rename survives a power cut."""
     if os.name != "nt":  # Windows has no such call
@@ -90,6 +117,38 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a path beside ``path`` that no other writer uses, with the same suffix: some libraries look at it."""
+    suffix = path.suffix if 1 < len(os.fsencode(path.suffix)) <= LONGEST_SUFFIX else ""
+    name = os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])
+    return path.with_name(f".{name}.{os.getpid()}-{_machine()}-{next(_numbers)}{suffix}")
+
+
+@cache
+def _machine() -> str:
+    """Return eight digits for this machine, or this container of it: inside, process numbers mean what they say."""
+    try:
+        numbering = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        numbering = ""
+    return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]
+
+
+def _is_left(name: str, pid: str) -> bool:
+    """Return whether the process of this machine that made a temporary file is dead; in doubt it is not."""
+    if int(pid) == os.getpid():
+        return name not in _in_use  # else it is of a dead process that had our number
+    if os.name == "nt":  # where os.kill would end it
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _create(temporary: Path, folder: bool) -> int:
