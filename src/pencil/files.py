@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -21,6 +22,8 @@ TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d
 """The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
 LONGEST_NAME, LONGEST_SUFFIX = 150, 20
 """In bytes. File systems allow 255, so a name may be as long as they take, though ours has more in it."""
+DEEPEST = 50
+TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
 _numbers = itertools.count()
 _in_use: set[str] = set()
@@ -30,6 +33,59 @@ def digest(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it is missing or cannot be read, and for a folder, a pipe or a device, which might never end.
+    """
+    refuse_irregular(path)
+    with path.open("rb") as file:
+        return file.read()
+
+
+def refuse_irregular(path: Path) -> None:
+    """Raise an OSError for what exists and is not a regular file."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise OSError(errno.EINVAL, f"it is {what}; expected a file", str(path))
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file; a ValueError for what is not JSON, or nested so deeply that it is hostile."""
+    return parse_json(read_regular(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value in a text of JSON; see :func:`read_json`."""
+    try:
+        tree = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    refuse_deep(tree)
+    if b"\\u" in text:
+        json.dumps(tree, ensure_ascii=False).encode()  # half a character cannot be written again
+    return tree
+
+
+def refuse_deep(tree: Any) -> None:
+    """Raise a ValueError for nested tables and lists of more levels than any of ours have."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
 
 
 @contextmanager
@@ -130,7 +186,7 @@ def _temporary(path: Path) -> Path:
 def _machine() -> str:
     """Return eight digits for this machine, or this container of it: inside, process numbers mean what they say."""
     try:
-        numbering = os.readlink("/proc/self/ns/pid")
+        numbering = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
         numbering = ""
     return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]

@@ -1,6 +1,7 @@
 """The run directory: the one class that reads it and the one class that writes it. Importing them needs no torch."""
 
 import json
+import math
 import shutil
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -13,8 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
-from pencil.errors import RunError
-from pencil.files import digest, write, write_json, write_text
+from pencil.errors import RecipeError, RunError
+from pencil.files import (
+    digest,
+    parse_json,
+    read_json,
+    read_regular,
+    refuse_deep,
+    refuse_irregular,
+    write,
+    write_json,
+    write_text,
+)
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
@@ -47,6 +58,8 @@ if TYPE_CHECKING:
 Content = TypeVar("Content")
 Record = dict[str, Any]
 """The metrics of one epoch."""
+LARGEST = 1e100
+"""No metric is as large; a larger one cannot be drawn."""
 
 
 class DamagedError(RunError):
@@ -113,7 +126,7 @@ class RunReader:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Format version, versions of libraries, machine, and fingerprints of the data."""
-        tree = self._read(ENVIRONMENT, lambda path: json.loads(path.read_text(encoding="utf-8")))
+        tree = self._read(ENVIRONMENT, read_json)
         if not isinstance(tree, dict):
             raise self._damaged(ENVIRONMENT, f"it holds a {type(tree).__name__} instead of a JSON object")
         return tree
@@ -122,14 +135,14 @@ class RunReader:
     def fingerprints(self) -> dict[str, str]:
         """The digest of keys and labels of each split as loaded, and of the reviewed labels (``pinned``)."""
         found = self.environment.get("data_fingerprint")
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not all(isinstance(digits, str) for digits in found.values()):
             raise self._damaged(ENVIRONMENT, "it has no data_fingerprint")
         return dict(found)
 
     @cached_property
     def recipe_tree(self) -> dict[str, Any]:
         """The resolved recipe as nested tables."""
-        return self._read(RECIPE, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
+        return self._read(RECIPE, _read_toml)
 
     def recipe(self, *, with_method: bool = False) -> "Recipe":
         """Return the resolved recipe. This imports torch.
@@ -141,23 +154,31 @@ class RunReader:
         """
         from pencil.recipe import parse
 
-        return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method)
+        data = self.recipe_tree.get("data")
+        if not isinstance(data, dict) or not data.get("source"):  # an empty one would be the current folder
+            raise self._damaged(RECIPE, "it does not name its data (data.source)")
+        try:
+            stored = parse(self.recipe_tree, str(self.path / RECIPE), with_method=False)
+        except RecipeError as error:
+            first, *rest = [line.strip() for line in str(error).splitlines()[1:]]
+            raise self._damaged(RECIPE, first.rstrip(".") + (f", and {len(rest)} more" if rest else "")) from error
+        return parse(self.recipe_tree, str(self.path / RECIPE)) if with_method else stored
 
     @cached_property
     def rows(self) -> pa.Table:
         """The key and the split (train, validation or unused) of every row, in the order they came."""
-        return self._read(ROWS, lambda path: pq.ParquetFile(path).read())
+        return self._read(ROWS, _read_rows)
 
     @cached_property
     def metrics(self) -> list[Record]:
         """The metrics of every epoch."""
-        lines = self._read(METRICS, lambda path: path.read_text(encoding="utf-8").splitlines())
+        lines = self._read(METRICS, lambda path: read_regular(path).splitlines())
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(dict(json.loads(line)))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise self._damaged(METRICS, f"line {number} is not a JSON object ({error})") from error
+                found.append(_record(line))
+            except ValueError as error:
+                raise self._damaged(METRICS, f"line {number} has no metrics of an epoch ({error})") from error
         return found
 
     @cached_property
@@ -167,12 +188,12 @@ class RunReader:
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
         """Return the label table; with ``columns`` only those, and key, split and given."""
-        return self._read(LABELS, lambda path: LabelTable.read(path, columns))
+        return self._read(LABELS, lambda path: _read_labels(path, columns))
 
     @cached_property
     def summary(self) -> Summary:
         """The results in numbers."""
-        text = self._read(SUMMARY, lambda path: path.read_text(encoding="utf-8"))
+        text = self._read(SUMMARY, lambda path: read_regular(path).decode())
         return Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
 
     def weights_path(self, epoch: str = "last") -> Path:
@@ -185,10 +206,17 @@ class RunReader:
         """Return the weights of the ``last`` or the ``best`` epoch. This imports torch."""
         import safetensors.torch
 
-        return self._read(self.weights_path(epoch).relative_to(self.path), safetensors.torch.load_file)
+        def read(path: Path) -> "dict[str, Tensor]":
+            refuse_irregular(path)
+            return safetensors.torch.load_file(path)
+
+        return self._read(self.weights_path(epoch).relative_to(self.path), read)
 
     def data(self) -> RunData:
         """Return the whole run except its network. This imports torch."""
+        named = self.summary.data.classes, self.summary.data.multilabel
+        if named != (self.labels.classes, self.labels.multilabel):
+            raise self._damaged(SUMMARY, f"it has other classes than {LABELS}")
         return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
 
     def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:
@@ -196,7 +224,7 @@ class RunReader:
             return read(self.path / name)
         except FileNotFoundError as error:
             raise self._damaged(name, "it is missing") from error
-        except (OSError, ValueError, RecursionError, pa.ArrowException, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, pa.ArrowException, SafetensorError) as error:
             seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
             raise self._damaged(name, seen.rstrip(".")) from error
 
@@ -290,19 +318,31 @@ def verify(path: Path) -> list[FileStatus]:
     if is_unfinished(path):
         return statuses
     try:
-        expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        _ = RunReader(path).summary
+    except DamagedError:
+        pass  # in environment.json, whose digest the manifest has
+    except RunError as error:
+        statuses.append(FileStatus(path / SUMMARY, False, str(error)))
+    try:
+        expected = read_json(path / MANIFEST)
+        if not isinstance(expected, dict):
+            raise ValueError(f"it holds a {type(expected).__name__} instead of a JSON object")
     except (OSError, ValueError) as error:
-        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST} or {SUMMARY}: {error}")]
-    for name in LISTED:
-        file = path / name
-        if not file.is_file():
-            statuses.append(FileStatus(file, False, "it is missing"))
-        elif digest(file) != expected.get(name):
-            statuses.append(FileStatus(file, False, f"it is not what was written: its SHA-256 differs from {MANIFEST}"))
-        else:
-            statuses.append(FileStatus(file, True))
-    return statuses
+        reason = getattr(error, "strerror", None) or error
+        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST}: {reason}")]
+    return [*statuses, *(_compare(path / name, expected.get(name)) for name in LISTED)]
+
+
+def _compare(file: Path, expected: Any) -> FileStatus:
+    """Return whether a file has the digest that the manifest has."""
+    try:
+        refuse_irregular(file)
+        same = digest(file) == expected
+    except FileNotFoundError:
+        return FileStatus(file, False, "it is missing")
+    except OSError as error:
+        return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
+    return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
 
 
 def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
@@ -312,11 +352,53 @@ def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
     return Checkpoints(path / CHECKPOINTS, keep)
 
 
+def _read_toml(path: Path) -> dict[str, Any]:
+    tree = tomllib.loads(read_regular(path).decode())
+    refuse_deep(tree)
+    return tree
+
+
+def _read_rows(path: Path) -> pa.Table:
+    refuse_irregular(path)
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    table.validate(full=True)
+    for name in ("key", "split"):
+        kind = table.schema.field(name).type
+        text = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        if not text or table[name].null_count:
+            raise ValueError(f"the column {name!r} has the type {kind} or empty cells; expected text in each")
+    return table
+
+
+def _read_labels(path: Path, columns: Iterable[str] | None) -> LabelTable:
+    try:
+        return LabelTable.read(path, columns)
+    except RunError as error:  # without the file, which the reader names
+        raise ValueError(str(error).removeprefix(f"{path} ").removesuffix("; read the file of a run.")) from error
+
+
+def _record(line: bytes) -> Record:
+    """Return the metrics of a line: numbers, except the name of the phase; unknown ones are null."""
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"it is a {type(record).__name__}; expected a JSON object")
+    for name, value in record.items():
+        if name == "phase" and isinstance(value, str):
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "phase" or not (value is None or (number and (abs(value) < LARGEST or not math.isfinite(value)))):
+            raise ValueError(f"{name!r} is {str(value)[:40]!r}; expected a {'name' if name == 'phase' else 'number'}")
+    return record
+
+
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
     seen = environment.get("format")
-    if seen != FORMAT:
-        has = "no format version" if seen is None else f"format {seen!r}"
-        writer = f"pencil {environment['pencil']}" if "pencil" in environment else "the version of pencil that wrote it"
+    if seen != FORMAT or not isinstance(seen, int):
+        has = "no format version" if seen is None else f"format {repr(seen)[:40]}"
+        version = environment.get("pencil")
+        short = isinstance(version, str) and len(version) <= 40 and version.isprintable()
+        writer = f"pencil {version}" if short else "the version of pencil that wrote it"
         raise RunError(
             f"the run in {path} has {has} in {ENVIRONMENT}; this version of pencil reads format {FORMAT}; open it with "
             f"{writer}, or train again."
