@@ -1,6 +1,7 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -26,8 +27,9 @@ from pencil.methods import Method, find_method
 from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import runnable
 from pencil.report import write_report
+from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.directory import RunReader, RunWriter, checkpoints_of
+from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, remove_checkpoints
 from pencil.runs.layout import is_run, is_unfinished
 from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
 from pencil.runs.run import Run, open_run
@@ -80,7 +82,7 @@ def run_recipe(
         world = stack.enter_context(joined(device))
         path, resumes = world.broadcast_object(_start_or_resume(out, resume) if world.rank == 0 else None)
         if resumes and not is_unfinished(path):
-            return open_run(path, model=model)
+            return _open_finished(path, model, data)
         if resumes:
             job, changed_from = _resumed_job(path, recipe, data, model, method, allow_changed)
         else:
@@ -105,7 +107,7 @@ def resume_run(
     path = Path(path)
     reader = RunReader(path, finished=False)
     if not is_unfinished(path):
-        return open_run(path, model=model)
+        return _open_finished(path, model, data)
     return run_recipe(
         reader.recipe(with_method=True),
         path,
@@ -116,6 +118,16 @@ def resume_run(
         allow_changed=allow_changed,
         progress=progress,
     )
+
+
+def _open_finished(path: Path, model: nn.Module | None, data: Splits | None) -> Run:
+    """The finished run; what a process left undone that was killed after the summary is done now."""
+    run = open_run(path, model=model)
+    if int(os.environ.get("RANK", "0")) == 0:
+        remove_checkpoints(path)
+        if not os.path.lexists(path / REPORT):
+            _write_report(run, data)
+    return run
 
 
 def _start_or_resume(out: Out, resume: bool) -> tuple[Path | None, bool]:
@@ -314,7 +326,7 @@ class Execution:
         )
 
 
-def _write_report(run: Run, splits: Splits) -> None:
+def _write_report(run: Run, splits: Splits | None) -> None:
     """The report uses what is saved already: if it fails, the run is complete all the same."""
     try:
         write_report(run, splits=splits)

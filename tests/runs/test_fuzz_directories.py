@@ -84,6 +84,7 @@ def base(tmp_path_factory):
     _train(top, "finished", "data.npz", "auto", 4)
     _train(top, "several", "several.npz", "pencil", 3)
     _train(top, "stopped", "data.npz", "pencil", 6, stop_after=4)
+    _train(top, "halted", "several.npz", "pencil", 6, stop_after=4)
     assert (top / "finished/summary.json").is_file() and list((top / "stopped/checkpoints").glob("step-*"))
     for name in ("finished", "several"):
         with Review(top / name) as review:
@@ -126,11 +127,8 @@ def _train(top, name, data, method, epochs, stop_after=None):
 def mutate(run: Path, rng: random.Random, others: list[Path]) -> str:
     """Damage a directory; return in words what was done."""
     names = [path.relative_to(run).as_posix() for path in sorted(run.rglob("*")) if path.is_file()]
-    name = rng.choice(FILES) if rng.random() < 0.75 else rng.choice(names)
-    file = run / name
-    if not file.is_file():
-        name = rng.choice(names)
-        file = run / name
+    wanted = [name for name in FILES if name in names]
+    name = rng.choice(wanted if wanted and rng.random() < 0.75 else names)
     structured = Path(name).suffix in (".json", ".toml", ".jsonl", ".parquet", ".safetensors")
     kinds = [delete, cut, flip, replace, swap, make_odd]
     return (retype if structured and rng.random() < 0.6 else rng.choice(kinds))(run, name, rng, others)
@@ -166,7 +164,7 @@ def replace(run, name, rng, others):
 def swap(run, name, rng, others):
     """Put another file in its place: of the same run, or the same file of another run."""
     other = rng.choice(others)
-    if rng.random() < 0.3 and (run / "checkpoints").is_dir() and other != run:
+    if name.startswith("checkpoints") and rng.random() < 0.7:
         shutil.rmtree(run / "checkpoints")
         shutil.copytree(other / "checkpoints", run / "checkpoints")
         return f"checkpoints of {other.name}"
@@ -458,7 +456,7 @@ class HungError(Exception):
 def fuzz(base, seeds, patch, log=None):
     """Mutate and run; return the number of mutations and command runs, and everything that was wrong."""
     patch.setattr(Trainer, "run", lambda self: (_ for _ in ()).throw(Stopped("no training in this test")))
-    cwd, out, homes = base / "cwd", base / "out", [base / name for name in ("finished", "several", "stopped")]
+    cwd, out, homes = base / "cwd", base / "out", [base / name for name in ("finished", "several", "stopped", "halted")]
     codes: Counter = Counter()
     wrong = []
 
@@ -469,11 +467,12 @@ def fuzz(base, seeds, patch, log=None):
     try:
         for seed in seeds:
             rng = random.Random(seed)
-            kind = rng.choices(homes, weights=(5, 2, 2))[0]
+            kind = rng.choices(homes, weights=(5, 2, 3, 1))[0]
             damaged = base / "damaged"
             shutil.rmtree(damaged, ignore_errors=True)
             shutil.copytree(kind, damaged)
-            what = f"seed {seed}, {kind.name}: {mutate(damaged, rng, homes)}"
+            done = [mutate(damaged, rng, homes) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
+            what = f"seed {seed}, {kind.name}: {'; '.join(done)}"
             listed = [*commands(damaged, out, base), ("open_run", None), ("review", None)]
             for name, words in listed:
                 for folder in (cwd, out):

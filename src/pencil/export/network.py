@@ -264,7 +264,7 @@ def _write_safetensors(module: nn.Module, _example: Tensor, path: Path, metadata
     weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
     words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
     safetensors.torch.save_file(weights, path, {"format": "pt", **words})
-    other = copy.deepcopy(module)
+    other = copy.deepcopy(module).eval()  # the copy of a traced network is in training mode
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()  # so that the outputs come from the file

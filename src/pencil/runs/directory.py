@@ -1,9 +1,9 @@
 """The run directory: the one class that reads it and the one class that writes it. Importing them needs no torch."""
 
 import json
-import math
+import re
 import shutil
-import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,16 +16,16 @@ from safetensors import SafetensorError
 
 from pencil.errors import RecipeError, RunError
 from pencil.files import (
+    clear_temporaries,
     digest,
-    parse_json,
     read_json,
     read_regular,
-    refuse_deep,
     refuse_irregular,
     write,
     write_json,
     write_text,
 )
+from pencil.runs.content import parse_record, read_label_table, read_rows, read_toml
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
@@ -58,8 +58,7 @@ if TYPE_CHECKING:
 Content = TypeVar("Content")
 Record = dict[str, Any]
 """The metrics of one epoch."""
-LARGEST = 1e100
-"""No metric is as large; a larger one cannot be drawn."""
+CHECKPOINT = re.compile(r"step-\d{10,}|\.step-\d{10,}\.(partial|old)")
 
 
 class DamagedError(RunError):
@@ -142,7 +141,7 @@ class RunReader:
     @cached_property
     def recipe_tree(self) -> dict[str, Any]:
         """The resolved recipe as nested tables."""
-        return self._read(RECIPE, _read_toml)
+        return self._read(RECIPE, read_toml)
 
     def recipe(self, *, with_method: bool = False) -> "Recipe":
         """Return the resolved recipe. This imports torch.
@@ -167,7 +166,7 @@ class RunReader:
     @cached_property
     def rows(self) -> pa.Table:
         """The key and the split (train, validation or unused) of every row, in the order they came."""
-        return self._read(ROWS, _read_rows)
+        return self._read(ROWS, read_rows)
 
     @cached_property
     def metrics(self) -> list[Record]:
@@ -176,7 +175,7 @@ class RunReader:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(_record(line))
+                found.append(parse_record(line))
             except ValueError as error:
                 raise self._damaged(METRICS, f"line {number} has no metrics of an epoch ({error})") from error
         return found
@@ -188,7 +187,7 @@ class RunReader:
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
         """Return the label table; with ``columns`` only those, and key, split and given."""
-        return self._read(LABELS, lambda path: _read_labels(path, columns))
+        return self._read(LABELS, lambda path: read_label_table(path, columns))
 
     @cached_property
     def summary(self) -> Summary:
@@ -258,6 +257,9 @@ class RunWriter:
 
     def __enter__(self) -> Self:
         self._lock.__enter__()
+        for folder in (self.path, self.path / CHECKPOINTS):
+            clear_temporaries(folder)
+        checkpoints_of(self.path).recover()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -301,8 +303,7 @@ class RunWriter:
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
         write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in LISTED})
         write_text(self.path / SUMMARY, summary.to_json())
-        for left in (self.path / CHECKPOINTS).glob("*step-*"):
-            shutil.rmtree(left)
+        remove_checkpoints(self.path)
 
 
 def verify(path: Path) -> list[FileStatus]:
@@ -345,51 +346,20 @@ def _compare(file: Path, expected: Any) -> FileStatus:
     return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
 
 
+def remove_checkpoints(path: Path) -> None:
+    """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
+    for left in sorted((path / CHECKPOINTS).glob("*step-*")):
+        if CHECKPOINT.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+            if left.exists():
+                warnings.warn(f"cannot remove {left}, which nothing needs; remove it by hand.", stacklevel=3)
+
+
 def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
     """Return the checkpoints of the run in this directory. This imports torch."""
     from pencil.runs.checkpoints import Checkpoints
 
     return Checkpoints(path / CHECKPOINTS, keep)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    tree = tomllib.loads(read_regular(path).decode())
-    refuse_deep(tree)
-    return tree
-
-
-def _read_rows(path: Path) -> pa.Table:
-    refuse_irregular(path)
-    with pq.ParquetFile(path) as file:
-        table = file.read()
-    table.validate(full=True)
-    for name in ("key", "split"):
-        kind = table.schema.field(name).type
-        text = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
-        if not text or table[name].null_count:
-            raise ValueError(f"the column {name!r} has the type {kind} or empty cells; expected text in each")
-    return table
-
-
-def _read_labels(path: Path, columns: Iterable[str] | None) -> LabelTable:
-    try:
-        return LabelTable.read(path, columns)
-    except RunError as error:  # without the file, which the reader names
-        raise ValueError(str(error).removeprefix(f"{path} ").removesuffix("; read the file of a run.")) from error
-
-
-def _record(line: bytes) -> Record:
-    """Return the metrics of a line: numbers, except the name of the phase; unknown ones are null."""
-    record = parse_json(line)
-    if not isinstance(record, dict):
-        raise ValueError(f"it is a {type(record).__name__}; expected a JSON object")
-    for name, value in record.items():
-        if name == "phase" and isinstance(value, str):
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name == "phase" or not (value is None or (number and (abs(value) < LARGEST or not math.isfinite(value)))):
-            raise ValueError(f"{name!r} is {str(value)[:40]!r}; expected a {'name' if name == 'phase' else 'number'}")
-    return record
 
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
