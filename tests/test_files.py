@@ -3,15 +3,19 @@
 import doctest
 import errno
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import pencil.trees
+from pencil import files
 from pencil.errors import ModelError, RunError
-from pencil.files import atomic_write, digest, write, write_json, write_text
+from pencil.files import atomic_write, clear_temporaries, digest, write, write_json, write_text
 from pencil.runs.directory import _save_weights
 
 
@@ -114,11 +118,64 @@ def test_files_have_the_permissions_of_the_users_umask(tmp_path, umask):
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~umask}
 
 
-def test_a_temporary_file_of_a_killed_process_is_no_obstacle(tmp_path):
-    (tmp_path / f".a.npz.{os.getpid()}.npz").write_text("half")
+def left_by(pid, name="a.npz", machine=None, number=0):
+    """The name of a temporary file of a process."""
+    return f".{name}.{pid}-{files._machine() if machine is None else machine}-{number}{Path(name).suffix}"
+
+
+@pytest.fixture
+def dead():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_temporary_files_of_killed_processes_are_cleared_by_the_next_writer(tmp_path, dead):
+    (tmp_path / left_by(dead)).write_text("half")
+    (tmp_path / left_by(dead, "other.csv", number=12)).write_text("half")
+    (tmp_path / left_by(dead, "folder")).mkdir()
+    (tmp_path / left_by(dead, "folder") / "inside").write_text("half")
+    (tmp_path / left_by(os.getpid(), number=10**6)).write_text("of one that had our number")
     with atomic_write(tmp_path / "a.npz", new=True) as temporary, temporary.open("wb") as stream:
         np.savez(stream, x=np.ones(2))
     assert names(tmp_path) == ["a.npz"]
+
+
+def test_other_files_are_never_cleared(tmp_path, dead):
+    """Those of living processes, of other machines, and everything that only looks alike."""
+    kept = [
+        left_by(os.getppid()),
+        left_by(dead, machine="0" * 8 if files._machine() != "0" * 8 else "1" * 8),
+        left_by(dead).removeprefix("."),
+        f".a.npz.{dead}.npz",
+        f".a.npz.{dead}-{files._machine()}.npz",
+        f".a.npz.{dead}-{files._machine()}-x.npz",
+        f".a.npz.0-{files._machine()}-0.npz",
+        f".a.npz.9999999999-{files._machine()}-0.npz",
+        ".2024-01-02.csv",
+        ".hidden",
+    ]
+    for name in kept:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / left_by(dead, "link")).symlink_to(tmp_path.parent)  # the link goes, what it leads to stays
+    clear_temporaries(tmp_path)
+    assert names(tmp_path) == sorted(kept) and tmp_path.parent.is_dir()
+    clear_temporaries(tmp_path / "missing")
+
+
+def test_a_writer_does_not_clear_its_own_other_files(tmp_path):
+    with atomic_write(tmp_path / "a") as outer, atomic_write(tmp_path / "a") as inner:
+        assert outer != inner and outer.exists() and inner.exists()
+        outer.write_text("outer")
+        inner.write_text("inner")
+    assert (tmp_path / "a").read_text() == "outer" and names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127, "a." + "b" * 253, "a."])
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
+    write_text(tmp_path / name, "x")
+    assert names(tmp_path) == [name]
 
 
 def test_tables_are_flattened():

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from pencil.errors import RunError
+from pencil.files import parse_json, read_regular, refuse_irregular
 
 REVIEWS = "reviews.jsonl"
 KINDS = ("accept", "reject", "other", "skip", "undo")
@@ -108,7 +109,7 @@ class History:
 def read_lines(path: Path) -> Iterator[Decision]:
     """Yield the decision in every line of the file, except a last line that was cut off."""
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:
@@ -122,25 +123,30 @@ def read_lines(path: Path) -> Iterator[Decision]:
             if number == len(lines):  # it has no newline: the machine stopped while it was written
                 return
             raise RunError(
-                f"line {number} of {path} is no decision ({error}); expected a JSON object with key, decision, label, "
-                "given and corrected; fix or remove the line."
+                f"line {number} of {path} is no decision ({_words(error)}); expected a JSON object with key, "
+                "decision, label, given and corrected; fix or remove the line."
             ) from error
+
+
+def _words(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
 
 
 def parse_line(line: bytes) -> Decision:
     """Return the decision in a line of the file."""
-    found = json.loads(line)
+    found = parse_json(line)
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}")
+    for name in ("key", "split", "time"):
+        if not isinstance(found.get(name, ""), str):
+            raise ValueError(f"{name} is {str(found[name])[:40]!r}; expected text")
     kind, label = found["decision"], _label(found.get("label"))
     if kind not in KINDS:
-        raise ValueError(f"decision is {kind!r}; expected {', '.join(KINDS)}")
+        raise ValueError(f"decision is {str(kind)[:40]!r}; expected {', '.join(KINDS)}")
     if (label is None) != (kind in ("skip", "undo")):
         raise ValueError(f"label is {label!r} for {kind}")
     given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
-    return Decision(
-        str(found["key"]), str(found.get("split", "")), kind, label, given, corrected, str(found.get("time", ""))
-    )
+    return Decision(found["key"], found.get("split", ""), kind, label, given, corrected, found.get("time", ""))
 
 
 def _label(value: Any) -> Label | None:
@@ -148,7 +154,7 @@ def _label(value: Any) -> Label | None:
         return value
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
-    raise ValueError(f"{value!r} is no label")
+    raise ValueError(f"{str(value)[:40]!r} is no label")
 
 
 def chosen_labels(path: Path | str) -> list[Decision]:
@@ -209,6 +215,8 @@ class Journal:
 
     def __enter__(self) -> Self:
         try:
+            if os.path.lexists(self.path):
+                refuse_irregular(self.path)
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
             self._repair()
         except OSError as error:

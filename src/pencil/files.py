@@ -2,11 +2,16 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import os
+import platform
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +22,15 @@ LONGEST_NAME = 255
 LONGEST_PATH = 4096 - 160
 """Bytes of a whole path, less those of the names in a run directory."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
+"""The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
+TEMPORARY_NAME, TEMPORARY_SUFFIX = 150, 20
+"""The longest parts of a temporary name, in bytes. File systems allow 255, so a name may be as long as they take, though ours has more in it."""
+DEEPEST = 50
+TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
+
+_numbers = itertools.count()
+_in_use: set[str] = set()
 
 
 def digest(path: Path) -> str:
@@ -42,11 +56,65 @@ def refuse_path(path: Path) -> None:
         raise RunError(f"cannot write {str(os.fsencode(path))[1:]}: its name is not UTF-8 text; choose another name.")
 
 
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises
+    ------
+    OSError
+        If it is missing or cannot be read, and for a folder, a pipe or a device, which might never end.
+    """
+    refuse_irregular(path)
+    with path.open("rb") as file:
+        return file.read()
+
+
+def refuse_irregular(path: Path) -> None:
+    """Raise an OSError for what exists and is not a regular file."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise OSError(errno.EINVAL, f"it is {what}; expected a file", str(path))
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file; a ValueError for what is not JSON, or nested so deeply that it is hostile."""
+    return parse_json(read_regular(path))
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value in a text of JSON; see :func:`read_json`."""
+    try:
+        tree = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    refuse_deep(tree)
+    if b"\\u" in text:
+        json.dumps(tree, ensure_ascii=False).encode()  # half a character cannot be written again
+    return tree
+
+
+def refuse_deep(tree: Any) -> None:
+    """Raise a ValueError for nested tables and lists of more levels than any of ours have."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return
+    raise ValueError(TOO_DEEP)
+
+
 @contextmanager
 def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``, and rename it to ``path`` if the block ends without an error.
 
-    A reader sees the previous file or the complete new one, never a part. After an error nothing is left.
+    A reader sees the previous file or the complete new one, never a part. After an error nothing is left. What killed
+    processes left in the same folder is removed first (:func:`clear_temporaries`).
 
     Parameters
     ----------
@@ -63,13 +131,14 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
         If the file system refuses, or if ``path`` must be new and exists.
     """
     new = new or folder
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
+    temporary = _temporary(path)
     try:
         if new and os.path.lexists(path):
             raise FileExistsError
-        _remove(temporary)  # of a killed process that had our number
-        mode = _create(temporary, folder)
+        clear_temporaries(path.parent)
+        _in_use.add(temporary.name)
         try:
+            mode = _create(temporary, folder)
             yield temporary
             if folder:
                 temporary.rename(path)
@@ -78,6 +147,7 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
                 _put_in_place(temporary, path, new)
         finally:
             _remove(temporary)
+            _in_use.discard(temporary.name)
     except PencilError:
         raise
     except OSError as error:
@@ -103,6 +173,19 @@ def write_json(path: Path, tree: Any, indent: int | None = 2) -> None:
     write_text(path, json.dumps(tree, indent=indent) + "\n")
 
 
+def clear_temporaries(folder: Path) -> None:
+    """Remove the temporary files and folders that killed processes left in a folder.
+
+    Only names of our pattern are removed, and only if their process ran on this machine and is dead. One whose number
+    another process has now is left for a later time, and so is one of another machine that shares the folder.
+    """
+    with suppress(OSError), os.scandir(folder) as entries:
+        for name in [entry.name for entry in entries if entry.name.startswith(".")]:
+            if (match := TEMPORARY.fullmatch(name)) and match["machine"] == _machine() and _is_left(name, match["pid"]):
+                with suppress(OSError):
+                    _remove(folder / name)
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk, so that a rename survives a power cut."""
     if os.name != "nt":  # Windows has no such call
@@ -111,6 +194,38 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _temporary(path: Path) -> Path:
+    """Return a path beside ``path`` that no other writer uses, with the same suffix: some libraries look at it."""
+    suffix = path.suffix if 1 < len(os.fsencode(path.suffix)) <= TEMPORARY_SUFFIX else ""
+    name = os.fsdecode(os.fsencode(path.name)[:TEMPORARY_NAME])
+    return path.with_name(f".{name}.{os.getpid()}-{_machine()}-{next(_numbers)}{suffix}")
+
+
+@cache
+def _machine() -> str:
+    """Return eight digits for this machine, or this container of it: inside, process numbers mean what they say."""
+    try:
+        numbering = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:  # not Linux
+        numbering = ""
+    return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]
+
+
+def _is_left(name: str, pid: str) -> bool:
+    """Return whether the process of this machine that made a temporary file is dead; in doubt it is not."""
+    if int(pid) == os.getpid():
+        return name not in _in_use  # else it is of a dead process that had our number
+    if os.name == "nt":  # where os.kill would end it
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _create(temporary: Path, folder: bool) -> int:

@@ -1,6 +1,7 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -29,8 +30,9 @@ from pencil.models.probe import copy_network
 from pencil.recipe import CUSTOM, Recipe
 from pencil.recipe.resolve import with_runnable_method
 from pencil.report import write_report
+from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.directory import RunReader, RunWriter, checkpoints_of
+from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
 from pencil.runs.layout import is_run, is_unfinished
 from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
@@ -89,7 +91,7 @@ def run_recipe(
         start = _on_first_rank(world, lambda: _start_or_resume(out, resume, stack))
         if start.finished:
             assert start.path is not None
-            return open_run(start.path, model=model, trust=recipe.trust)
+            return _open_finished(start.path, model, data, recipe.trust)
         if start.resumes:
             assert start.path is not None
             job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed)
@@ -117,7 +119,7 @@ def resume_run(
     path = Path(path)
     reader = RunReader(path, finished=False)
     if not is_unfinished(path):
-        return open_run(path, model=model, trust=trust)
+        return _open_finished(path, model, data, trust)
     return run_recipe(
         reader.recipe(with_method=True, trust=trust),
         path,
@@ -128,6 +130,16 @@ def resume_run(
         allow_changed=allow_changed,
         progress=progress,
     )
+
+
+def _open_finished(path: Path, model: nn.Module | None, data: Splits | None, trust: Trust | bool) -> Run:
+    """The finished run; what a process left undone that was killed after the summary is done now."""
+    run = open_run(path, model=model, trust=trust)
+    if int(os.environ.get("RANK", "0")) == 0:
+        remove_checkpoints(path)
+        if not os.path.lexists(path / REPORT):
+            _write_report(run, data)
+    return run
 
 
 @dataclass(frozen=True)
@@ -152,6 +164,7 @@ def _start_or_resume(out: Out, resume: bool, stack: ExitStack) -> Start:
         lock.__enter__()
         if is_unfinished(path):
             stack.push(lock.__exit__)
+            clear_leftovers(path)
             return Start(path, resumes=True)
         lock.__exit__()
     return Start(path, finished=True)
@@ -376,7 +389,7 @@ def _write_results(directory: RunWriter, run: Run, outcome: Outcome) -> None:
         ) from error
 
 
-def _write_report(run: Run, splits: Splits) -> None:
+def _write_report(run: Run, splits: Splits | None) -> None:
     """The report uses what is saved already: if it fails, the run is complete all the same."""
     try:
         write_report(run, splits=splits)

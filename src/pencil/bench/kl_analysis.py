@@ -5,7 +5,6 @@ correction phase, the gradient of L_c with respect to the label logits is record
 given class and that of the true class. The true class serves the figures only; training never sees it.
 """
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from pencil import recipe
 from pencil.bench.plots import curves
 from pencil.data.sources import load
+from pencil.files import write_json, write_text
 from pencil.job import Job, assemble
 from pencil.labels.losses import Divergence
 from pencil.labels.store import forward_kl_label_gradient
@@ -136,9 +136,9 @@ def analyse(folder: Path, seed: int = 1, epochs: int | None = None) -> str:
                 folder / f"right-{name}-{row + 1}.svg", f"Label gradient, right label, {name} KL", "component", lines
             )
     numbers = {name: _numbers(one) for name, one in found.items()}
-    (folder / "results.json").write_text(json.dumps({"seed": seed, **numbers}, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "results.json", {"seed": seed, **numbers}, indent=1)
     text = _describe(numbers, seed)
-    (folder / "results.md").write_text(text, encoding="utf-8")
+    write_text(folder / "results.md", text)
     return text
 
 

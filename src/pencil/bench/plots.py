@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pencil.bench.spec import Spec
+from pencil.files import write
 
 
 def curves(
@@ -43,7 +44,7 @@ def save(figure: Any, axes: Any, path: Path) -> None:
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "pencil", "svg.fonttype": "none"}):  # the same bytes for the same data
-        figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
+        write(path, lambda target: figure.savefig(target, format="svg", facecolor="white", metadata={"Date": None}))
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:

@@ -72,6 +72,7 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     from pencil.bench import tables
     from pencil.bench.plots import plot_cells
     from pencil.bench.runner import read_results
+    from pencil.files import write_json, write_text
 
     results = read_results(list(chosen.cells()), target / "cells")
     entries = tables.collect(chosen, results)
@@ -79,9 +80,9 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     if done < len(list(chosen.cells())):
         echo(f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True)
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
-    (target / "results.json").write_text(json.dumps(payload, indent=1) + "\n", encoding="utf-8")
-    (target / "results.md").write_text(tables.as_markdown(chosen, entries), encoding="utf-8")
-    (target / "results.html").write_text(tables.as_html(chosen, entries), encoding="utf-8")
+    write_json(target / "results.json", payload, indent=1)
+    write_text(target / "results.md", tables.as_markdown(chosen, entries))
+    write_text(target / "results.html", tables.as_html(chosen, entries))
     plot_cells(chosen, results, target)
     return entries
 

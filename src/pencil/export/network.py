@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
 from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
-from pencil.files import atomic_write, write_json
+from pencil.files import atomic_write
 from pencil.models.probe import FAULTS
 from pencil.runs.run import Run
 
@@ -88,7 +89,11 @@ def export_model(
     with torch.inference_mode():
         expected = network(prepared)
     try:
-        with atomic_write(path, new=True) as temporary:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_write(path, new=True))  # renamed last: with it the export is whole
+            if kind == "torch-export":
+                beside = stack.enter_context(atomic_write(path.with_suffix(".json"), new=True))
+                beside.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
             again = _WRITERS[kind](module, given[:2], temporary, metadata)
             difference = _largest_difference(again, given, expected)
             limit = tolerance * max(1.0, float(expected.abs().max()))
@@ -99,8 +104,6 @@ def export_model(
                 )
     except safetensors.SafetensorError as error:
         raise RunError(f"cannot write {path}: {error}; free space or name another file.") from error
-    if kind == "torch-export":
-        write_json(path.with_suffix(".json"), metadata)
     return Exported(path, metadata, len(given), from_data, difference)
 
 
@@ -261,7 +264,7 @@ def _write_safetensors(module: nn.Module, _example: Tensor, path: Path, metadata
     weights = {name: value.contiguous().clone() for name, value in module.state_dict().items()}
     words = {name: value if isinstance(value, str) else json.dumps(value) for name, value in metadata.items()}
     safetensors.torch.save_file(weights, path, {"format": "pt", **words})
-    other = copy.deepcopy(module)
+    other = copy.deepcopy(module).eval()  # the copy of a traced network is in training mode
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()  # so that the outputs come from the file

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pencil.errors import RecipeError, RunError
-from pencil.files import write_json
+from pencil.files import read_json, write_json
 from pencil.recipe import Recipe
 from pencil.runs.summary import Summary
 from pencil.training import Observer, Record
@@ -157,9 +157,21 @@ class Note:
     def __init__(self, folder: Path):
         folder.mkdir(exist_ok=True)
         self.path = folder / NOTE
-        known = json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
+        known = self._read() if os.path.lexists(self.path) else {}
         self.run: str | None = known.get("run")
         self.epoch: int = known.get("epoch", 0)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            known = read_json(self.path)
+            if not isinstance(known, dict) or not isinstance(known.get("run"), str):
+                raise ValueError("it names no run")
+            if not isinstance(known.get("epoch"), int):
+                raise ValueError("it has no number of epochs")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RunError(f"{self.path}: {reason}; remove the file to log to a new run of the tracker.") from error
+        return known
 
     def write(self, run: str, epoch: int) -> None:
         self.run, self.epoch = run, epoch

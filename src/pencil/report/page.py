@@ -12,7 +12,7 @@ from pencil._version import __version__
 from pencil.data.examples import Splits
 from pencil.data.settings import FROM_PYTHON
 from pencil.errors import RunError
-from pencil.files import write_text
+from pencil.files import refuse_irregular, write_text
 from pencil.recipe import CUSTOM
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
 from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
@@ -192,6 +192,7 @@ def _write(target: Path, template: str, context: dict[str, Any]) -> Path:
 
 def _is_report(path: Path) -> bool:
     try:
+        refuse_irregular(path)
         with path.open("rb") as file:
             return f'content="{GENERATOR}"'.encode() in file.read(1024)
     except OSError:

@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pencil.errors import RecipeError, RunError
-from pencil.files import sync_folder
+from pencil.files import read_regular, sync_folder
 from pencil.runs.layout import FileStatus
 
 Tree = Any
@@ -68,7 +68,7 @@ class Checkpoint:
         with _explained(f"cannot read {file}"):
             if (size := file.stat().st_size) != expected["bytes"]:
                 raise RunError(f"{file} has {size:,} bytes; expected {expected['bytes']:,}.")
-            content = file.read_bytes()
+            content = read_regular(file)
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise RunError(f"{file} is not what was written: expected the SHA-256 that {MANIFEST} has.")
         return content
@@ -285,7 +285,7 @@ def _manifest(name: str, files: Mapping[str, Digest]) -> bytes:
 def _read_manifest(path: Path) -> dict[str, Digest]:
     """Return the digest of each file. The manifest must be byte for byte what we write, so no flipped bit is missed."""
     with _explained(f"cannot read {path / MANIFEST}"):
-        text = (path / MANIFEST).read_bytes()
+        text = read_regular(path / MANIFEST)
         found = json.loads(text)["files"].items()
         files = {name: {"bytes": int(digest["bytes"]), "sha256": digest["sha256"]} for name, digest in found}
         parts = {name.removesuffix(REST) for name in files if PART.fullmatch(name.removesuffix(REST))}

@@ -2,8 +2,8 @@
 
 import hashlib
 import json
+import re
 import shutil
-import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors import SafetensorError
 
-from pencil.errors import RunError
-from pencil.files import digest, write, write_json, write_text
+from pencil.errors import RecipeError, RunError
+from pencil.files import (
+    clear_temporaries,
+    digest,
+    read_json,
+    read_regular,
+    refuse_irregular,
+    write,
+    write_json,
+    write_text,
+)
+from pencil.runs.content import parse_record, read_label_table, read_rows, read_toml
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
@@ -51,6 +61,7 @@ if TYPE_CHECKING:
 Content = TypeVar("Content")
 Record = dict[str, Any]
 """The metrics of one epoch."""
+CHECKPOINT = re.compile(r"step-\d{10,}|\.step-\d{10,}\.(partial|old)")
 
 
 class DamagedError(RunError):
@@ -117,7 +128,7 @@ class RunReader:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """Format version, versions of libraries, machine, and fingerprints of the data."""
-        tree = self._read(ENVIRONMENT, lambda path: json.loads(path.read_text(encoding="utf-8")))
+        tree = self._read(ENVIRONMENT, read_json)
         if not isinstance(tree, dict):
             raise self._damaged(ENVIRONMENT, f"it holds a {type(tree).__name__} instead of a JSON object")
         return tree
@@ -126,14 +137,14 @@ class RunReader:
     def fingerprints(self) -> dict[str, str]:
         """The digest of keys and labels of each split as loaded, and of the reviewed labels (``pinned``)."""
         found = self.environment.get("data_fingerprint")
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not all(isinstance(digits, str) for digits in found.values()):
             raise self._damaged(ENVIRONMENT, "it has no data_fingerprint")
         return dict(found)
 
     @cached_property
     def recipe_tree(self) -> dict[str, Any]:
         """The resolved recipe as nested tables."""
-        return self._read(RECIPE, lambda path: tomllib.loads(path.read_text(encoding="utf-8")))
+        return self._read(RECIPE, read_toml)
 
     def recipe(self, *, with_method: bool = False, trust: Trust | bool = False) -> "Recipe":
         """Return the resolved recipe. This imports torch.
@@ -147,23 +158,31 @@ class RunReader:
         """
         from pencil.recipe import parse
 
-        return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method, trust=trust)
+        data = self.recipe_tree.get("data")
+        if not isinstance(data, dict) or not data.get("source"):  # an empty one would be the current folder
+            raise self._damaged(RECIPE, "it does not name its data (data.source)")
+        try:
+            stored = parse(self.recipe_tree, str(self.path / RECIPE), with_method=False)
+        except RecipeError as error:
+            first, *rest = [line.strip() for line in str(error).splitlines()[1:]]
+            raise self._damaged(RECIPE, first.rstrip(".") + (f", and {len(rest)} more" if rest else "")) from error
+        return parse(self.recipe_tree, str(self.path / RECIPE), trust=trust) if with_method else stored
 
     @cached_property
     def rows(self) -> pa.Table:
         """The key and the split (train, validation or unused) of every row, in the order they came."""
-        return self._read(ROWS, lambda path: pq.ParquetFile(path).read())
+        return self._read(ROWS, read_rows)
 
     @cached_property
     def metrics(self) -> list[Record]:
         """The metrics of every epoch."""
-        lines = self._read(METRICS, lambda path: path.read_text(encoding="utf-8").splitlines())
+        lines = self._read(METRICS, lambda path: read_regular(path).splitlines())
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(dict(json.loads(line)))
-            except (ValueError, TypeError, RecursionError) as error:
-                raise self._damaged(METRICS, f"line {number} is not a JSON object ({error})") from error
+                found.append(parse_record(line))
+            except ValueError as error:
+                raise self._damaged(METRICS, f"line {number} has no metrics of an epoch ({error})") from error
         return found
 
     @cached_property
@@ -173,12 +192,12 @@ class RunReader:
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
         """Return the label table; with ``columns`` only those, and key, split and given."""
-        return self._read(LABELS, lambda path: LabelTable.read(path, columns))
+        return self._read(LABELS, lambda path: read_label_table(path, columns))
 
     @cached_property
     def summary(self) -> Summary:
         """The results in numbers."""
-        text = self._read(SUMMARY, lambda path: path.read_text(encoding="utf-8"))
+        text = self._read(SUMMARY, lambda path: read_regular(path).decode())
         return Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
 
     def weights_path(self, epoch: str = "last") -> Path:
@@ -191,10 +210,17 @@ class RunReader:
         """Return the weights of the ``last`` or the ``best`` epoch. This imports torch."""
         import safetensors.torch
 
-        return self._read(self.weights_path(epoch).relative_to(self.path), safetensors.torch.load_file)
+        def read(path: Path) -> "dict[str, Tensor]":
+            refuse_irregular(path)
+            return safetensors.torch.load_file(path)
+
+        return self._read(self.weights_path(epoch).relative_to(self.path), read)
 
     def data(self) -> RunData:
         """Return the whole run except its network. This imports torch."""
+        named = self.summary.data.classes, self.summary.data.multilabel
+        if named != (self.labels.classes, self.labels.multilabel):
+            raise self._damaged(SUMMARY, f"it has other classes than {LABELS}")
         return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
 
     def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:
@@ -202,7 +228,7 @@ class RunReader:
             return read(self.path / name)
         except FileNotFoundError as error:
             raise self._damaged(name, "it is missing") from error
-        except (OSError, ValueError, RecursionError, pa.ArrowException, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, pa.ArrowException, SafetensorError) as error:
             seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
             raise self._damaged(name, seen.rstrip(".")) from error
 
@@ -236,6 +262,7 @@ class RunWriter:
         self._lock.__enter__()
         try:
             self._check_empty()  # once more: another process may have written here before we had the lock
+            clear_leftovers(self.path)
         except BaseException:
             self._lock.__exit__()
             raise
@@ -294,14 +321,20 @@ class RunWriter:
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
         write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in LISTED})
         write_text(self.path / SUMMARY, summary.to_json())
-        for left in (self.path / CHECKPOINTS).glob("*step-*"):
-            shutil.rmtree(left)
+        remove_checkpoints(self.path)
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
+    for folder in (path, path / CHECKPOINTS):
+        clear_temporaries(folder)
+    checkpoints_of(path).recover()
 
 
 def check_first_files(path: Path) -> None:
     """Raise DamagedError if recipe, environment or rows of a run are not what was written when it began."""
     try:
-        expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        expected = read_json(path / MANIFEST)
         found = {name: digest(path / name) for name in FIRST}
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -329,19 +362,40 @@ def verify(path: Path) -> list[FileStatus]:
     if is_unfinished(path):
         return [*statuses, *_first_statuses(path)]
     try:
-        expected = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        json.loads((path / SUMMARY).read_text(encoding="utf-8"))
+        _ = RunReader(path).summary
+    except DamagedError:
+        pass  # in environment.json, whose digest the manifest has
+    except RunError as error:
+        statuses.append(FileStatus(path / SUMMARY, False, str(error)))
+    try:
+        expected = read_json(path / MANIFEST)
+        if not isinstance(expected, dict):
+            raise ValueError(f"it holds a {type(expected).__name__} instead of a JSON object")
     except (OSError, ValueError) as error:
-        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST} or {SUMMARY}: {error}")]
-    for name in LISTED:
-        file = path / name
-        if not file.is_file():
-            statuses.append(FileStatus(file, False, "it is missing"))
-        elif digest(file) != expected.get(name):
-            statuses.append(FileStatus(file, False, f"it is not what was written: its SHA-256 differs from {MANIFEST}"))
-        else:
-            statuses.append(FileStatus(file, True))
-    return statuses
+        reason = getattr(error, "strerror", None) or error
+        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST}: {reason}")]
+    return [*statuses, *(_compare(path / name, expected.get(name)) for name in LISTED)]
+
+
+def _compare(file: Path, expected: Any) -> FileStatus:
+    """Return whether a file has the digest that the manifest has."""
+    try:
+        refuse_irregular(file)
+        same = digest(file) == expected
+    except FileNotFoundError:
+        return FileStatus(file, False, "it is missing")
+    except OSError as error:
+        return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
+    return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
+
+
+def remove_checkpoints(path: Path) -> None:
+    """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
+    for left in sorted((path / CHECKPOINTS).glob("*step-*")):
+        if CHECKPOINT.fullmatch(left.name):
+            shutil.rmtree(left, ignore_errors=True)
+            if left.exists():
+                warnings.warn(f"cannot remove {left}, which nothing needs; remove it by hand.", stacklevel=3)
 
 
 def _first_statuses(path: Path) -> list[FileStatus]:
@@ -361,9 +415,11 @@ def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
     seen = environment.get("format")
-    if seen != FORMAT:
-        has = "no format version" if seen is None else f"format {seen!r}"
-        writer = f"pencil {environment['pencil']}" if "pencil" in environment else "the version of pencil that wrote it"
+    if seen != FORMAT or not isinstance(seen, int):
+        has = "no format version" if seen is None else f"format {repr(seen)[:40]}"
+        version = environment.get("pencil")
+        short = isinstance(version, str) and len(version) <= 40 and version.isprintable()
+        writer = f"pencil {version}" if short else "the version of pencil that wrote it"
         raise RunError(
             f"the run in {path} has {has} in {ENVIRONMENT}; this version of pencil reads format {FORMAT}; open it with "
             f"{writer}, or train again."

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from pencil.decisions import Decision, Label, Where
 from pencil.errors import RunError
-from pencil.files import atomic_write
+from pencil.files import atomic_write, refuse_irregular
+from pencil.runs.label_columns import CLASSES, check_columns
 
 ALWAYS = ("key", "split", "given")
 """The columns that every label table has: the name of a row, and the type of its labels."""
@@ -60,11 +61,11 @@ class LabelTable:
 
     def __init__(self, table: pa.Table):
         missing = [name for name in ALWAYS if name not in table.column_names]
-        if missing or b"classes" not in (table.schema.metadata or {}):
+        if missing or CLASSES not in (table.schema.metadata or {}):
             seen = f"no column {missing[0]!r}" if missing else "no class names in its metadata"
             raise RunError(f"the table has {seen}; expected the columns of labels.parquet; read the file of a run.")
         self.table = table
-        self.classes: tuple[str, ...] = tuple(json.loads(table.schema.metadata[b"classes"]))
+        self.classes: tuple[str, ...] = tuple(json.loads(table.schema.metadata[CLASSES]))
         self.multilabel = bool(pa.types.is_list(table.schema.field("given").type))
 
     # As a table
@@ -79,11 +80,26 @@ class LabelTable:
             The file.
         columns : iterable of str, optional
             The columns to read besides key, split and given; all by default.
+
+        Raises
+        ------
+        RunError
+            If the file is not a label table: columns, types, empty cells and class names are checked.
         """
-        with pq.ParquetFile(path) as file:  # pq.read_table would import far more
-            names = file.schema_arrow.names
-            wanted = names if columns is None else [name for name in names if name in {*ALWAYS, *columns}]
-            return cls(file.read(columns=wanted))
+        columns = None if columns is None else tuple(columns)
+        try:
+            refuse_irregular(Path(path))
+            with pq.ParquetFile(path) as file:  # pq.read_table would import far more
+                names = file.schema_arrow.names
+                wanted = names if columns is None else [name for name in names if name in {*ALWAYS, *columns}]
+                table = file.read(columns=wanted)
+            check_columns(table, columns)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
+            raise RunError(f"{path} is no label table: {seen.rstrip('.')}; read the file of a run.") from error
+        return cls(table)
 
     def write(self, path: Path) -> None:
         """Write the table to a Parquet file; a reader sees the previous file or the complete new one."""

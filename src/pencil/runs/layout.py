@@ -14,6 +14,7 @@ checkpoints/step-N  what `pencil resume` continues from, until the run is finish
 from dataclasses import dataclass
 from pathlib import Path
 
+from pencil.errors import RunError
 from pencil.runs.lock import NAME as LOCK
 
 FORMAT = 1
@@ -39,15 +40,19 @@ class FileStatus:
 
 def is_run(path: Path) -> bool:
     """Return whether a directory holds a run, finished or not."""
-    try:
-        return (path / RECIPE).is_file()
-    except OSError:  # such as a name that is too long
-        return False
+    return _is_file(path / RECIPE)
 
 
 def is_unfinished(path: Path) -> bool:
     """Return whether a directory holds a run that has begun and has no results yet."""
-    return is_run(path) and not (path / SUMMARY).is_file()
+    return is_run(path) and not _is_file(path / SUMMARY)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError as error:  # a folder above it may not be entered
+        raise RunError(f"cannot read {path}: {error.strerror}; fix the access to it.") from error
 
 
 def is_empty(path: Path) -> bool:

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -120,7 +120,7 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:
     return LabelSummary(**found)
 
 
-def input_type(inputs: Inputs) -> str:
+def input_type(inputs: Inputs) -> Literal["uint8", "float"]:
     """Return ``uint8`` for images, which are divided by 255, and ``float`` for numbers, which are not."""
     return "uint8" if inputs.dtype == torch.uint8 else "float"
 

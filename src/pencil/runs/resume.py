@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
-from pencil.errors import DataError, RecipeError
+from pencil.errors import DataError, PencilError, RecipeError, RunError
+from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
 from pencil.runs.directory import RunReader, check_first_files, checkpoints_of
@@ -142,6 +143,18 @@ def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> No
     checkpoint = checkpoints.newest()
     if checkpoint is None:
         return
+    try:
+        _load_state(checkpoint, trainer, changed_from)
+    except PencilError:
+        raise
+    except (*FAULTS, OverflowError) as error:
+        raise RunError(
+            f"{checkpoint.path} does not fit this run: {type(error).__name__}: {first_line(error)}; expected a "
+            "checkpoint of the same recipe and data; restore it from a copy, or train again."
+        ) from error
+
+
+def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: StoredRows | None) -> None:
     state = checkpoint.part("training")
     labels = trainer.method.labels
     if labels is not None:

@@ -1,12 +1,15 @@
 """The results of a run in numbers, as a typed value: ``summary.json``."""
 
 import json
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pencil.errors import RunError
+from pencil.files import parse_json
 from pencil.runs.layout import FORMAT, SUMMARY
+
+Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 
 class _Frozen(BaseModel):
@@ -25,7 +28,7 @@ class Score(_Frozen):
 class CalibrationBin(_Frozen):
     """Labels of about the same confidence: how many, their mean confidence, and the fraction that is right."""
 
-    rows: int
+    rows: Count
     confidence: float
     right: float
 
@@ -34,7 +37,7 @@ class Calibration(_Frozen):
     """How far confidences can be trusted; ``error`` is the expected calibration error."""
 
     error: float
-    bins: tuple[CalibrationBin, ...]
+    bins: Annotated[tuple[CalibrationBin, ...], Field(min_length=1)]
 
 
 class LabelSummary(_Frozen):
@@ -56,14 +59,14 @@ class LabelSummary(_Frozen):
         How far confidences can be trusted.
     """
 
-    rows: int
-    pinned: int | None = None
-    entries: int | None = None
-    changed: int
+    rows: Count
+    pinned: Count | None = None
+    entries: Count | None = None
+    changed: Count
     correct_before: float | None = None
     correct_after: float | None = None
-    repaired: int | None = None
-    broken: int | None = None
+    repaired: Count | None = None
+    broken: Count | None = None
     calibration: Calibration | None = None
 
     @property
@@ -75,11 +78,31 @@ class LabelSummary(_Frozen):
 class DataSummary(_Frozen):
     """The data of a run: rows of each split, class names, and the shape and type of one input."""
 
-    rows: dict[str, int]
-    classes: tuple[str, ...]
+    rows: dict[str, Count]
+    classes: Annotated[tuple[str, ...], Field(min_length=1)]
     multilabel: bool
-    input_shape: tuple[int, ...]
-    input_type: str
+    input_shape: Annotated[tuple[Annotated[Count, Field(ge=1)], ...], Field(min_length=1)]
+    input_type: Literal["uint8", "float"]
+
+    @field_validator("rows")
+    @classmethod
+    def _has_training_rows(cls, rows: dict[str, int]) -> dict[str, int]:
+        if "train" not in rows:
+            raise ValueError("expected the number of rows of each split, 'train' among them")
+        return rows
+
+
+class _NoiseRate(_Frozen):
+    estimate: float
+    low: float
+    high: float
+
+
+class _Findings(_Frozen):
+    """The findings that the report shows; others may be there."""
+
+    noise_rate: _NoiseRate | None = None
+    choices: tuple[str, ...] = ()
 
 
 class Summary(_Frozen):
@@ -108,14 +131,20 @@ class Summary(_Frozen):
     method: str
     seed: int
     seconds: float
-    epochs: int
-    best_epoch: int
+    epochs: Count
+    best_epoch: Count
     validation: Score | None = None
     test: Score | None = None
     labels: LabelSummary
     findings: dict[str, Any] = {}
     injected_noise_rate: float | None = None
     data: DataSummary
+
+    @field_validator("findings")
+    @classmethod
+    def _can_be_shown(cls, findings: dict[str, Any]) -> dict[str, Any]:
+        _Findings.model_validate(findings)
+        return findings
 
     @property
     def score(self) -> str:
@@ -176,15 +205,15 @@ class Summary(_Frozen):
             If the text is not JSON, of another format, or lacks a field.
         """
         try:
-            tree = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            tree = parse_json(text.encode())
+        except ValueError as error:
             raise RunError(f"{source} is not JSON: {error}; restore the file from a copy.") from error
         if not isinstance(tree, dict):
             raise RunError(f"{source} holds a {type(tree).__name__}; expected a JSON object; restore the file.")
         if tree.get("format") != FORMAT:
             raise RunError(
-                f"{source} has format {tree.get('format')!r}; this version of pencil reads format {FORMAT}; open the "
-                "run with the version that wrote it, or train again."
+                f"{source} has format {repr(tree.get('format'))[:40]}; this version of pencil reads format {FORMAT}; "
+                "open the run with the version that wrote it, or train again."
             )
         return cls.from_dict(tree, source)
 

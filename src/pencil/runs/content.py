@@ -1,0 +1,63 @@
+"""The content of single files of a run directory, checked; what is wrong with one is a ValueError or an OSError.
+
+A file may come from anybody: wrong types, empty cells, pipes in place of files, and nesting without end are refused.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pencil.errors import RunError
+from pencil.files import parse_json, read_regular, refuse_deep, refuse_irregular
+from pencil.runs.label_table import LabelTable
+
+LARGEST = 1e100
+"""No metric is as large; a larger one cannot be drawn."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file."""
+    tree = tomllib.loads(read_regular(path).decode())
+    refuse_deep(tree)
+    return tree
+
+
+def read_rows(path: Path) -> pa.Table:
+    """Return the table of keys and splits."""
+    refuse_irregular(path)
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    table.validate(full=True)
+    for name in ("key", "split"):
+        kind = table.schema.field(name).type
+        text = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
+        if not text or table[name].null_count:
+            raise ValueError(f"the column {name!r} has the type {kind} or empty cells; expected text in each")
+    return table
+
+
+def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:
+    """Return the label table, or only some of its columns."""
+    try:
+        return LabelTable.read(path, columns)
+    except RunError as error:  # without the file, which the reader names
+        raise ValueError(str(error).removeprefix(f"{path} ").removesuffix("; read the file of a run.")) from error
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Return the metrics of a line: numbers, except the name of the phase; unknown ones are null."""
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise ValueError(f"it is a {type(record).__name__}; expected a JSON object")
+    for name, value in record.items():
+        if name == "phase" and isinstance(value, str):
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "phase" or not (value is None or (number and (abs(value) < LARGEST or not math.isfinite(value)))):
+            raise ValueError(f"{name!r} is {str(value)[:40]!r}; expected a {'name' if name == 'phase' else 'number'}")
+    return record
