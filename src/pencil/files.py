@@ -25,7 +25,7 @@ NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, err
 TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
 """The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
 TEMPORARY_NAME, TEMPORARY_SUFFIX = 150, 20
-"""The longest parts of a temporary name, in bytes. File systems allow 255, so a name may be as long as they take, though ours has more in it."""
+"""The longest parts of a temporary name, in bytes: with all that ours adds it stays below the 255 of file systems."""
 DEEPEST = 50
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
