@@ -156,6 +156,7 @@ def test_ranks_whose_launcher_died_save_and_stop(tmp_path):
         assert time.monotonic() < end, "rank 0 still runs"
         time.sleep(0.1)
     assert epochs_done(out) < 40
+    group.stderr.close()
 
 
 # ---- inputs, recipe and machine that changed
