@@ -60,7 +60,8 @@ def from_arrays(
         raise DataError(
             f"there are {count} inputs but {len(key_array)} keys; expected one per input; pass arrays of equal length."
         )
-    refuse_repeated_keys(key_array)
+    if keys is not None:
+        refuse_repeated_keys(key_array)
     labels = resolve_labels(y, classes, key_array, multilabel)
     clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
     inputs, rows = TensorInputs(values), torch.arange(count)

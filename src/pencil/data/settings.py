@@ -110,7 +110,7 @@ class DataSettings(_Strict):
     source
         A dataset by name, a folder per class, a table, an npz file, or ``hf/NAME``.
     root
-        The folder of a named dataset, or of the images of a table.
+        The folder of a named dataset, or of the images of a table; for a folder per class, where its links may lead.
     options
         Options of a named dataset, or of ``datasets.load_dataset``.
     columns
