@@ -157,11 +157,10 @@ class RunReader:
         if not isinstance(data, dict) or not data.get("source"):  # an empty one would be the current folder
             raise self._damaged(RECIPE, "it does not name its data (data.source)")
         try:
-            stored = parse(self.recipe_tree, str(self.path / RECIPE), with_method=False)
+            return parse(self.recipe_tree, str(self.path / RECIPE), with_method=with_method)
         except RecipeError as error:
             first, *rest = [line.strip() for line in str(error).splitlines()[1:]]
             raise self._damaged(RECIPE, first.rstrip(".") + (f", and {len(rest)} more" if rest else "")) from error
-        return parse(self.recipe_tree, str(self.path / RECIPE)) if with_method else stored
 
     @cached_property
     def rows(self) -> pa.Table:
@@ -364,7 +363,7 @@ def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
     seen = environment.get("format")
-    if seen != FORMAT or not isinstance(seen, int):
+    if type(seen) is not int or seen != FORMAT:
         has = "no format version" if seen is None else f"format {repr(seen)[:40]}"
         version = environment.get("pencil")
         short = isinstance(version, str) and len(version) <= 40 and version.isprintable()
