@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -231,18 +233,42 @@ def test_what_is_no_file_is_refused_and_nothing_waits_for_it(copy, name, kind):
         refused(reader, name)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_may_not_be_read_is_named(copy):
-    for name in FILES[:6]:
-        (copy / name).chmod(0)
-        with pytest.raises(RunError, match=name):
-            RunReader(copy).data()
-        (copy / name).chmod(0o644)
-    copy.chmod(0)
+NOBODY = 65534
+
+
+@pytest.fixture
+def not_root(copy):
+    """The copy of a run in a folder of a user who may not read everything; tests may run as root, who may."""
+    if os.geteuid():
+        yield copy
+        return
+    folder = Path(tempfile.mkdtemp(prefix="pencil-test-"))
     try:
-        refused(lambda: RunReader(copy), "cannot read .*fix the access")
+        path = shutil.copytree(copy, folder / "run")
+        for entry in (folder, path, *path.rglob("*")):
+            os.chown(entry, NOBODY, NOBODY)
+        _ = RunReader(path).data()  # imports what it needs while it may
+        os.seteuid(NOBODY)
+        yield path
     finally:
-        copy.chmod(0o755)
+        os.seteuid(0)
+        shutil.rmtree(folder)
+
+
+def test_what_may_not_be_read_is_named(not_root):
+    path = not_root
+    for name in ("recipe.toml", "environment.json", "metrics.jsonl", "labels.parquet", "summary.json"):
+        (path / name).chmod(0)
+        refused(lambda: RunReader(path).data(), f"{name}: .*Permission denied; restore")
+        (path / name).chmod(0o644)
+    (path / "model.safetensors").chmod(0)
+    refused(lambda: RunReader(path).read_weights(), "model.safetensors: ")
+    assert [one.path.name for one in verify(path) if not one.ok] == ["model.safetensors"]
+    path.chmod(0)
+    try:
+        refused(lambda: RunReader(path), "cannot read .*recipe.toml: Permission denied; fix the access")
+    finally:
+        path.chmod(0o755)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"run": 3, "epoch": 1}', '{"run": "x", "epoch": "1"}'])
