@@ -186,6 +186,12 @@ def clear_temporaries(folder: Path) -> None:
                     _remove(folder / name)
 
 
+def sync_file(path: Path) -> None:
+    """Flush the content of a file to disk."""
+    with path.open("rb+") as written:
+        os.fsync(written.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk, so that a rename survives a power cut."""
     if os.name != "nt":  # Windows has no such call
@@ -240,8 +246,7 @@ def _create(temporary: Path, folder: bool) -> int:
 def _flush(temporary: Path, mode: int) -> None:
     if temporary.stat().st_mode != mode:  # safetensors replaces the file by one that only its owner may read
         temporary.chmod(mode & 0o7777)
-    with temporary.open("rb+") as written:
-        os.fsync(written.fileno())
+    sync_file(temporary)
 
 
 def _put_in_place(temporary: Path, path: Path, new: bool) -> None:

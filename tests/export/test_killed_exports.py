@@ -14,6 +14,7 @@ from review_runs import many_classes_run
 from pencil import files
 from pencil.bench.spec import Spec
 from pencil.cli import bench
+from pencil.export import network
 from pencil.files import TEMPORARY, write_json
 
 FORK = multiprocessing.get_context("fork")  # torch is imported already
@@ -81,7 +82,7 @@ def export(home, out, name):
 
 def pause_in(name, when, pause):
     """Call ``pause`` as soon as the temporary file of an export exists, or when all is done but its name."""
-    create, flush, rename = files._create, files._flush, Path.rename
+    create, sync, rename = files._create, files.sync_file, Path.rename
 
     def ours(path):
         return path.name.startswith(f".{name}.")
@@ -93,8 +94,8 @@ def pause_in(name, when, pause):
             pause()
         return mode
 
-    def written(temporary, mode):
-        flush(temporary, mode)
+    def written(temporary):
+        sync(temporary)
         _ = ours(temporary) and pause()
 
     def renamed(self, target):
@@ -104,7 +105,8 @@ def pause_in(name, when, pause):
     if when == "begun":
         files._create = begun
     else:
-        files._flush, Path.rename = written, renamed
+        files.sync_file = network.sync_file = written
+        Path.rename = renamed
 
 
 def kill(home, out, name, number, when):
@@ -159,3 +161,9 @@ def test_the_metadata_beside_a_graph_is_there_before_it(home, tmp_path, monkeypa
     export(home, tmp_path, "net.pt2")
     assert [path.name for path in placed] == ["net.json", "net.pt2"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.json", "net.pt2"]
+
+
+def test_a_network_that_was_traced_is_exported_as_it_is(home, tmp_path):
+    """The attention structure has a traced backbone, whose copies are in training mode."""
+    export(home, tmp_path, "net.safetensors")
+    assert (tmp_path / "net.safetensors").is_file()

@@ -24,7 +24,7 @@ from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
 from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
-from pencil.files import atomic_write
+from pencil.files import atomic_write, sync_file
 from pencil.models.probe import FAULTS
 from pencil.runs.run import Run
 
@@ -102,6 +102,7 @@ def export_model(
                     f"the exported network is off by {difference:.2g} in a logit on {len(given)} inputs; "
                     f"expected at most {limit:.2g}; nothing was written; allow more with --tolerance."
                 )
+            sync_file(temporary)  # which takes a while: now, before the other file has its name
     except safetensors.SafetensorError as error:
         raise RunError(f"cannot write {path}: {error}; free space or name another file.") from error
     return Exported(path, metadata, len(given), from_data, difference)

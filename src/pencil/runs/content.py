@@ -46,7 +46,9 @@ def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:
     try:
         return LabelTable.read(path, columns)
     except RunError as error:  # without the file, which the reader names
-        raise ValueError(str(error).removeprefix(f"{path} ").removesuffix("; read the file of a run.")) from error
+        raise ValueError(
+            str(error).removeprefix(f"{path} is no label table: ").removesuffix("; read the file of a run.")
+        ) from error
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
@@ -57,7 +59,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
     for name, value in record.items():
         if name == "phase" and isinstance(value, str):
             continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name == "phase" or not (value is None or (number and (abs(value) < LARGEST or not math.isfinite(value)))):
+        known = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+        unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
+        if name == "phase" or not (known or unknown):
             raise ValueError(f"{name!r} is {str(value)[:40]!r}; expected a {'name' if name == 'phase' else 'number'}")
     return record

@@ -415,7 +415,7 @@ def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
     seen = environment.get("format")
-    if seen != FORMAT or not isinstance(seen, int):
+    if type(seen) is not int or seen != FORMAT:
         has = "no format version" if seen is None else f"format {repr(seen)[:40]}"
         version = environment.get("pencil")
         short = isinstance(version, str) and len(version) <= 40 and version.isprintable()

@@ -40,6 +40,8 @@ def check_columns(table: pa.Table, wanted: Iterable[str] | None) -> None:
         if name not in names:
             raise ValueError(f"there is no column {name!r}; expected the columns of {table_of(multilabel)}")
     classes = read_classes(table.schema.metadata)
+    if not table.num_rows:
+        raise ValueError("it has no rows")
     table.validate(full=True)  # text that is not UTF-8, lists that end outside
     for name in names:
         _check_type(table, name, multilabel, len(classes))
@@ -60,7 +62,10 @@ def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
         raise ValueError("the class names in its metadata are not a list of names")
     if len(set(classes)) < len(classes):
         raise ValueError("the class names in its metadata are not different from each other")
-    "".join(classes).encode()  # half a character is a ValueError
+    try:
+        "".join(classes).encode()
+    except UnicodeEncodeError:
+        raise ValueError("the class names in its metadata are not text (half a character)") from None
     return tuple(classes)
 
 

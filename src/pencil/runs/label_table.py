@@ -370,5 +370,7 @@ def _code_sets(columns: Sequence[Any]) -> list[CodedLabels]:
 
 def _encode(columns: Sequence[Any]) -> tuple[list[Any], list[str]]:
     """Return columns of text as numbers into one list of names, and that list."""
-    chunks = pa.chunked_array(columns).dictionary_encode().unify_dictionaries().chunks
-    return [chunk.indices for chunk in chunks], chunks[0].dictionary.to_pylist()
+    whole = pa.concat_arrays(columns).dictionary_encode()
+    ends = np.cumsum([len(column) for column in columns]).tolist()
+    parts = [whole.indices.slice(end - len(column), len(column)) for end, column in zip(ends, columns, strict=True)]
+    return parts, whole.dictionary.to_pylist()
