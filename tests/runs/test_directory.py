@@ -151,7 +151,9 @@ def test_the_writer_continues_where_a_checkpoint_was(tmp_path, run):
         assert writer.environment == {"format": FORMAT, "pencil": "x"}
         writer.truncate_metrics([{"epoch": 1}])
         writer.append_metrics({"epoch": 2})
-        writer.finish(run.labels, run.metrics, run.model.state_dict(), run.model.state_dict(), run.summary)
+        writer.finish(
+            run.labels, [{"epoch": 1}, {"epoch": 2}], run.model.state_dict(), run.model.state_dict(), run.summary
+        )
     reader = RunReader(path)
     assert [record["epoch"] for record in reader.metrics] == [1, 2] and reader.labels.equals(run.labels)
     assert all(status.ok for status in verify(path))

@@ -44,7 +44,7 @@ recipe = { data = { source = "data.npz" } }
 name = "theirs"
 set = { method = { name = "x/evil.py:Evil" } }
 """
-KEPT = ("recipe.toml", "environment.json", "rows.parquet")
+KEPT = ("recipe.toml", "environment.json", "rows.parquet", "manifest.json")
 """The files of a run that was stopped before its first checkpoint."""
 
 
