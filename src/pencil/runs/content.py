@@ -46,7 +46,9 @@ def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:
     try:
         return LabelTable.read(path, columns)
     except RunError as error:  # without the file, which the reader names
-        raise ValueError(str(error).removeprefix(f"{path} is no label table: ").removesuffix("; read the file of a run.")) from error
+        raise ValueError(
+            str(error).removeprefix(f"{path} is no label table: ").removesuffix("; read the file of a run.")
+        ) from error
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
