@@ -344,3 +344,22 @@ def test_a_run_that_was_killed_after_its_summary_gets_its_report(whole, how, mon
     stamp = (path / "report.html").stat().st_mtime_ns
     command("resume", path, cwd=top)
     assert (path / "report.html").stat().st_mtime_ns == stamp  # one that is there is left as it is
+
+
+def test_a_checkpoint_of_another_run_is_refused(whole, tmp_path, monkeypatch):
+    def stopped(name, *words):
+        """A run with checkpoints that lost its results."""
+        words = ("--epochs", "2", "--method", "cross_entropy", "--set", "training.checkpoint_epochs=1", *words)
+        with monkeypatch.context() as patch:
+            patch.setattr("pencil.runs.directory.remove_checkpoints", lambda _: None)
+            command("train", whole.parent / "data.npz", "--out", name, *words, cwd=tmp_path)
+        (tmp_path / name / "summary.json").unlink()
+        return tmp_path / name
+
+    mine, other = stopped("mine"), stopped("other", "--set", "model.options.width=7")
+    shutil.rmtree(mine / "checkpoints")
+    shutil.copytree(other / "checkpoints", mine / "checkpoints")
+    before = {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()}
+    seen = command("resume", mine, cwd=tmp_path, code=2).stderr
+    assert "does not fit this run" in seen and "restore it from a copy, or train again" in seen
+    assert {path: path.read_bytes() for path in mine.rglob("*") if path.is_file()} == before
