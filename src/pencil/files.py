@@ -20,8 +20,8 @@ from pencil.errors import PencilError, RunError
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
 """The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
-LONGEST_NAME, LONGEST_SUFFIX = 150, 20
-"""In bytes. File systems allow 255, so a name may be as long as they take, though ours has more in it."""
+NAME_KEPT, SUFFIX_KEPT = 150, 20
+"""Bytes of the name that a temporary one keeps: file systems allow 255, and ours has more in it."""
 DEEPEST = 50
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
@@ -183,8 +183,8 @@ def sync_folder(folder: Path) -> None:
 
 def _temporary(path: Path) -> Path:
     """Return a path beside ``path`` that no other writer uses, with the same suffix: some libraries look at it."""
-    suffix = path.suffix if 1 < len(os.fsencode(path.suffix)) <= LONGEST_SUFFIX else ""
-    name = os.fsdecode(os.fsencode(path.name)[:LONGEST_NAME])
+    suffix = path.suffix if 1 < len(os.fsencode(path.suffix)) <= SUFFIX_KEPT else ""
+    name = os.fsdecode(os.fsencode(path.name)[:NAME_KEPT])
     return path.with_name(f".{name}.{os.getpid()}-{_machine()}-{next(_numbers)}{suffix}")
 
 
