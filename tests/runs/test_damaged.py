@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import tempfile
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tomli_w
 from commands import pencil as command
 
 import pencil
@@ -157,6 +159,30 @@ def test_an_empty_recipe_does_not_read_the_current_folder(copy, content):
     with Review(copy) as review:
         review.pictures.wait()
         assert review.pictures.state.kind == "none" and "does not name its data" in review.pictures.state.reason
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ("mean = []\nstd = [1.0, 1.0, 1.0]", "recipe.toml: data.normalize.*, and 1 more; restore"),
+        ("mean = []\nstd = []", "recipe.toml: data.normalize.*, and 1 more; restore"),
+        (
+            "mean = [1.0]\nstd = [1.0]",
+            r"recipe.toml normalises 1 channels, and summary.json has .*\(3,\)",
+        ),
+    ],
+)
+def test_a_normalisation_that_does_not_fit_is_refused(copy, values, words):
+    tree = tomllib.loads((copy / "recipe.toml").read_text())
+    tree["data"]["normalize"] = tomllib.loads(values)
+    (copy / "recipe.toml").write_text(tomli_w.dumps(tree))
+    refused(lambda: pencil.open_run(copy), words)
+
+
+def test_a_seed_that_torch_cannot_take_is_refused(copy):
+    text = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(text.replace("seed = 0", f"seed = {10**30}", 1))
+    refused(lambda: pencil.open_run(copy), "recipe.toml: seed: input should be less than 9223372036854775808")
 
 
 def test_mistakes_in_a_stored_recipe_are_one_line(copy):

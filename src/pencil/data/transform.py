@@ -17,6 +17,10 @@ class Normalization:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations; expected as many, and some")
+
 
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 

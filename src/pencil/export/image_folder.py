@@ -112,8 +112,8 @@ def _files(settings: DataSettings) -> dict[str, Path]:
                     found[str(key)] = file.absolute()
     if not found:
         raise RunError(
-            f"the data of this run ({settings.source}) are not images in files; --format imagefolder sorts a folder or "
-            "a table of image files; choose another format."
+            f"the data of this run ({settings.source!r}) are not images in files; --format imagefolder sorts a "
+            "folder or a table of image files; choose another format."
         )
     return found
 

@@ -36,7 +36,7 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
     """
     path = Path(settings.source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
-        raise RunError(f"the data of this run ({settings.source}) are no table; leave --with-columns out.")
+        raise RunError(f"the data of this run ({settings.source!r}) are no table; leave --with-columns out.")
     if not path.is_file():
         raise RunError(f"the table of this run, {path}, is no longer there; restore it, or leave --with-columns out.")
     with _refusals(path):

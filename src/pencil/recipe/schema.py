@@ -39,7 +39,7 @@ class Recipe(BaseModel):
     name: str = "run"
     description: str = ""
     paper: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     method: Tree = Field(default_factory=lambda: {"name": DEFAULT_METHOD})

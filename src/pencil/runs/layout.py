@@ -51,8 +51,10 @@ def is_unfinished(path: Path) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError as error:  # a folder above it may not be entered
+    except PermissionError as error:
         raise RunError(f"cannot read {path}: {error.strerror}; fix the access to it.") from error
+    except OSError:  # a name that is too long
+        return False
 
 
 def is_empty(path: Path) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pencil.data.arrays import as_input_tensor, as_inputs
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import prepare_inputs
+from pencil.data.transform import Normalization
 from pencil.errors import DataError, ModelError, RunError
 from pencil.models import build
 from pencil.models.probe import as_network, non_finite_tensors
@@ -144,6 +145,12 @@ def open_run(
     reader = RunReader(path)
     data, weights = reader.data(), reader.read_weights(epoch)
     recipe, summary = data.recipe, data.summary
+    scales = recipe.data.normalize
+    if isinstance(scales, Normalization) and len(scales.mean) != summary.data.input_shape[0]:
+        raise RunError(
+            f"the run in {path} is damaged: recipe.toml normalises {len(scales.mean)} channels, and summary.json has "
+            f"inputs of shape {summary.data.input_shape}; restore the files from a copy, or train again."
+        )
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
