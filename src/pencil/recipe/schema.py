@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from pencil.data.settings import DataSettings
 from pencil.methods import Method, find_method
@@ -46,6 +46,13 @@ class Recipe(BaseModel):
     training: TrainingSettings = TrainingSettings()
     _given_arguments: frozenset[str] = PrivateAttr(default=frozenset())
     _trust: Trust = PrivateAttr(default=NO_FILES)
+
+    @field_validator("method")
+    @classmethod
+    def _has_name(cls, method: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(method.get("name"), str):
+            raise ValueError("it has no name; expected one such as name = 'auto'")
+        return method
 
     @property
     def given_arguments(self) -> frozenset[str]:
