@@ -34,7 +34,8 @@ _in_use: set[str] = set()
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
+    """Return the SHA-256 of a regular file as hexadecimal digits; an OSError for anything else, as `read_regular`."""
+    refuse_irregular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

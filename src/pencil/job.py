@@ -35,7 +35,7 @@ from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
 from pencil.runs.layout import is_run, is_unfinished
 from pencil.runs.lock import RunLock
-from pencil.runs.results import build_label_table, build_row_table, describe_environment, summarize
+from pencil.runs.results import build_label_table, build_row_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
@@ -370,7 +370,7 @@ class Execution:
         job, splits = self.job, self.job.prepared.splits
         return Run(
             outcome.model,
-            build_label_table(splits, outcome.label_probs, outcome.validation_probs),
+            build_label_table(splits, outcome.label_probs, outcome.validation_probs, row_evidence(outcome)),
             outcome.records,
             summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
             job.recipe,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pencil.data import Splits, from_arrays
 from pencil.methods import METHODS, Constant, Method, Phase, Requirements, Terms
-from pencil.methods.auto.noise_model import NoiseModel
+from pencil.labels.noise_model import NoiseModel
 from pencil.methods.state import load_state, state_tree
 from pencil.training import Trainer, TrainingSettings
 

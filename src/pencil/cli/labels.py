@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 TEXT = ("csv", "jsonl", "parquet")
 FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder")
+ORDERS = ("issues", "data")
 FOLDERS = ("huggingface", "imagefolder")
 
 
@@ -33,9 +34,15 @@ def labels(
     reviewed: Annotated[
         bool, typer.Option("--reviewed", help="With the decisions of `pencil review` merged in.")
     ] = False,
+    order: Annotated[
+        str, typer.Option("--order", help="Text formats: issues (most probable first), or data (as the data came).")
+    ] = "issues",
     copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy the images instead of linking them.")] = False,
 ) -> None:
-    """Export labels, the most confident changes first where only changes are asked for.
+    """Export labels, those that are most probably wrong first.
+
+    Each row has an issue score, the probability that its given label is wrong. The formats cleanlab, huggingface and
+    imagefolder keep the order of the data.
 
     With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
     (0 or 1), confidence and changed, and the other options choose among those lines.
@@ -48,6 +55,8 @@ def labels(
     from pencil.export.labels import select_entries, select_labels
     from pencil.runs.directory import RunReader
 
+    if order not in ORDERS:
+        raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     reader = RunReader(run)
     table = reader.labels
@@ -55,12 +64,16 @@ def labels(
         from pencil.decisions import REVIEWS, read_reviews
 
         table = table.merge_decisions(read_reviews(run / REVIEWS))
-    select = select_entries if entries else select_labels
-    chosen: Any = select(table, only_changed=only_changed, min_confidence=min_confidence)
+    by_issue = order == "issues" and format in TEXT
+    chosen: Any
+    if entries:
+        chosen = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
+    else:
+        chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
     if with_columns:
         from pencil.export.table_columns import with_columns as join
 
-        chosen = join(chosen, reader.recipe().data, keep_order=only_changed)
+        chosen = join(chosen, reader.recipe().data, keep_order=by_issue)
     if out is None:
         _write(chosen, format)
     elif format == "imagefolder":

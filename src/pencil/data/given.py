@@ -234,6 +234,14 @@ def hard_labels(given_labels: Tensor) -> Tensor:
     return given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
 
 
+def has_tie(given_labels: Tensor) -> Tensor:
+    """Return which rows have no given label: distributions whose largest probability several classes share."""
+    if given_labels.ndim == 1:
+        return torch.zeros(len(given_labels), dtype=torch.bool, device=given_labels.device)
+    largest = given_labels.amax(dim=1, keepdim=True)
+    return torch.isclose(given_labels, largest, rtol=0, atol=1e-6).sum(dim=1) > 1
+
+
 def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:
     """Return given labels as probabilities (n, classes); an unknown multi-label entry is one half."""
     if given_labels.ndim == 1:

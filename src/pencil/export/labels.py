@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 from pencil.errors import RunError
 from pencil.export.cells import joined_column, neutral, neutral_column
 from pencil.files import atomic_write
+from pencil.runs.label_columns import FLOATS
 from pencil.runs.label_table import LabelTable, strings
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
-ROUNDED = ("given", "confidence", "given_probability", "margin", "entropy", "label_quality")
+ROUNDED = ("given", *FLOATS, "label_quality")
 """Columns of the label table that CSV rounds to six digits; a user's own columns are written as they are."""
 NO_CELLS = ("distribution", "given_probabilities")
 """Columns that CSV leaves out, as a distribution does not fit into a cell."""
@@ -43,7 +44,9 @@ JSON_ROWS = 4096
 Labels: TypeAlias = LabelTable | pa.Table | pa.RecordBatchReader
 
 
-def select_labels(labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0) -> LabelTable:
+def select_labels(
+    labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0, by_issue: bool = True
+) -> LabelTable:
     """Return the rows to export.
 
     Parameters
@@ -51,11 +54,15 @@ def select_labels(labels: LabelTable, *, only_changed: bool = False, min_confide
     labels : LabelTable
         All labels of a run.
     only_changed : bool
-        Only rows whose label changed, the most confident first.
+        Only rows whose label changed.
     min_confidence : float
         Only rows that are at least this confident.
+    by_issue : bool
+        The most probable issue first; otherwise in the order of the data.
     """
-    return labels.to_fix(min_confidence) if only_changed else labels.confident(min_confidence)
+    chosen = labels.confident(min_confidence)
+    chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
+    return chosen.by_issue() if by_issue else chosen
 
 
 def select_entries(

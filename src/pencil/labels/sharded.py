@@ -66,6 +66,16 @@ class LabelLayout:
 REPLICATED = LabelLayout()
 
 
+def gather_rows(world: Collectives, local_values: Tensor) -> Tensor:
+    """Return the values of all rows in order, given those of this rank's rows (``i mod W``); all ranks call this."""
+    counts = [count for (count,) in world.all_gather_ints(len(local_values))]
+    gathered = world.all_gather(local_values, counts)
+    in_order = torch.empty_like(gathered)
+    for rank, part in enumerate(gathered.split(counts)):
+        in_order[rank :: world.size] = part
+    return in_order
+
+
 class ShardedLabelStore:
     """Any label store, sharded over processes: row ``i`` is on rank ``i mod W``.
 
@@ -139,12 +149,7 @@ class ShardedLabelStore:
 
     def gather(self, local_values: Tensor) -> Tensor:
         """Return the values of all rows in order, given those of the local rows."""
-        counts = [count for (count,) in self.world.all_gather_ints(len(local_values))]
-        gathered = self.world.all_gather(local_values, counts)
-        in_order = torch.empty_like(gathered)
-        for rank, part in enumerate(gathered.split(counts)):
-            in_order[rank :: self.world.size] = part
-        return in_order
+        return gather_rows(self.world, local_values)
 
     def state_dict(self) -> dict[str, Tensor]:
         return self.local.state_dict()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.labels.judging import Judgement
 from pencil.labels.protocol import Labels
 from pencil.labels.sharded import REPLICATED, LabelLayout
 from pencil.methods.schedules import AnySchedule, Constant
@@ -33,6 +34,8 @@ class Requirements:
         Evaluate and keep an exponential moving average of the first network's weights, with a memory of one epoch.
     ema_logits
         The averaged network also predicts every training batch: ``Outputs.ema_logits``.
+    dropout
+        Regularise the linear layers at the end of a network that has no dropout of its own.
     held_out_rows
         How many held-out rows the method wants to base its decisions on. That many are held out of small datasets (at
         most 30 %) unless ``data.validation`` is set.
@@ -51,6 +54,7 @@ class Requirements:
     networks: int = 1
     ema: bool = False
     ema_logits: bool = False
+    dropout: bool = False
     held_out_rows: int = 0
     min_held_out_rows: int = 0
     row_losses: bool = False
@@ -152,6 +156,9 @@ class Context(Protocol):
     @property
     def elapsed_seconds(self) -> float:
         """Training time so far."""
+
+    def judge(self) -> Judgement:
+        """Return the judgement of all rows by their training dynamics so far; for single-label data."""
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         """Return logits and (noisy) given labels of the held-out rows; None without held-out rows."""

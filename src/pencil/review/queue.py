@@ -1,6 +1,6 @@
 """The rows to review, the most useful first: a few compact columns of ``labels.parquet``, never the whole of it.
 
-Confident changes come first, the most confident at the top; then the labels that were kept, the least confident first.
+The order is that of the issue score: the label that is most probably wrong comes first.
 A million rows take a few dozen megabytes here, and the browser has one page of them at a time.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
 
-COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed")
+COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
 PAIRS = 500
 """At most this many pairs of given and corrected label are offered, the most frequent first."""
 SHOWN = ("all", "changed", "kept")
@@ -46,7 +46,7 @@ class Queue:
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
         self.given, self.corrected = self.labels.given_labels, self.labels.corrected_labels
-        self.order = _by_usefulness(self.changed, self.confidence)
+        self.order = _by_issue(self.labels.issue_score)
         self.rows = lru_cache(maxsize=8)(self._rows)
 
     def __len__(self) -> int:
@@ -98,20 +98,20 @@ class Queue:
             "given": self.given[row],
             "corrected": self.corrected[row],
             "confidence": confidence if np.isfinite(confidence) else None,
+            "issue_score": float(np.nan_to_num(self.labels.issue_score[row])),
             "changed": bool(self.changed[row]),
         }
 
 
-def _by_usefulness(changed: np.ndarray, confidence: np.ndarray) -> np.ndarray:
-    """Order changed rows before kept ones; changed ones by falling and kept ones by rising confidence, then by row.
+def _by_issue(scores: np.ndarray) -> np.ndarray:
+    """Order rows by falling issue score, then by row.
 
-    All of that is one integer, whose plain sort is several times as fast as sorting positions: the bits of a float
-    that is not negative are in the order of its value.
+    Both are one integer, whose plain sort is several times as fast as sorting positions: the bits of a float that is
+    not negative are in the order of its value.
     """
-    clipped = np.nan_to_num(confidence.astype(np.float32)).clip(0, 1)
-    bits = np.where(changed, 1 - clipped, clipped).astype(np.float32).view(np.uint32).astype(np.uint64)
-    packed = (~changed).astype(np.uint64) << np.uint64(63) | bits << np.uint64(32)
-    packed |= np.arange(len(changed), dtype=np.uint64)
+    falling = 1 - np.nan_to_num(scores.astype(np.float32)).clip(0, 1)
+    packed = falling.astype(np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)
+    packed |= np.arange(len(scores), dtype=np.uint64)
     packed.sort()
     order: np.ndarray = (packed & np.uint64(0xFFFFFFFF)).astype(np.int32)
     return order

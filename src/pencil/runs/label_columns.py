@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SINGLE_LABEL = ("key", "split", "given", "corrected", "confidence", "given_probability", "margin", "entropy", "changed",
-                "distribution")  # fmt: skip
-MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "given_probabilities", "distribution")
+                "issue_score", "mean_margin", "disagreement", "distribution")  # fmt: skip
+MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score", "given_probabilities",
+              "distribution")  # fmt: skip
 """The columns of a whole table; more may follow."""
+FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement")
 CLASSES = b"classes"
 
 
@@ -80,7 +82,7 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = "text"
     elif name in ("given", "corrected") and not (_is_texts(kind) if multilabel else _is_text(kind)):
         expected = "lists of text" if multilabel else "text"
-    elif name in ("confidence", "given_probability", "margin", "entropy") and not pa.types.is_float32(kind):
+    elif name in FLOATS and not pa.types.is_float32(kind):
         expected = "float"
     elif name == "changed" and not (pa.types.is_int32(kind) if multilabel else pa.types.is_boolean(kind)):
         expected = "int32" if multilabel else "bool"

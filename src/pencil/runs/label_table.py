@@ -170,14 +170,18 @@ class LabelTable:
 
     @cached_property
     def held_out(self) -> Self:
-        """The held-out rows: the network was not trained on them, and its prediction is their corrected label."""
+        """The held-out rows: the network was not trained on them."""
         return self._of(pc.not_equal(self.splits, scalar("train")))
 
     def _of(self, mask: Any) -> Self:
         return type(self)(self.table.filter(mask).combine_chunks())
 
+    def by_issue(self) -> Self:
+        """Return all rows, the one whose given label is most probably wrong first."""
+        return self.take(np.argsort(-self.issue_score, kind="stable"))
+
     def to_fix(self, min_confidence: float = 0.0) -> Self:
-        """Return the rows whose label changed, the most confident correction first.
+        """Return the rows whose label changed, the most probable issue first.
 
         Parameters
         ----------
@@ -185,8 +189,7 @@ class LabelTable:
             Leave out rows that are less confident than this.
         """
         chosen = self.confident(min_confidence)
-        rows = np.flatnonzero(chosen.changed)
-        return chosen.take(rows[np.argsort(-chosen.confidence[rows], kind="stable")])
+        return chosen.take(np.flatnonzero(chosen.changed)).by_issue()
 
     def confident(self, min_confidence: float) -> Self:
         """Return the rows that are at least this confident."""
@@ -211,6 +214,11 @@ class LabelTable:
     def confidence(self) -> np.ndarray:
         """The probability of the corrected class; for multi-label data of the least confident known entry."""
         return _numbers(self.table["confidence"])
+
+    @cached_property
+    def issue_score(self) -> np.ndarray:
+        """The probability that the given label is wrong; for multi-label data that of the most suspicious entry."""
+        return _numbers(self.table["issue_score"])
 
     @cached_property
     def changed(self) -> np.ndarray:

@@ -17,7 +17,7 @@ from pathlib import Path
 from pencil.errors import RunError
 from pencil.runs.lock import NAME as LOCK
 
-FORMAT = 1
+FORMAT = 2
 """The version of this layout. ``environment.json`` and ``summary.json`` hold it, and readers check it."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"

@@ -44,6 +44,7 @@ def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) 
         "margin": _changed_at(table["margin"], picked, 1.0),
         "entropy": _changed_at(table["entropy"], picked, 0.0),
         "changed": _changed_at(table["changed"], picked, ~same),
+        "issue_score": _changed_at(table["issue_score"], picked, ~same),
         "distribution": _changed_probs(labels, picked, present),
     }
 
@@ -57,9 +58,11 @@ def _merge_sets(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> 
     part = labels.take(picked)
     given, probs = part.given_probs, part.probs
     known = ~np.isnan(given)
+    different = (known & (present != (given > 0.5))).sum(axis=1)
     return {
         "corrected": pa.concat_arrays([corrected, lists]).take(pa.array(order)),
-        "changed": _changed_at(labels["changed"], picked, (known & (present != (given > 0.5))).sum(axis=1)),
+        "changed": _changed_at(labels["changed"], picked, different),
+        "issue_score": _changed_at(labels["issue_score"], picked, different > 0),
         "distribution": _changed_probs(labels, picked, np.where(known | present, present, probs)),
     }
 

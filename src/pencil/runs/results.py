@@ -3,6 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,8 @@ from torch import Tensor
 from pencil._version import __version__
 from pencil.data.examples import Examples, Splits
 from pencil.data.inputs import Inputs
-from pencil.labels.reading import read_entries, read_labels, reliability
+from pencil.labels.dynamics import Evidence, TrainingDynamics
+from pencil.labels.reading import EntryReading, read_entries, read_labels, reliability
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import Calibration, DataSummary, LabelSummary, Score, Summary
@@ -22,7 +24,31 @@ from pencil.training import Outcome
 from pencil.training.metrics import SCORES, correct_entries
 
 
-def build_label_table(splits: Splits, label_probs: Tensor, validation_probs: Tensor | None) -> LabelTable:
+@dataclass(frozen=True)
+class RowEvidence:
+    """What training says about the given labels of some rows of single-label data: issue scores, and dynamics."""
+
+    issue_scores: Tensor
+    dynamics: Evidence
+
+
+def row_evidence(outcome: Outcome) -> tuple[RowEvidence | None, RowEvidence | None]:
+    """Return the evidence about training rows and held-out rows; none for multi-label data."""
+    judgement, train, held_out = outcome.judgement, outcome.dynamics, outcome.validation_dynamics
+    if judgement is None or train is None:
+        return None, None
+    found = RowEvidence(judgement.issue_scores, train)
+    if held_out is None or judgement.held_out_issue_scores is None:
+        return found, None
+    return found, RowEvidence(judgement.held_out_issue_scores, held_out)
+
+
+def build_label_table(
+    splits: Splits,
+    label_probs: Tensor,
+    validation_probs: Tensor | None = None,
+    evidence: tuple[RowEvidence | None, RowEvidence | None] = (None, None),
+) -> LabelTable:
     """Return the labels of every training and held-out row.
 
     Parameters
@@ -32,11 +58,14 @@ def build_label_table(splits: Splits, label_probs: Tensor, validation_probs: Ten
     label_probs : Tensor
         The label distributions of the training rows, (rows, classes).
     validation_probs : Tensor or None
-        The network's predictions for the held-out rows, which it was not trained on.
+        Those of the held-out rows.
+    evidence : tuple
+        The evidence about training and held-out rows; without it issue scores follow from the label distributions.
     """
-    table = _label_columns(splits.train, label_probs, "train")
+    table = _label_columns(splits.train, label_probs, "train", evidence[0])
     if splits.validation is not None and validation_probs is not None:
-        table = pa.concat_tables([table, _label_columns(splits.validation, validation_probs, "validation")])
+        held_out = _label_columns(splits.validation, validation_probs, "validation", evidence[1])
+        table = pa.concat_tables([table, held_out])
         if not torch.isin(splits.train.rows, splits.validation.rows).any():  # held out of the same data: in its order
             in_order = torch.cat([splits.train.rows, splits.validation.rows]).argsort(stable=True)
             table = table.take(pa.array(in_order.numpy()))
@@ -157,9 +186,14 @@ def _repairs(given: Tensor, corrected: Tensor, clean: Tensor, changed: Tensor) -
     }
 
 
-def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
     if examples.multilabel:
         return _entry_columns(examples, label_probs, split)
+    if evidence is None:
+        seen_once = TrainingDynamics(examples.given_labels, examples.num_classes)
+        seen_once.add(torch.arange(len(examples)), label_probs.clamp_min(1e-12).log())
+        dynamics = seen_once.evidence()
+        evidence = RowEvidence(1 - dynamics.log_given.exp(), dynamics)
     reading = read_labels(label_probs, examples.given_labels)
     names = pa.array(examples.classes)
 
@@ -176,6 +210,9 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             "margin": reading.margin.float().numpy(),
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
+            "issue_score": _without_pinned(evidence.issue_scores, examples).float().numpy(),
+            "mean_margin": evidence.dynamics.margin.float().numpy(),
+            "disagreement": evidence.dynamics.disagreement.float().numpy(),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
         }
@@ -193,11 +230,23 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             "corrected": _present(entries.corrected & entries.known, examples.classes),
             "confidence": confidence.amin(dim=1).nan_to_num(posinf=0.5).float().numpy(),
             "changed": entries.changed.sum(dim=1).int().numpy(),
+            "issue_score": _without_pinned(_entry_issues(entries, label_probs), examples).float().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
         }
     )
+
+
+def _entry_issues(entries: EntryReading, label_probs: Tensor) -> Tensor:
+    """Return the probability that the most suspicious known entry of each row is wrong."""
+    wrong = torch.where(entries.given, 1 - label_probs, label_probs)
+    return wrong.where(entries.known, torch.zeros_like(wrong)).amax(dim=1)
+
+
+def _without_pinned(scores: Tensor, examples: Examples) -> Tensor:
+    """A reviewed label is no issue."""
+    return scores if examples.pinned is None else scores.masked_fill(examples.pinned, 0.0)
 
 
 def _identity(examples: Examples, split: str) -> dict[str, Any]:

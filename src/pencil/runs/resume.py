@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits, fingerprints
+from pencil.data.examples import Splits, fingerprints
 from pencil.data.keys import as_keys
 from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.models.probe import FAULTS, first_line
@@ -156,44 +156,68 @@ def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> No
 
 def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: StoredRows | None) -> None:
     state = checkpoint.part("training")
-    labels = trainer.method.labels
-    if labels is not None:
-        state["method"]["labels"] = _gathered_labels(checkpoint, state)
+    size = sum(name.startswith("rank-") for name in checkpoint.parts())
+    shards = [checkpoint.part(f"rank-{rank}") for rank in range(size)]
+    if trainer.method.labels is not None and shards and "labels" in shards[0]:
+        state["method"]["labels"] = _joined([shard["labels"] for shard in shards])
+    if shards and "dynamics" in shards[0]:
+        state["dynamics"]["train"] = _joined([shard["dynamics"]["train"] for shard in shards])
     if changed_from is not None:
-        state = _matched_state(state, trainer, changed_from, trainer.splits.train)
-    if labels is not None and labels.local_rows is not None:
-        state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
+        state = _matched_state(state, trainer, changed_from)
+    _take_shard(state, trainer)
     trainer.load_state_dict(state)
 
 
-def _gathered_labels(checkpoint: Checkpoint, state: dict[str, Any]) -> dict[str, Tensor]:
-    """The labels of all rows, whatever the world size was: of ``W`` processes, rank ``r`` had the rows r, r + W, ..."""
-    size = sum(name.startswith("rank-") for name in checkpoint.parts())
-    if size == 0:
-        labels: dict[str, Tensor] = state["method"]["labels"]
-        return labels
-    shards = [checkpoint.part(f"rank-{rank}")["labels"] for rank in range(size)]
+def _joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The values of all rows, whatever the world size was: of ``W`` processes, rank ``r`` had the rows r, r + W, ..."""
     whole = {}
     for name in shards[0]:
         count = sum(len(shard[name]) for shard in shards)
         whole[name] = shards[0][name].new_empty(count, *shards[0][name].shape[1:])
         for rank, shard in enumerate(shards):
-            whole[name][rank::size] = shard[name]
+            whole[name][rank :: len(shards)] = shard[name]
     return whole
 
 
-def _matched_state(
-    state: dict[str, Any], trainer: Trainer, changed_from: StoredRows, train: Examples
-) -> dict[str, Any]:
-    """The state with every per-row tensor of the method matched to the present rows; new rows have initial values."""
-    before = {key: i for i, key in enumerate(changed_from.train.tolist())}
-    pairs = [(i, before[key]) for i, key in enumerate(train.keys.tolist()) if key in before]
-    now, then = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
+    """Replace the labels and dynamics of all rows by those of the rows that this process holds."""
+    labels, world = trainer.method.labels, trainer.layout.sharded_over
+    if labels is not None and labels.local_rows is not None:
+        state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
+    if world is not None and trainer.dynamics is not None:
+        train = state["dynamics"]["train"]
+        state["dynamics"]["train"] = {name: rows[world.rank :: world.size] for name, rows in train.items()}
+
+
+def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: StoredRows) -> dict[str, Any]:
+    """The state with every per-row tensor matched to the present rows; new rows have initial values."""
+    train, held_out = trainer.splits.train, trainer.splits.validation
+    now = {"train": train.keys, "held_out": train.keys[:0] if held_out is None else held_out.keys}
+    then = {"train": changed_from.train, "held_out": changed_from.validation}
+    position = {**state["position"], "step": 0}
+    method = _matched(state["method"], trainer.method.state_dict(), then["train"], now["train"])
+    dynamics = {
+        name: _matched(rows, None, then[name], now[name])
+        for name, rows in state["dynamics"].items()
+        if len(then[name])  # a separate validation set is the same as it was, or all its rows are new
+    }
+    fresh = {"train": trainer.dynamics, "held_out": trainer.held_out_dynamics}
+    for name, one in fresh.items():
+        if one is not None and name not in dynamics:
+            dynamics[name] = one.state_dict()
+    return {**state, "method": method, "dynamics": dynamics, "position": position, "visited": None}
+
+
+def _matched(tree: Any, initial: Any, then: np.ndarray, now: np.ndarray) -> Any:
+    """Return a tree whose per-row tensors are for the keys of ``now``; ``initial`` has the values of new rows, or 0."""
+    before = {key: i for i, key in enumerate(then.tolist())}
+    pairs = [(i, before[key]) for i, key in enumerate(now.tolist()) if key in before]
+    targets, sources = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
 
     def matched(old: Any, initial: Any) -> Any:
         if isinstance(old, Tensor) and old.ndim and len(old) == len(before):
-            values = initial.clone() if isinstance(initial, Tensor) else old.new_zeros(len(train), *old.shape[1:])
-            values[now] = old[then].to(values)
+            values = initial.clone() if isinstance(initial, Tensor) else old.new_zeros(len(now), *old.shape[1:])
+            values[targets] = old[sources].to(values)
             return values
         if isinstance(old, dict):
             inner = initial if isinstance(initial, dict) else {}
@@ -202,6 +226,4 @@ def _matched_state(
             return [matched(value, None) for value in old]
         return old
 
-    position = {**state["position"], "step": 0}
-    method = matched(state["method"], trainer.method.state_dict())
-    return {**state, "method": method, "position": position, "visited": None}
+    return matched(tree, initial)

@@ -67,6 +67,17 @@ class Run:
         """Whether an example may have several classes."""
         return self.summary.data.multilabel
 
+    def issues(self, min_score: float = 0.0) -> LabelTable:
+        """Return the rows whose given label may be wrong, the most probable issue first.
+
+        Parameters
+        ----------
+        min_score : float
+            Leave out rows whose ``issue_score``, the probability that the given label is wrong, is below this.
+        """
+        ordered = self.labels.by_issue()
+        return ordered.slice(0, int((ordered.issue_score >= min_score).sum()))
+
     @property
     def data(self) -> RunData:
         """The run without its network."""

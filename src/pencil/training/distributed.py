@@ -179,28 +179,45 @@ SINGLE_PROCESS = World()
 
 def join(device: torch.device) -> World:
     """Return the world that this process was launched in, by torchrun or ``pencil train --processes``."""
-    if LAUNCHER in os.environ:
-        threading.Thread(target=_stop_without_launcher, name="pencil-launcher", daemon=True).start()
     launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     return ProcessGroup(device) if launched > 1 else SINGLE_PROCESS
-
-
-def _stop_without_launcher() -> None:
-    """Request a stop once the launcher is gone: nobody would end this process otherwise."""
-    launcher = int(os.environ[LAUNCHER])
-    while os.getppid() == launcher:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[World]:
     """Join the world for the length of a block: joined once, left once."""
-    world = join(device)
+    with _stopping_without_launcher():
+        world = join(device)
+        try:
+            yield world
+        finally:
+            world.leave()
+
+
+@contextmanager
+def _stopping_without_launcher() -> Iterator[None]:
+    """Request a stop once the launcher is gone: nobody would end this process otherwise.
+
+    The thread that watches is joined at the end: one that still ran while Python shuts down could abort the process.
+    """
+    if LAUNCHER not in os.environ:
+        yield
+        return
+    launcher, ended = int(os.environ[LAUNCHER]), threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    watcher = threading.Thread(target=watch, name="pencil-launcher", daemon=True)
+    watcher.start()
     try:
-        yield world
+        yield
     finally:
-        world.leave()
+        ended.set()
+        watcher.join()
 
 
 def _connect(backend: str) -> None:

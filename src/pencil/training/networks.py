@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pencil.errors import TrainingError
 from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
+from pencil.models.dropout import add_dropout
 from pencil.training.compute import Compute
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.settings import TrainingSettings, build_optimizer
@@ -78,11 +79,13 @@ class Networks:
         compute: Compute,
         world: World = SINGLE_PROCESS,
         ema_memory: int | None = None,
+        dropout: bool = False,
     ):
         self.settings, self.compute, self.world = settings, compute, world
         self.trained = nn.ModuleList(networks)
         self.ema = None if ema_memory is None else Ema(networks[0], ema_memory)
         self.model: nn.Module = networks[0] if self.ema is None else self.ema.module
+        self._dropout = [handle for network in networks for handle in add_dropout(network)] if dropout else []
         parallel = [world.wrap_ddp(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in parallel]
         evaluates_trained = world.size == 1 and self.ema is None
@@ -94,6 +97,11 @@ class Networks:
 
     def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network) if self.settings.compile else network
+
+    def remove_dropout(self) -> None:
+        """Leave the networks as they came: dropout that was added for training is removed."""
+        for handle in self._dropout:
+            handle.remove()
 
     def check_finite(self, where: str) -> None:
         """Raise TrainingError if a weight or a statistic of the kept network is not finite: its predictions are not."""

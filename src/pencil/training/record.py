@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pencil.labels.dynamics import Evidence
+from pencil.labels.judging import Judgement
 from pencil.methods.base import Phase, Terms
 
 Record = dict[str, Any]
@@ -26,7 +28,11 @@ class Observer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of training. ``label_probs`` are the label distributions of the training rows."""
+    """The result of training.
+
+    ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
+    ``judgement`` and the training dynamics that it is based on exist for single-label data.
+    """
 
     model: nn.Module
     best_weights: dict[str, Tensor]
@@ -35,6 +41,9 @@ class Outcome:
     validation_probs: Tensor | None
     records: list[Record]
     findings: dict[str, Any] = field(default_factory=dict)
+    judgement: Judgement | None = None
+    dynamics: Evidence | None = None
+    validation_dynamics: Evidence | None = None
 
 
 @dataclass

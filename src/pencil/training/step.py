@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
+from pencil.labels.dynamics import TrainingDynamics
 from pencil.methods.base import Outputs, Phase, Terms
 from pencil.training.distributed import World
 from pencil.training.metrics import training_hits
@@ -40,8 +41,17 @@ class StepResult:
 class TrainingStep:
     """Takes a batch through the networks of a run; weights and labels move."""
 
-    def __init__(self, networks: Networks, train: Examples, world: World, *, sharded: bool, ema_logits: bool):
-        self.networks, self.train, self.world = networks, train, world
+    def __init__(
+        self,
+        networks: Networks,
+        train: Examples,
+        world: World,
+        *,
+        sharded: bool,
+        ema_logits: bool,
+        dynamics: TrainingDynamics | None = None,
+    ):
+        self.networks, self.train, self.world, self.dynamics = networks, train, world, dynamics
         self.sharded, self.ema_logits = sharded, ema_logits
 
     def __call__(
@@ -73,6 +83,8 @@ class TrainingStep:
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
+        if self.dynamics is not None:  # what was predicted before this step
+            self.dynamics.add(result.batch.rows, result.logits)
         if phase.after_step is not None:  # where labels move
             phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
         return result

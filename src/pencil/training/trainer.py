@@ -12,6 +12,8 @@ from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
+from pencil.labels.dynamics import TrainingDynamics
+from pencil.labels.judging import Judgement, judge
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -81,6 +83,7 @@ class Trainer:
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.layout = choose_layout(settings, splits.train, method.requirements.row_losses, world)
         self.phases = self._first_plan(model)
+        self.dynamics, self.held_out_dynamics = self._new_dynamics()
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
@@ -120,6 +123,16 @@ class Trainer:
             raise TrainingError("every phase has zero epochs; expected at least one epoch to train.")
         return phases
 
+    def _new_dynamics(self) -> tuple[TrainingDynamics | None, TrainingDynamics | None]:
+        """The dynamics of training rows, kept where their labels are, and of held-out rows; for single-label data."""
+        train, held_out = self.splits.train, self.splits.validation
+        if train.multilabel:
+            return None, None
+        rows = TrainingDynamics(train.given_labels.to(self.compute.device), train.num_classes, self.layout)
+        if held_out is None:
+            return rows, None
+        return rows, TrainingDynamics(held_out.given_labels, held_out.num_classes)
+
     def _replan(self) -> None:
         """Take over what the method has decided; phases that are done stay as they are."""
         plan = self.method.plan()
@@ -133,10 +146,15 @@ class Trainer:
         """Train these networks from now on."""
         needs = self.method.requirements
         ema_memory = self.steps_per_epoch if needs.ema else None
-        self.networks = Networks(networks, self.settings, self.compute, self.world, ema_memory)
+        self.networks = Networks(networks, self.settings, self.compute, self.world, ema_memory, dropout=needs.dropout)
         sharded = self.layout.sharded_over is not None
         self.step = TrainingStep(
-            self.networks, self.splits.train, self.world, sharded=sharded, ema_logits=needs.ema_logits
+            self.networks,
+            self.splits.train,
+            self.world,
+            sharded=sharded,
+            ema_logits=needs.ema_logits,
+            dynamics=self.dynamics,
         )
 
     @property
@@ -237,6 +255,7 @@ class Trainer:
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
         record["seconds"] = time.perf_counter() - started
+        self._count_held_out_visit()
         self.records.append(record)
         self.position.step = 0
         self.method.on_epoch_end(self)
@@ -244,9 +263,17 @@ class Trainer:
         if self._weights_restored:  # another network than the evaluated one; no pause, as the epoch has ended
             record |= self._evaluate() | self._label_metrics()
             self._weights_restored = False
+        elif self.position.phase + 1 == len(self.phases) and epoch + 1 == self.phases[-1].epochs:
+            record |= self._label_metrics()  # the method may have set the final labels
         self.networks.track_best(record.get(f"validation_{self.score}"), record["epoch"])
         for observer in self.observers:
             observer.on_epoch_end(record)
+
+    def _count_held_out_visit(self) -> None:
+        """An evaluation is to held-out rows what a step is to training rows."""
+        if self.held_out_dynamics is not None and self._held_out_logits is not None:
+            read = ~self._held_out_logits[:, 0].isnan()
+            self.held_out_dynamics.add(read.nonzero()[:, 0], self._held_out_logits[read])
 
     # ---- evaluation
 
@@ -301,18 +328,30 @@ class Trainer:
             label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
-        validation = self.splits.validation
-        validation_probs = None if validation is None else self._probs(validation)
+        judgement = None if self.dynamics is None else self.judge()
+        self.networks.remove_dropout()
         self.model.eval()
         return Outcome(
             model=self.model,
             best_weights=self.networks.best_weights or self.model.state_dict(),
             best_epoch=self.networks.best_epoch,
             label_probs=apply_pinned(label_probs.cpu(), self.splits.train),
-            validation_probs=validation_probs,
+            validation_probs=self._held_out_probs(judgement),
             records=self.records,
             findings=self.method.findings(),
+            judgement=judgement,
+            dynamics=None if self.dynamics is None else self.dynamics.evidence(),
+            validation_dynamics=None if self.held_out_dynamics is None else self.held_out_dynamics.evidence(),
         )
+
+    def _held_out_probs(self, judgement: Judgement | None) -> Tensor | None:
+        """Label distributions of the held-out rows: their posterior, or for multi-label data the predictions."""
+        held_out = self.splits.validation
+        if held_out is None:
+            return None
+        if judgement is None or judgement.held_out_probs is None:
+            return self._probs(held_out)
+        return apply_pinned(judgement.held_out_probs.float(), held_out)
 
     # ---- saving and resuming
 
@@ -325,12 +364,25 @@ class Trainer:
             "visited": self._visited,
             "networks": self.networks.state_dict(),
             "method": self.method.state_dict(),
+            "dynamics": self._dynamics_state(sharded=False),
         }
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return what only this rank has: its shard of the labels."""
-        labels = self.method.labels
-        return {"labels": labels.state_dict()} if labels is not None and labels.local_rows is not None else {}
+        """Return what only this rank has: its shard of the labels and of the dynamics."""
+        labels, dynamics = self.method.labels, self._dynamics_state(sharded=True)
+        local: dict[str, Any] = {"dynamics": dynamics} if dynamics else {}
+        if labels is not None and labels.local_rows is not None:
+            local["labels"] = labels.state_dict()
+        return local
+
+    def _dynamics_state(self, *, sharded: bool) -> dict[str, dict[str, Tensor]]:
+        """The dynamics that every process has, or those of this process's shard."""
+        kept = {"train": self.dynamics, "held_out": self.held_out_dynamics}
+        return {
+            name: one.state_dict()
+            for name, one in kept.items()
+            if one is not None and (one.world is not None) == sharded
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to where :meth:`state_dict` was taken, in a trainer that was built in the same way."""
@@ -338,6 +390,9 @@ class Trainer:
         self.records, self._visited = list(state["records"]), state["visited"]
         self.networks.load_state_dict(state["networks"])
         self.method.load_state_dict(state["method"])
+        for name, dynamics in (("train", self.dynamics), ("held_out", self.held_out_dynamics)):
+            if dynamics is not None:
+                dynamics.load_state_dict(state["dynamics"][name])
         self._replan()
 
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
@@ -368,6 +423,16 @@ class Trainer:
     def elapsed_seconds(self) -> float:
         """Training time so far, as rank 0 measured it."""
         return float(self.world.broadcast_object(sum(record["seconds"] for record in self.records)))
+
+    def judge(self) -> Judgement:
+        """Return the judgement of all rows by their training dynamics so far."""
+        assert self.dynamics is not None, "multi-label data has no dynamics"
+        held_out, dynamics = self.splits.validation, self.held_out_dynamics
+        if held_out is None or dynamics is None:
+            return judge(self.dynamics.evidence(), self.splits.train.given_labels, None, None)
+        return judge(
+            self.dynamics.evidence(), self.splits.train.given_labels, dynamics.evidence(), held_out.given_labels
+        )
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         """Return logits and given labels of the held-out rows that can be read."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pencil.data.given import hard_labels
+
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.linspace(0.0, 0.98, 99, dtype=torch.float64)
 STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
@@ -30,7 +32,10 @@ MAX_ROWS = 10_000
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """A noise rate with its 95 % interval, the temperature that calibrates the network, and the transition matrix."""
+    """A noise rate with its 95 % interval, the temperature that calibrates the network, and the transition matrix.
+
+    The interval is that of the model: noise that the inputs explain passes for truth, so the rate may be far higher.
+    """
 
     rate: float
     low: float
@@ -106,11 +111,42 @@ def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
     return float(TEMPERATURES[found.index(min(found))])
 
 
-def posterior(logits: Tensor, given: Tensor, model: NoiseModel, trust: float = 1.0) -> Tensor:
-    """Return log-probabilities of the true class, given prediction and label: ``p * T[:, given] ** trust``."""
-    log_transition = model.transition.clamp_min(1e-6).log().to(logits)
+def posterior(
+    logits: Tensor, given: Tensor, model: NoiseModel, trust: float = 1.0, rarity: Tensor | None = None
+) -> Tensor:
+    """Return log-probabilities of the true class, given prediction and label: ``p * T[:, given] ** trust``.
+
+    Parameters
+    ----------
+    logits
+        Predictions, (rows, classes).
+    given
+        Class indices (rows,), or distributions (rows, classes), whose likelihood is the mean over their classes.
+    model
+        The noise model.
+    trust
+        Exponent of the label's likelihood.
+    rarity
+        Log-weight of the given class for rows that are labelled with it; see :func:`log_rarity`.
+    """
+    transition = model.transition.clamp_min(1e-6).to(logits)
     log_p = (logits / model.temperature).log_softmax(dim=1)
-    return (log_p + trust * log_transition.t()[given]).log_softmax(dim=1)
+    likelihood = transition.t()[given] if given.ndim == 1 else given.to(logits) @ transition.t()
+    scores = log_p + trust * likelihood.log()
+    if rarity is not None:
+        hard = hard_labels(given)
+        scores = scores.scatter_add(1, hard[:, None], rarity.to(scores)[hard][:, None])
+    return scores.log_softmax(dim=1)
+
+
+def log_rarity(given: Tensor, num_classes: int) -> Tensor:
+    """Return for each class how much rarer it is than the mean class, as a log-ratio; zero for common classes.
+
+    A network learns that a rare class is improbable before it learns what the class looks like. Rows with its name are
+    therefore judged as if the class were as frequent as the others.
+    """
+    counts = hard_labels(given).cpu().bincount(minlength=num_classes).double()
+    return (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).log().clamp_min(0)
 
 
 def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, agreement: float) -> float:

@@ -13,9 +13,7 @@ from pencil.data.examples import Batch
 from pencil.data.given import hard_labels
 from pencil.labels.forms import label_form
 from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
-from pencil.labels.protocol import Labels
-from pencil.labels.store import CHUNK
-from pencil.methods.auto.noise_model import (
+from pencil.labels.noise_model import (
     SIGNIFICANT,
     NoiseModel,
     confusion_shape,
@@ -23,9 +21,12 @@ from pencil.methods.auto.noise_model import (
     fit_temperature,
     is_chance,
     log_likelihoods,
+    log_rarity,
     posterior,
     remaining_trust,
 )
+from pencil.labels.protocol import Labels
+from pencil.labels.store import CHUNK
 from pencil.methods.base import (
     Context,
     Epochs,
@@ -79,8 +80,11 @@ class Auto(Method):
     has not risen for ``patience`` epochs. The network then returns to its best epoch, and every label is set to its
     posterior.
     *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
-    the estimated noise model (:mod:`pencil.methods.auto.noise_model`).
+    the estimated noise model (:mod:`pencil.labels.noise_model`).
     *Fine-tuning*: the last epochs, on labels that no longer move.
+    In the end every label, held out or not, is set to its posterior by the training dynamics of all epochs
+    (:mod:`pencil.labels.judging`); where the network predicts held-out labels no better than chance, labels stay as
+    given.
 
     Parameters
     ----------
@@ -102,13 +106,17 @@ class Auto(Method):
         the one before.
     ema
         Evaluate and keep the moving average of the weights.
+    dropout
+        Regularise the linear layers at the end of a network that has no dropout of its own.
     anchored
         Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
     divergence
         Direction of the KL divergence between label distribution and prediction.
     """
 
-    requirements = Requirements(ema=True, held_out_rows=40, min_held_out_rows=5, wall_clock=True, row_losses=True)
+    requirements = Requirements(
+        ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, wall_clock=True, row_losses=True
+    )
     state: AutoState
 
     def __init__(
@@ -123,13 +131,14 @@ class Auto(Method):
         finetune: Fraction = 0.25,
         rounds: Annotated[int, Field(ge=1)] = 1,
         ema: bool = True,
+        dropout: bool = True,
         anchored: bool = True,
         divergence: Literal["forward", "inverse"] = "forward",
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
         self.anchored, self.divergence = anchored, divergence
-        self.requirements = replace(type(self).requirements, ema=ema)
+        self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
 
     # ---- phases
 
@@ -137,6 +146,7 @@ class Auto(Method):
         self.task = task
         self.labels = task.layout.build(task.given_labels, self._make_store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
+        self.rarity = log_rarity(task.given_labels, task.num_classes)
         return self.plan()
 
     def _make_store(self, given_labels: Tensor, top_k: int | None) -> Labels:
@@ -203,7 +213,7 @@ class Auto(Method):
         assert self.labels is not None and self.state.noise is not None
         logits, label_probs = carry
         log_posterior = posterior(
-            at_least_fp32(logits), hard_labels(batch.given_labels), self.state.noise, self.state.trust
+            at_least_fp32(logits), batch.given_labels, self.state.noise, self.state.trust, self.rarity
         )
         moved = torch.lerp(label_probs, log_posterior.exp().to(label_probs), self.pace)
         self.labels.write(batch.rows, as_logits(moved))
@@ -226,7 +236,7 @@ class Auto(Method):
         noise = fit_noise(held_out[0], hard_labels(held_out[1]), shape)
         self.state.noise = noise
         self._fit_trust(*held_out, float((logits.argmax(dim=1) == given).double().mean()))
-        self._write_labels(posterior(logits, given, noise, self.state.trust))
+        self._write_labels(posterior(logits, self.task.given_labels, noise, self.state.trust, self.rarity))
         self._note(
             f"noise rate {noise.rate:.0%} (interval {noise.low:.0%} to {noise.high:.0%}), temperature "
             f"{noise.temperature:.2f}; every label set to its posterior"
@@ -277,6 +287,7 @@ class Auto(Method):
             self.relabel(context)
         else:
             self._undo_if_worse(context)
+            self._settle(context)
 
     def _plan_by_clock(self, context: Context) -> None:
         """Plan as many epochs as the time budget allows, again after each epoch of the backbone phase."""
@@ -327,9 +338,20 @@ class Auto(Method):
             self._note(message)
             if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
                 warnings.warn(message, stacklevel=2)
+        else:
+            self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
+            self.relabel(context)
+        self._settle(context)
+
+    def _settle(self, context: Context) -> None:
+        """At the end: set every label to its posterior by the dynamics of all epochs, or leave all as given."""
+        if not self.anchored:
             return
-        self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
-        self.relabel(context)
+        judgement = context.judge()
+        self._write_labels(as_logits(judgement.probs.to(self.task.device)))
+        self.state.noise = judgement.noise
+        found = "set to its posterior by the training dynamics" if judgement.knows else "left as given"
+        self._note(f"every label {found}; noise rate {judgement.noise.rate:.0%} at the end")
 
     def _another_round_helps(self, context: Context) -> bool:
         """Return whether this round explains held-out labels significantly better than what was before it."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pencil.methods.auto.noise_model import (
+from pencil.labels.noise_model import (
     NoiseModel,
     confusion_shape,
     dirichlet_log_marginal,

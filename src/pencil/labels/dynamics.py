@@ -1,0 +1,140 @@
+"""Training dynamics: what a network predicted for each row whenever it met the row, before it learned from it again.
+
+The prediction of a network that was trained on a row repeats the row's label. The mean over all visits, each made
+before the step on that row, repeats it far less: it ranks wrong labels as predictions for unseen rows do (area under
+the margin, Pleiss et al. 2020), and costs no forward pass.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pencil.data.given import hard_labels
+from pencil.labels.losses import at_least_fp32
+from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows
+
+FLOOR = -9.2
+"""Log-probabilities below this (0.0001) count as this: a single sure visit must not outweigh all others."""
+DENSE_CLASSES = 32
+"""With more classes only the ``TOP_K`` largest means of each row are kept."""
+TOP_K = 8
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The dynamics of some rows.
+
+    Attributes
+    ----------
+    log_probs
+        Mean log-probabilities of the classes over all visits, (rows, classes). They are used like logits.
+    log_given
+        Mean log-probability of the given label.
+    margin
+        Mean of the given label's probability minus the largest other one, from -1 to 1.
+    disagreement
+        Fraction of the visits in which another class had the largest probability.
+    visits
+        How often each row was met; a row that could not be read was never met.
+    """
+
+    log_probs: Tensor
+    log_given: Tensor
+    margin: Tensor
+    disagreement: Tensor
+    visits: Tensor
+
+    def subset(self, rows: Tensor) -> "Evidence":
+        """Return the dynamics of these rows, or where a mask is true."""
+        return Evidence(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+class TrainingDynamics:
+    """Running means over the visits of each row, for single-label data.
+
+    Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`): on every process, or sharded. With more
+    than 32 classes, or where the labels are top-k too, the largest means are kept in half precision.
+
+    Parameters
+    ----------
+    given_labels
+        Given labels of all rows: class indices or distributions.
+    num_classes
+        Number of classes.
+    layout
+        Where the rows are kept.
+    """
+
+    def __init__(self, given_labels: Tensor, num_classes: int, layout: LabelLayout = REPLICATED):
+        self.world, self.num_classes, self.count = layout.sharded_over, num_classes, len(given_labels)
+        world = self.world
+        self.given = hard_labels(given_labels if world is None else given_labels[world.rank :: world.size])
+        rows, device = len(self.given), given_labels.device
+        k = layout.top_k or (num_classes if num_classes <= DENSE_CLASSES else TOP_K)
+        self.k = min(k, num_classes)
+        dense = self.k == num_classes
+        self.means = torch.zeros(rows, self.k, device=device, dtype=torch.float32 if dense else torch.float16)
+        self.classes = None if dense else torch.zeros(rows, self.k, device=device, dtype=torch.int32)
+        self.scalars = torch.zeros(rows, 4, device=device)  # visits, log_given, margin, disagreement
+
+    @torch.no_grad()
+    def add(self, rows: Tensor, logits: Tensor) -> None:
+        """Count a visit of these rows, each named once. With sharded rows all ranks call this together."""
+        log_probs = at_least_fp32(logits.detach()).float().log_softmax(dim=1)
+        if self.world is not None:
+            owners = rows % self.world.size
+            (rows, _), (log_probs, _) = self.world.all_to_all(rows, owners), self.world.all_to_all(log_probs, owners)
+            rows = rows // self.world.size
+        if len(rows) == 0:
+            return
+        scalars = self.scalars.index_select(0, rows)
+        weight = 1 / (scalars[:, :1] + 1)
+        given = self.given.index_select(0, rows).unsqueeze(1)
+        self.scalars.index_copy_(0, rows, _moved_scalars(scalars, log_probs, given, weight))
+        self._store(rows, self._dense(rows).lerp_(log_probs.clamp_min(FLOOR), weight))
+
+    def _dense(self, rows: Tensor) -> Tensor:
+        """Mean log-probabilities of all classes; those that are not kept share the remaining probability."""
+        means = self.means.index_select(0, rows)
+        if self.classes is None:
+            return means
+        rest = (1 - means.float().exp().sum(dim=1, keepdim=True)).clamp_min(0) / (self.num_classes - self.k)
+        filled = rest.log().clamp_min(FLOOR).repeat(1, self.num_classes)
+        return filled.scatter_(1, self.classes.index_select(0, rows).long(), means.float())
+
+    def _store(self, rows: Tensor, dense: Tensor) -> None:
+        if self.classes is None:
+            self.means.index_copy_(0, rows, dense)
+            return
+        top = dense.topk(self.k, dim=1)
+        self.means.index_copy_(0, rows, top.values.half())
+        self.classes.index_copy_(0, rows, top.indices.int())
+
+    def evidence(self) -> Evidence:
+        """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
+        local = torch.arange(len(self.given), device=self.given.device)
+        dense, scalars = self._gather(self._dense(local)).cpu(), self._gather(self.scalars).cpu()
+        visits, log_given, margin, disagreement = scalars.unbind(dim=1)
+        return Evidence(dense, log_given, margin, disagreement, visits)
+
+    def _gather(self, values: Tensor) -> Tensor:
+        return values if self.world is None else gather_rows(self.world, values)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what :meth:`load_state_dict` needs; not a copy."""
+        state = {"means": self.means, "scalars": self.scalars}
+        return state if self.classes is None else state | {"classes": self.classes}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the dynamics of the rows of this process."""
+        for name, value in state.items():
+            getattr(self, name).copy_(value)
+
+
+def _moved_scalars(scalars: Tensor, log_probs: Tensor, given: Tensor, weight: Tensor) -> Tensor:
+    """Visits, log-probability, margin and disagreement of the given class after one more visit."""
+    own = log_probs.gather(1, given)
+    other = log_probs.scatter(1, given, -torch.inf).amax(dim=1, keepdim=True)
+    now = torch.cat([own.clamp_min(FLOOR), own.exp() - other.exp(), (other > own).float()], dim=1)
+    return torch.cat([scalars[:, :1] + 1, scalars[:, 1:].lerp(now, weight)], dim=1)

@@ -1,0 +1,210 @@
+"""Judging labels: from the training dynamics of all rows to the probability that each given label is wrong.
+
+Held-out rows were never trained on, so the noise model is fitted to them. Training rows and held-out rows are drawn
+from the same data: whatever the posterior says of held-out rows on average it must say of training rows too. This fixes
+how much of its label the dynamics of a training row still repeat (:func:`match_held_out`), and the scale of the issue
+scores (:func:`match_quantiles`).
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from pencil.data.given import hard_labels, has_tie
+from pencil.labels.dynamics import Evidence
+from pencil.labels.noise_model import (
+    NoiseModel,
+    confusion_shape,
+    fit_noise,
+    is_chance,
+    log_rarity,
+    posterior,
+)
+
+MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 25, dtype=torch.float64).tolist()
+MATCH_TRUSTS = torch.linspace(0.0, 1.5, 16, dtype=torch.float64).tolist()
+MATCH_ROWS = 4000
+"""More training rows than this change nothing."""
+ENOUGH_TO_MATCH = 5
+"""With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
+NORMAL_95 = 1.96
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What training has found out about the given labels.
+
+    Attributes
+    ----------
+    probs, held_out_probs
+        Posterior of the true class of training and held-out rows, (rows, classes).
+    issue_scores, held_out_issue_scores
+        Probability that the given label of each row is wrong; the order is that of the dynamics.
+    noise
+        The noise model that both are based on.
+    ceiling
+        Noise rate that cannot be excluded: the network disagrees with this fraction of held-out labels (95 % limit).
+    knows
+        Whether held-out labels are predicted better than chance. If not, labels are left as given.
+    mismatch
+        How far the averages over training rows remain from those over held-out rows, from 0 to 1.
+    lost_classes
+        Classes whose rows were left as given, because the corrected labels would not have contained them any more.
+    """
+
+    probs: Tensor
+    held_out_probs: Tensor | None
+    issue_scores: Tensor
+    held_out_issue_scores: Tensor | None
+    noise: NoiseModel
+    ceiling: float
+    knows: bool
+    mismatch: float
+    lost_classes: tuple[int, ...] = ()
+
+
+def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_given: Tensor | None) -> Judgement:
+    """Return the judgement of all rows.
+
+    Parameters
+    ----------
+    train, given
+        Dynamics and given labels of the training rows: class indices or distributions.
+    held_out, held_out_given
+        Those of the held-out rows, if there are any; their dynamics are from evaluations.
+    """
+    num_classes = train.log_probs.shape[1]
+    if held_out is None or held_out_given is None or int((held_out.visits > 0).sum()) < ENOUGH_TO_MATCH:
+        reference, reference_given = train, given
+    else:
+        reference, reference_given = held_out, held_out_given
+    usable = (reference.visits > 0) & ~has_tie(reference_given)
+    logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
+    met = train.visits > 0
+    predicted = train.log_probs[met].argmax(dim=1)
+    noise = fit_noise(logits, labels, confusion_shape(predicted, hard_labels(given)[met], num_classes))
+    right = logits.argmax(dim=1) == labels
+    knows, ceiling = not is_chance(right, labels), _upper_limit(~right)
+    if not knows:
+        return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
+    rarity = log_rarity(torch.cat([hard_labels(given), hard_labels(reference_given)]), num_classes)
+    matched, trust, mismatch = noise, 1.0, 0.0
+    if reference is not train:
+        matched, trust, mismatch = match_held_out(train.subset(met), given[met], logits, labels, noise)
+    probs, lost = _keep_classes(_posterior(train, given, matched, trust, rarity), given, noise.rate)
+    scores = _issue_scores(train, given, noise, reference, reference_given, rarity)
+    if held_out is None or held_out_given is None:
+        return Judgement(probs, None, scores, None, noise, ceiling, knows, mismatch, lost)
+    held_out_probs = _posterior(held_out, held_out_given, noise, 1.0, rarity)
+    held_out_probs = _give_back(held_out_probs, held_out_given, lost, noise.rate)
+    held_scores = _issue_scores(held_out, held_out_given, noise, reference, reference_given, rarity)
+    return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost)
+
+
+def match_held_out(
+    train: Evidence, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, noise: NoiseModel
+) -> tuple[NoiseModel, float, float]:
+    """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
+
+    Chosen so that three averages of the posterior agree between training and held-out rows: how many labels change, the
+    probability of the most probable class, and that of the given class.
+    """
+    target = _averages(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
+    some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
+    logits, given = train.log_probs[some].double(), hard_labels(given)[some]
+    log_likelihood = noise.transition.clamp_min(1e-6).log().t()[given]
+    found: list[tuple[float, float, float]] = []
+    for temperature in MATCH_TEMPERATURES:
+        log_p = posterior(logits, given, replace(noise, temperature=temperature), trust=0.0)
+        for trust in MATCH_TRUSTS:
+            probs = (log_p + trust * log_likelihood).softmax(dim=1)
+            found.append((float((_averages(probs, given) - target).abs().sum()) / 3, temperature, trust))
+    mismatch, temperature, trust = min(found)
+    return replace(noise, temperature=temperature), trust, mismatch
+
+
+def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
+    """Return the scores in their order with the values that ``reference`` has at the same ranks."""
+    ordered = reference.double().sort().values
+    ranks = torch.empty(len(scores), dtype=torch.float64)
+    ranks[scores.argsort(stable=True)] = torch.linspace(0, len(ordered) - 1, len(scores), dtype=torch.float64)
+    below = ranks.floor().long()
+    return torch.lerp(ordered[below], ordered[(below + 1).clamp_max(len(ordered) - 1)], ranks - below)
+
+
+def _averages(probs: Tensor, given: Tensor) -> Tensor:
+    top = probs.max(dim=1)
+    own = probs.gather(1, given[:, None])
+    return torch.stack([(top.indices != given).double().mean(), top.values.mean(), own.mean()])
+
+
+def _posterior(rows: Evidence, given: Tensor, noise: NoiseModel, trust: float, rarity: Tensor) -> Tensor:
+    """Posterior of every row; that of a row that was never met follows from its label alone."""
+    probs = posterior(rows.log_probs.double(), given, noise, trust, rarity).exp()
+    return torch.where((rows.visits > 0)[:, None], probs, as_given(given, probs.shape[1], noise.rate))
+
+
+def as_given(given: Tensor, num_classes: int, rate: float) -> Tensor:
+    """Return label distributions that keep the given label, with the probability that a label is right."""
+    kept = max(1 - rate, 1.02 / num_classes) if num_classes > 1 else 1.0
+    rest = (1 - kept) / max(1, num_classes - 1)
+    if given.ndim == 2:
+        return given.double() * (kept - rest) + rest
+    return torch.full((len(given), num_classes), rest, dtype=torch.float64).scatter_(1, given[:, None], kept)
+
+
+def _issue_scores(
+    rows: Evidence, given: Tensor, noise: NoiseModel, reference: Evidence, reference_given: Tensor, rarity: Tensor
+) -> Tensor:
+    """Rank rows by the mean log-probability of their label, then give them the values of the reference rows."""
+    met, usable = rows.visits > 0, reference.visits > 0
+    probs = posterior(reference.log_probs[usable].double(), reference_given[usable], noise, rarity=rarity).exp()
+    labels = hard_labels(reference_given)[usable]
+    wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
+    scores = torch.full((len(met),), noise.rate, dtype=torch.float64)
+    if met.any():
+        boosted = rows.log_given[met].double() + rarity[hard_labels(given)[met]]
+        scores[met] = match_quantiles(-boosted, wrong)
+    return scores.clamp(0, 1)
+
+
+def _keep_classes(probs: Tensor, given: Tensor, rate: float) -> tuple[Tensor, tuple[int, ...]]:
+    """A class that no corrected label would have any more was not learned: rows with its name stay as given."""
+    hard = hard_labels(given)
+    kept = probs.argmax(dim=1).bincount(minlength=probs.shape[1])
+    lost = tuple(((hard.bincount(minlength=probs.shape[1]) > 0) & (kept == 0)).nonzero()[:, 0].tolist())
+    return _give_back(probs, given, lost, rate), lost
+
+
+def _give_back(probs: Tensor, given: Tensor, classes: tuple[int, ...], rate: float) -> Tensor:
+    if not classes:
+        return probs
+    rows = torch.isin(hard_labels(given), torch.tensor(classes))
+    return torch.where(rows[:, None], as_given(given, probs.shape[1], min(rate, 0.49)), probs)
+
+
+def _abstain(
+    train: Evidence,
+    given: Tensor,
+    held_out: Evidence | None,
+    held_out_given: Tensor | None,
+    noise: NoiseModel,
+    ceiling: float,
+) -> Judgement:
+    """Nothing is known: labels stay as given, each as sure as the middle between no noise and the ceiling."""
+    rate = min(ceiling / 2, 0.49)
+    num_classes = train.log_probs.shape[1]
+    probs, scores = as_given(given, num_classes, rate), torch.full((len(given),), rate, dtype=torch.float64)
+    held_probs = held_scores = None
+    if held_out is not None and held_out_given is not None:
+        held_probs = as_given(held_out_given, num_classes, rate)
+        held_scores = torch.full((len(held_out_given),), rate, dtype=torch.float64)
+    return Judgement(probs, held_probs, scores, held_scores, noise, ceiling, False, 0.0)
+
+
+def _upper_limit(wrong: Tensor) -> float:
+    """Return the upper end of the 95 % Wilson interval of a fraction."""
+    n, p, z = len(wrong), float(wrong.double().mean()), NORMAL_95
+    centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    return float(min(1.0, (centre + spread) / (1 + z * z / n)))
