@@ -196,15 +196,12 @@ def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: Stored
     then = {"train": changed_from.train, "held_out": changed_from.validation}
     position = {**state["position"], "step": 0}
     method = _matched(state["method"], trainer.method.state_dict(), then["train"], now["train"])
-    dynamics = {
-        name: _matched(rows, None, then[name], now[name])
-        for name, rows in state["dynamics"].items()
-        if len(then[name])  # a separate validation set is the same as it was, or all its rows are new
-    }
-    fresh = {"train": trainer.dynamics, "held_out": trainer.held_out_dynamics}
-    for name, one in fresh.items():
-        if one is not None and name not in dynamics:
-            dynamics[name] = one.state_dict()
+    dynamics = state["dynamics"]
+    if trainer.dynamics is not None:
+        fresh = trainer.dynamics.state_dict(sharded=False)  # for a separate validation set, which has no stored keys
+        dynamics = fresh | {
+            name: _matched(rows, None, then[name], now[name]) for name, rows in dynamics.items() if len(then[name])
+        }
     return {**state, "method": method, "dynamics": dynamics, "position": position, "visited": None}
 
 

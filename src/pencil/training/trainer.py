@@ -12,14 +12,14 @@ from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
-from pencil.labels.dynamics import TrainingDynamics
-from pencil.labels.judging import Judgement, judge
+from pencil.labels.judging import Judgement
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
+from pencil.training.dynamics import RunDynamics
 from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
@@ -83,7 +83,8 @@ class Trainer:
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.layout = choose_layout(settings, splits.train, method.requirements.row_losses, world)
         self.phases = self._first_plan(model)
-        self.dynamics, self.held_out_dynamics = self._new_dynamics()
+        single = not splits.train.multilabel
+        self.dynamics = RunDynamics(splits, self.layout, self.compute.device) if single else None
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
@@ -123,16 +124,6 @@ class Trainer:
             raise TrainingError("every phase has zero epochs; expected at least one epoch to train.")
         return phases
 
-    def _new_dynamics(self) -> tuple[TrainingDynamics | None, TrainingDynamics | None]:
-        """The dynamics of training rows, kept where their labels are, and of held-out rows; for single-label data."""
-        train, held_out = self.splits.train, self.splits.validation
-        if train.multilabel:
-            return None, None
-        rows = TrainingDynamics(train.given_labels.to(self.compute.device), train.num_classes, self.layout)
-        if held_out is None:
-            return rows, None
-        return rows, TrainingDynamics(held_out.given_labels, held_out.num_classes)
-
     def _replan(self) -> None:
         """Take over what the method has decided; phases that are done stay as they are."""
         plan = self.method.plan()
@@ -154,7 +145,7 @@ class Trainer:
             self.world,
             sharded=sharded,
             ema_logits=needs.ema_logits,
-            dynamics=self.dynamics,
+            dynamics=None if self.dynamics is None else self.dynamics.train,
         )
 
     @property
@@ -255,7 +246,8 @@ class Trainer:
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
         record["seconds"] = time.perf_counter() - started
-        self._count_held_out_visit()
+        if self.dynamics is not None:
+            self.dynamics.add_evaluation(self._held_out_logits)
         self.records.append(record)
         self.position.step = 0
         self.method.on_epoch_end(self)
@@ -268,12 +260,6 @@ class Trainer:
         self.networks.track_best(record.get(f"validation_{self.score}"), record["epoch"])
         for observer in self.observers:
             observer.on_epoch_end(record)
-
-    def _count_held_out_visit(self) -> None:
-        """An evaluation is to held-out rows what a step is to training rows."""
-        if self.held_out_dynamics is not None and self._held_out_logits is not None:
-            read = ~self._held_out_logits[:, 0].isnan()
-            self.held_out_dynamics.add(read.nonzero()[:, 0], self._held_out_logits[read])
 
     # ---- evaluation
 
@@ -328,7 +314,8 @@ class Trainer:
             label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
-        judgement = None if self.dynamics is None else self.judge()
+        judgement = None if self.dynamics is None else self.dynamics.judge()
+        evidence = (None, None) if self.dynamics is None else self.dynamics.evidence()
         self.networks.remove_dropout()
         self.model.eval()
         return Outcome(
@@ -340,8 +327,8 @@ class Trainer:
             records=self.records,
             findings=self.method.findings(),
             judgement=judgement,
-            dynamics=None if self.dynamics is None else self.dynamics.evidence(),
-            validation_dynamics=None if self.held_out_dynamics is None else self.held_out_dynamics.evidence(),
+            dynamics=evidence[0],
+            validation_dynamics=evidence[1],
         )
 
     def _held_out_probs(self, judgement: Judgement | None) -> Tensor | None:
@@ -364,25 +351,17 @@ class Trainer:
             "visited": self._visited,
             "networks": self.networks.state_dict(),
             "method": self.method.state_dict(),
-            "dynamics": self._dynamics_state(sharded=False),
+            "dynamics": None if self.dynamics is None else self.dynamics.state_dict(sharded=False),
         }
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what only this rank has: its shard of the labels and of the dynamics."""
-        labels, dynamics = self.method.labels, self._dynamics_state(sharded=True)
+        labels = self.method.labels
+        dynamics = None if self.dynamics is None else self.dynamics.state_dict(sharded=True)
         local: dict[str, Any] = {"dynamics": dynamics} if dynamics else {}
         if labels is not None and labels.local_rows is not None:
             local["labels"] = labels.state_dict()
         return local
-
-    def _dynamics_state(self, *, sharded: bool) -> dict[str, dict[str, Tensor]]:
-        """The dynamics that every process has, or those of this process's shard."""
-        kept = {"train": self.dynamics, "held_out": self.held_out_dynamics}
-        return {
-            name: one.state_dict()
-            for name, one in kept.items()
-            if one is not None and (one.world is not None) == sharded
-        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to where :meth:`state_dict` was taken, in a trainer that was built in the same way."""
@@ -390,9 +369,8 @@ class Trainer:
         self.records, self._visited = list(state["records"]), state["visited"]
         self.networks.load_state_dict(state["networks"])
         self.method.load_state_dict(state["method"])
-        for name, dynamics in (("train", self.dynamics), ("held_out", self.held_out_dynamics)):
-            if dynamics is not None:
-                dynamics.load_state_dict(state["dynamics"][name])
+        if self.dynamics is not None:
+            self.dynamics.load_state_dict(state["dynamics"])
         self._replan()
 
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
@@ -427,12 +405,7 @@ class Trainer:
     def judge(self) -> Judgement:
         """Return the judgement of all rows by their training dynamics so far."""
         assert self.dynamics is not None, "multi-label data has no dynamics"
-        held_out, dynamics = self.splits.validation, self.held_out_dynamics
-        if held_out is None or dynamics is None:
-            return judge(self.dynamics.evidence(), self.splits.train.given_labels, None, None)
-        return judge(
-            self.dynamics.evidence(), self.splits.train.given_labels, dynamics.evidence(), held_out.given_labels
-        )
+        return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         """Return logits and given labels of the held-out rows that can be read."""

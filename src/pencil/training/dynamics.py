@@ -1,0 +1,66 @@
+"""The dynamics of a run: those of training rows, met in every step, and of held-out rows, met in every evaluation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples, Splits
+from pencil.labels.dynamics import Evidence, TrainingDynamics
+from pencil.labels.judging import Judgement, judge
+from pencil.labels.sharded import LabelLayout
+
+
+class RunDynamics:
+    """Records what was predicted for every row of single-label data, and judges the given labels by it.
+
+    Parameters
+    ----------
+    splits
+        Training and held-out rows.
+    layout
+        Where the labels of the training rows are kept; their dynamics are kept there too.
+    device
+        Of the training rows' dynamics.
+    """
+
+    def __init__(self, splits: Splits, layout: LabelLayout, device: torch.device):
+        self.splits = splits
+        train, held_out = splits.train, splits.validation
+        self.train = TrainingDynamics(train.given_labels.to(device), train.num_classes, layout)
+        self.held_out = None if held_out is None else _of(held_out)
+
+    def add_evaluation(self, held_out_logits: Tensor | None) -> None:
+        """Count a visit of the held-out rows that can be read."""
+        if self.held_out is not None and held_out_logits is not None:
+            read = ~held_out_logits[:, 0].isnan()
+            self.held_out.add(read.nonzero()[:, 0], held_out_logits[read])
+
+    def evidence(self) -> tuple[Evidence, Evidence | None]:
+        """Return the dynamics of training and held-out rows; all ranks call this together."""
+        return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
+
+    def judge(self) -> Judgement:
+        """Return the judgement of all rows; all ranks call this together."""
+        train, held_out = self.evidence()
+        validation = self.splits.validation
+        return judge(
+            train, self.splits.train.given_labels, held_out, None if validation is None else validation.given_labels
+        )
+
+    def state_dict(self, *, sharded: bool) -> dict[str, Any]:
+        """Return the dynamics that every process has, or those of this process's shard."""
+        return {name: one.state_dict() for name, one in self._parts().items() if (one.world is not None) == sharded}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the dynamics of the rows of this process."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+
+    def _parts(self) -> dict[str, TrainingDynamics]:
+        parts = {"train": self.train, "held_out": self.held_out}
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+def _of(examples: Examples) -> TrainingDynamics:
+    return TrainingDynamics(examples.given_labels, examples.num_classes)
