@@ -14,12 +14,14 @@ from torch import Tensor
 from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.noise_model import (
+    RATES,
     NoiseModel,
     confusion_shape,
     fit_noise,
     is_chance,
     log_rarity,
     posterior,
+    with_rate,
 )
 
 MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 25, dtype=torch.float64).tolist()
@@ -29,6 +31,8 @@ MATCH_ROWS = 4000
 ENOUGH_TO_MATCH = 5
 """With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
 NORMAL_95 = 1.96
+NEARLY_ALL, MOST = 0.9, 0.5
+"""Fractions of the visits in which another class led, between which the doubtful labels are."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,10 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
     met = train.visits > 0
     predicted = train.log_probs[met].argmax(dim=1)
-    noise = fit_noise(logits, labels, confusion_shape(predicted, hard_labels(given)[met], num_classes))
+    shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
     knows, ceiling = not is_chance(right, labels), _upper_limit(~right)
+    noise = estimate_noise(train.subset(met), logits, labels, shape, ceiling)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
     rarity = log_rarity(torch.cat([hard_labels(given), hard_labels(reference_given)]), num_classes)
@@ -100,6 +105,22 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     held_out_probs = _give_back(held_out_probs, held_out_given, lost, noise.rate)
     held_scores = _issue_scores(held_out, held_out_given, noise, reference, reference_given, rarity)
     return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost)
+
+
+def estimate_noise(
+    train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor, ceiling: float
+) -> NoiseModel:
+    """Return the noise model of held-out rows at the noise rate that the training dynamics show.
+
+    Likelihood takes noise that the inputs explain for truth. A network that is kept from memorising shows more: labels
+    that lost in nearly all visits are wrong, and few are wrong of those that won in most. The rate is the middle of
+    these two fractions, and the interval covers both and that of the likelihood.
+    """
+    fitted = fit_noise(held_out_logits, held_out_given, shape)
+    least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
+    rate = min(max((least + most) / 2, fitted.low), ceiling, float(RATES[1 - 1 / len(shape) > RATES].max()))
+    model = with_rate(fitted, shape, max(rate, 0.5 / len(held_out_given)), held_out_logits, held_out_given)
+    return replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
 
 
 def match_held_out(

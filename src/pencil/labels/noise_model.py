@@ -7,7 +7,7 @@ it is another class, drawn from the true class's row of a matrix ``R`` with a ze
 shape R is estimated from training rows, the rate e and the temperature from held-out rows.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -100,6 +100,13 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
         temperature=float(TEMPERATURES[profile.indices[place]]),
         transition=(1 - rate) * torch.eye(num_classes, dtype=torch.float64) + rate * shape,
     )
+
+
+def with_rate(model: NoiseModel, shape: Tensor, rate: float, logits: Tensor, given: Tensor) -> NoiseModel:
+    """Return the noise model at another rate, with the temperature of maximum likelihood for it."""
+    transition = (1 - rate) * torch.eye(len(shape), dtype=torch.float64) + rate * shape
+    changed = replace(model, rate=rate, transition=transition)
+    return replace(changed, temperature=fit_temperature(logits, given, changed))
 
 
 def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
