@@ -37,6 +37,9 @@ def labels(
     order: Annotated[
         str, typer.Option("--order", help="Text formats: issues (most probable first), or data (as the data came).")
     ] = "issues",
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Export even if the verdict of the run is not reliable.")
+    ] = False,
     copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy the images instead of linking them.")] = False,
 ) -> None:
     """Export labels, those that are most probably wrong first.
@@ -59,6 +62,8 @@ def labels(
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     reader = RunReader(run)
+    if not anyway:
+        _refuse_unreliable(reader)
     table = reader.labels
     if reviewed:
         from pencil.decisions import REVIEWS, read_reviews
@@ -97,6 +102,18 @@ def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool,
         raise RunError("--with-columns is for rows, --entries for lines of single classes; leave one of them out.")
     if copy and format != "imagefolder":
         raise RunError("--copy is for --format imagefolder; leave it out.")
+
+
+def _refuse_unreliable(reader: "RunReader") -> None:
+    """Corrected labels that may be worse than the given ones are exported only on request."""
+    verdict = reader.summary.verdict
+    if verdict is None or verdict.level == "reliable":
+        return
+    reasons = "; ".join(verdict.reasons)
+    raise RunError(
+        f"the verdict of this run is {verdict.level!r}: {reasons}; expected a reliable one; look at its labels with "
+        "`pencil review` or measure them with `pencil audit`, or add --anyway."
+    )
 
 
 def _write(chosen: Any, format: str) -> None:

@@ -12,7 +12,10 @@ from rich.table import Table
 from pencil.terminal import visible
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pencil.runs.run import Run
+    from pencil.runs.summary import Summary
 
 
 class _VisibleTable(Table):
@@ -66,13 +69,36 @@ def show_summary(runs: "Sequence[Run]", title: str | None = None) -> None:
             f"{summary.seconds:.0f}",
         )
     show(shown)
-    path, pencil, entries = runs[-1].path, command(), " --entries" if runs[-1].multilabel else ""
+    show(*verdict_lines(runs[-1].summary))
+    path = runs[-1].path
     if path is not None:
-        show(
-            f"\nrun directory    {path}",
-            f"labels to fix    {pencil} labels {path} --only-changed{entries} | head",
-            f"new inputs       {pencil} predict {path} DATA",
-        )
+        show(f"\nrun directory    {path}", *_next_commands(runs[-1], path))
+
+
+def verdict_lines(summary: "Summary") -> list[str]:
+    """Return the verdict with its reasons, the noise rate and the choices of the method."""
+    lines = []
+    if summary.verdict is not None:
+        first, *others = summary.verdict.reasons or ("",)
+        lines += [
+            f"\nverdict          {summary.verdict.level}: {first}",
+            *(f"                 {one}" for one in others),
+        ]
+    rate = summary.findings.get("noise_rate")
+    if rate is not None:
+        interval = f"{rate['low']:.0%} to {rate['high']:.0%} cannot be excluded"
+        lines.append(f"noise rate       about {rate['estimate']:.0%} as far as this network can see; {interval}")
+    choices = summary.findings.get("choices", ())
+    return lines + [f"{'' if i else 'choices':16s} {choice}" for i, choice in enumerate(choices)]
+
+
+def _next_commands(run: "Run", path: "Path") -> list[str]:
+    pencil, entries = command(), " --entries" if run.multilabel else ""
+    predict = f"new inputs       {pencil} predict {path} DATA"
+    verdict = run.summary.verdict
+    if verdict is not None and verdict.level != "reliable":
+        return [f"look at labels   {pencil} review {path}", f"measure them     {pencil} audit {path}", predict]
+    return [f"labels to fix    {pencil} labels {path} --only-changed{entries} | head", predict]
 
 
 def command() -> str:

@@ -392,11 +392,10 @@ class Auto(Method):
         return {} if noise is None else {"temperature": noise.temperature, "trust": self.state.trust}
 
     def findings(self) -> dict[str, Any]:
-        """The decisions in words, the noise rate with its interval, and the transition matrix."""
+        """The decisions in words, and the transition matrix."""
         found: dict[str, Any] = {"choices": list(self.state.choices)}
         noise = self.state.noise
         if noise is not None:
-            found["noise_rate"] = {"estimate": noise.rate, "low": noise.low, "high": noise.high}
             found["transition"] = noise.transition.tolist()
         return found
 

@@ -236,6 +236,10 @@ class Method(ABC):
         """
         return None if self.labels is None else self.labels.evidence(0.0, rows)
 
+    def issue_scores(self) -> Tensor | None:
+        """Return the probability that each given label is wrong; None: as the training dynamics say."""
+        return None
+
     def metrics(self) -> dict[str, float]:
         """Return further numbers for the metrics of the epoch that just ended."""
         return {}

@@ -137,6 +137,11 @@ class ConfidentLearning(Method):
         mixed = mixed_labels(self.given_probs, self.state.out_of_fold_probs, self.state.issues)
         return mixed if rows is None else mixed[rows]
 
+    def issue_scores(self) -> Tensor:
+        """One minus the out-of-fold probability of the given label: cleanlab's score "self-confidence"."""
+        given = hard_labels(self.given_labels)
+        return 1 - self.state.out_of_fold_probs.gather(1, given[:, None].to(self.state.issues.device))[:, 0]
+
     def metrics(self) -> dict[str, float]:
         return {"pruned_rows": float(self.state.issues.sum())}
 

@@ -12,7 +12,14 @@ VERDICTS = (
 
 
 def verdict(run: RunData, counts: Counts) -> str:
-    """Return the fraction of changed labels as a phrase, or that the changes did harm, if that is known."""
+    """Return the verdict of the run and the fraction of changed labels as phrases."""
+    found = run.summary.verdict
+    phrase = _changed_phrase(run, counts)
+    return phrase if found is None else f"{found.level[0].upper()}{found.level[1:]}. {phrase}"
+
+
+def _changed_phrase(run: RunData, counts: Counts) -> str:
+    """The fraction of changed labels as a phrase, or that the changes did harm, if that is known."""
     labels = run.summary.labels
     if not counts.changed:
         return "No label was changed"
@@ -35,7 +42,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     most : (str, str, int), optional
         The most frequent change: given class, corrected class, and how many labels.
     """
-    found = [*_changes(run, counts), *_confidence(counts)]
+    found = [*_reasons(run), *_changes(run, counts), *_confidence(counts)]
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
@@ -59,9 +66,21 @@ def _noise_rate(run: RunData) -> list[str]:
     if rate is None:
         return []
     return [
-        f"Noise rate {percent(rate['estimate'])} (95 % interval {percent(rate['low'])} to {percent(rate['high'])}), "
-        "estimated from held-out rows."
+        f"Noise rate about {percent(rate['estimate'])} as far as this network can see; {percent(rate['low'])} to "
+        f"{percent(rate['high'])} cannot be excluded. Noise that the inputs explain passes for truth."
     ]
+
+
+def _reasons(run: RunData) -> list[str]:
+    """Return why the verdict is what it is."""
+    found = run.summary.verdict
+    if found is None:
+        return []
+    reasons = "; ".join(found.reasons)
+    advice = (
+        "" if found.level == "reliable" else " Look at labels with `pencil review`, or measure them: `pencil audit`."
+    )
+    return [f"{reasons[:1].upper()}{reasons[1:]}.{advice}"]
 
 
 def _changes(run: RunData, counts: Counts) -> list[str]:
@@ -73,7 +92,7 @@ def _changes(run: RunData, counts: Counts) -> list[str]:
         ]
     return [
         f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {percent(counts.changed / counts.labels)}. "
-        "This fraction is what the method found: an estimate of the noise rate, not a measurement."
+        "This is what the method changed, not the noise rate."
     ]
 
 

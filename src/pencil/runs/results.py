@@ -19,7 +19,8 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.reading import EntryReading, read_entries, read_labels, reliability
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import Calibration, DataSummary, LabelSummary, Score, Summary
+from pencil.runs.summary import Calibration, DataSummary, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.verdict import detection_of, verdict_of
 from pencil.training import Outcome
 from pencil.training.metrics import SCORES, correct_entries
 
@@ -99,6 +100,7 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
     """
     train, records = splits.train, outcome.records
     best, last = records[outcome.best_epoch - 1], records[-1]
+    verdict = verdict_of(splits, outcome)
 
     def score(split: str) -> Score | None:
         name = f"{split}_{SCORES[train.multilabel]}"
@@ -112,8 +114,11 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         best_epoch=outcome.best_epoch,
         validation=score("validation"),
         test=score("test"),
-        labels=summarize_labels(train, outcome.label_probs),
-        findings=outcome.findings,
+        labels=summarize_labels(train, outcome.label_probs).model_copy(
+            update={"detection": detection_of(splits, outcome)}
+        ),
+        verdict=None if verdict is None else VerdictSummary.model_validate(verdict),
+        findings={**_noise_rate(outcome), **outcome.findings},
         injected_noise_rate=noise_rate,
         data=DataSummary(
             rows=splits.sizes(),
@@ -123,6 +128,15 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
             input_type=input_type(train.inputs),
         ),
     )
+
+
+def _noise_rate(outcome: Outcome) -> dict[str, Any]:
+    """The estimated noise rate of single-label data, with what cannot be excluded."""
+    judgement = outcome.judgement
+    if judgement is None or not judgement.knows:
+        return {}
+    noise = judgement.noise
+    return {"noise_rate": {"estimate": noise.rate, "low": noise.low, "high": noise.high}}
 
 
 def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:

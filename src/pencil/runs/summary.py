@@ -40,6 +40,33 @@ class Calibration(_Frozen):
     bins: Annotated[tuple[CalibrationBin, ...], Field(min_length=1)]
 
 
+class Detection(_Frozen):
+    """How well issue scores find wrong labels, of training and held-out rows, where clean labels are known.
+
+    Attributes
+    ----------
+    errors : int
+        Wrong labels.
+    auroc, average_precision : float
+        Of the issue score as a detector of wrong labels.
+    precision_of_200, precision_of_errors : float
+        Fraction of wrong labels among the first 200 rows, and among as many rows as there are wrong labels.
+    """
+
+    errors: Count
+    auroc: float
+    average_precision: float
+    precision_of_200: float
+    precision_of_errors: float
+
+
+class VerdictSummary(_Frozen):
+    """How far the corrected labels can be trusted, and why; see `pencil.labels.verdict`."""
+
+    level: Literal["reliable", "doubtful", "do not use the corrections"]
+    reasons: tuple[str, ...] = ()
+
+
 class LabelSummary(_Frozen):
     """What happened to the training labels. Fields that need clean labels are None where those are not known.
 
@@ -57,6 +84,8 @@ class LabelSummary(_Frozen):
         Labels that were wrong and are right now, and the reverse.
     calibration : Calibration or None
         How far confidences can be trusted.
+    detection : Detection or None
+        How well issue scores find wrong labels.
     """
 
     rows: Count
@@ -68,6 +97,7 @@ class LabelSummary(_Frozen):
     repaired: Count | None = None
     broken: Count | None = None
     calibration: Calibration | None = None
+    detection: Detection | None = None
 
     @property
     def count(self) -> int:
@@ -120,6 +150,8 @@ class Summary(_Frozen):
         The scores on held-out rows and on the test set, if there is one.
     labels : LabelSummary
         How many labels changed, and how many are right where that is known.
+    verdict : VerdictSummary or None
+        How far the corrected labels can be trusted; None for multi-label data.
     findings : dict
         What the method found out by itself (noise rate, choices); empty for most methods.
     injected_noise_rate : float or None
@@ -136,6 +168,7 @@ class Summary(_Frozen):
     validation: Score | None = None
     test: Score | None = None
     labels: LabelSummary
+    verdict: VerdictSummary | None = None
     findings: dict[str, Any] = {}
     injected_noise_rate: float | None = None
     data: DataSummary
@@ -158,8 +191,10 @@ class Summary(_Frozen):
         labels = {name: value for name, value in tree.pop("labels").items() if value is not None}
         findings = tree.pop("findings")
         head = {name: tree.pop(name) for name in ("method", "seed", "seconds", "epochs", "best_epoch")}
+        verdict = tree.pop("verdict")
         return {
             **head,
+            **({} if verdict is None else {"verdict": verdict}),
             **{name: value for name, value in scores.items() if value is not None},
             "labels": labels,
             **({"findings": findings} if findings else {}),

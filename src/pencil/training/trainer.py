@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution
+from pencil.data.given import as_distribution, hard_labels
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement
@@ -314,7 +315,7 @@ class Trainer:
             label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
-        judgement = None if self.dynamics is None else self.dynamics.judge()
+        judgement = self._judgement()
         evidence = (None, None) if self.dynamics is None else self.dynamics.evidence()
         self.networks.remove_dropout()
         self.model.eval()
@@ -330,6 +331,19 @@ class Trainer:
             dynamics=evidence[0],
             validation_dynamics=evidence[1],
         )
+
+    def _judgement(self) -> Judgement | None:
+        """The judgement by the dynamics, with the issue scores of a method that has its own."""
+        if self.dynamics is None:
+            return None
+        judgement, scores, held_out = self.dynamics.judge(), self.method.issue_scores(), self.splits.validation
+        if scores is None:
+            return judgement
+        held_out_scores = None
+        if held_out is not None:
+            given = hard_labels(held_out.given_labels)
+            held_out_scores = 1 - self._probs(held_out).gather(1, given[:, None])[:, 0].double()
+        return replace(judgement, issue_scores=scores.double().cpu(), held_out_issue_scores=held_out_scores)
 
     def _held_out_probs(self, judgement: Judgement | None) -> Tensor | None:
         """Label distributions of the held-out rows: their posterior, or for multi-label data the predictions."""

@@ -1,0 +1,139 @@
+"""The verdict: how far the corrected labels of a run can be trusted, from evidence that needs no clean label."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Level = Literal["reliable", "doubtful", "do not use the corrections"]
+RELIABLE: Level = "reliable"
+DOUBTFUL: Level = "doubtful"
+DO_NOT_USE: Level = "do not use the corrections"
+
+FEW_EPOCHS = 5
+FEW_HELD_OUT = 40
+WIDE = 0.35
+"""An interval of the noise rate wider than this leaves open whether labels or network are wrong."""
+MISMATCH = 0.04
+"""Averages over training and held-out rows that differ more than this were not judged alike."""
+HARM, DROP = 0.005, 0.05
+"""An expected loss of right labels, and a fall of the held-out accuracy, that count."""
+SIGNIFICANT = 3.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a verdict is based on.
+
+    Attributes
+    ----------
+    knows
+        Whether held-out labels are predicted better than chance.
+    held_out_rows, epochs
+        How much was observed.
+    accuracy, best_accuracy
+        Agreement with held-out labels at the end and at the best epoch, None without held-out rows.
+    low, high, ceiling
+        Interval of the noise rate, and the fraction of held-out labels that the network disagrees with.
+    expected_before, expected_after
+        Fraction of given and of corrected labels that are right, by the posterior of the training dynamics.
+    changed
+        Fraction of the labels that changed.
+    mismatch
+        Distance between averages over training and held-out rows.
+    halved_classes, kept_classes
+        Names of classes that lost more than half of their rows, and of those left as given for fear of losing them.
+    """
+
+    knows: bool
+    held_out_rows: int
+    epochs: int
+    accuracy: float | None
+    best_accuracy: float | None
+    low: float
+    high: float
+    ceiling: float
+    expected_before: float
+    expected_after: float
+    changed: float
+    mismatch: float
+    halved_classes: tuple[str, ...] = ()
+    kept_classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of *reliable*, *doubtful* and *do not use the corrections*, with its reasons in plain words."""
+
+    level: Level
+    reasons: tuple[str, ...] = field(default_factory=tuple)
+
+
+def decide(facts: Facts) -> Verdict:
+    """Return the verdict: the worst of its reasons decides."""
+    refusals, doubts = _refusals(facts), _doubts(facts)
+    level = DO_NOT_USE if refusals else DOUBTFUL if doubts else RELIABLE
+    return Verdict(level, (*refusals, *doubts) or (_praise(facts),))
+
+
+def _refusals(facts: Facts) -> tuple[str, ...]:
+    if not facts.knows:
+        return ("the network predicts held-out labels no better than chance, so it cannot judge labels",)
+    found = []
+    if facts.expected_after < facts.expected_before - HARM:
+        found.append(
+            f"by the evidence of training fewer labels are right after correction ({_percent(facts.expected_after)}) "
+            f"than before ({_percent(facts.expected_before)})"
+        )
+    if facts.changed > facts.ceiling:
+        found.append(
+            f"{_percent(facts.changed)} of the labels changed, but the network disagrees with at most "
+            f"{_percent(facts.ceiling)} of the held-out labels"
+        )
+    if _fall(facts) > 2 * DROP:
+        found.append(_fallen(facts))
+    return tuple(found)
+
+
+def _doubts(facts: Facts) -> tuple[str, ...]:
+    found = []
+    if not facts.held_out_rows:
+        found.append("no rows were held out, so nothing checks what the network says of its own training labels")
+    elif facts.held_out_rows < FEW_HELD_OUT:
+        found.append(f"only {facts.held_out_rows} rows were held out (expected at least {FEW_HELD_OUT})")
+    if facts.epochs < FEW_EPOCHS:
+        found.append(f"training had only {facts.epochs} epochs (expected at least {FEW_EPOCHS})")
+    if facts.high - facts.low > WIDE:
+        found.append(f"the noise rate may be anything from {_percent(facts.low)} to {_percent(facts.high)}")
+    if facts.mismatch > MISMATCH:
+        found.append("training rows and held-out rows tell different stories: the network memorised its labels")
+    if DROP < _fall(facts) <= 2 * DROP:
+        found.append(_fallen(facts))
+    for names, what in ((facts.halved_classes, "lost more than half of its rows"),
+                        (facts.kept_classes, "was not learned, and its rows are left as given")):  # fmt: skip
+        found += [f"the class {name!r} {what}" for name in names]
+    return tuple(found)
+
+
+def _fall(facts: Facts) -> float:
+    """How far the held-out accuracy has fallen since its best epoch, where that is significant."""
+    if facts.accuracy is None or facts.best_accuracy is None or not facts.held_out_rows:
+        return 0.0
+    fall = facts.best_accuracy - facts.accuracy
+    error = (facts.best_accuracy * (1 - facts.best_accuracy) / facts.held_out_rows) ** 0.5
+    return float(fall) if fall > SIGNIFICANT * error else 0.0
+
+
+def _fallen(facts: Facts) -> str:
+    assert facts.best_accuracy is not None and facts.accuracy is not None
+    return (
+        f"agreement with held-out labels fell from {_percent(facts.best_accuracy)} at its best epoch to "
+        f"{_percent(facts.accuracy)}: the network got worse"
+    )
+
+
+def _praise(facts: Facts) -> str:
+    agreement = "" if facts.accuracy is None else f"; it agrees with {_percent(facts.accuracy)} of the held-out labels"
+    return f"training and held-out rows agree about the network's knowledge{agreement}"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"
