@@ -61,6 +61,15 @@ class Entry:
         Training labels that are right after correction.
     repairs : Measurement or None
         Labels repaired per label broken.
+    average_precision, first_200, first_errors, auroc : Measurement or None
+        How well the issue scores find wrong labels: average precision, precision of the first 200 rows and of as many
+        as are wrong, area under the ROC curve.
+    calibration : Measurement or None
+        Expected calibration error of the corrected labels.
+    covered : Measurement or None
+        Whether the interval of the noise rate covers the true rate.
+    verdicts : str or None
+        The verdict of each seed.
     seconds : Measurement or None
         Training time.
     relative_time : float or None
@@ -80,6 +89,13 @@ class Entry:
     last: Measurement | None = None
     labels: Measurement | None = None
     repairs: Measurement | None = None
+    average_precision: Measurement | None = None
+    first_200: Measurement | None = None
+    first_errors: Measurement | None = None
+    auroc: Measurement | None = None
+    calibration: Measurement | None = None
+    covered: Measurement | None = None
+    verdicts: str | None = None
     seconds: Measurement | None = None
     relative_time: float | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
@@ -128,6 +144,13 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         last=_percent(done, "last"),
         labels=_labels(done),
         repairs=_repairs(done),
+        average_precision=_detection(done, "average_precision"),
+        first_200=_detection(done, "precision_of_200"),
+        first_errors=_detection(done, "precision_of_errors"),
+        auroc=_detection(done, "auroc"),
+        calibration=_calibration(done),
+        covered=_covered(done),
+        verdicts=_verdicts(done),
         seconds=Measurement(seconds),
         relative_time=statistics.fmean(seconds.values()) / statistics.fmean(compared) if compared else None,
         paper=paper,
@@ -156,11 +179,46 @@ def _repairs(done: Seeds) -> Measurement | None:
     return Measurement({seed: count["repaired"] / max(1, count["broken"]) for seed, count in counts.items()})
 
 
+def _detection(done: Seeds, name: str) -> Measurement | None:
+    found = {seed: summary["labels"].get("detection") for seed, summary in done.items()}
+    if None in found.values():
+        return None
+    return Measurement({seed: 100 * detection[name] for seed, detection in found.items()})
+
+
+def _calibration(done: Seeds) -> Measurement | None:
+    found = {seed: summary["labels"].get("calibration") for seed, summary in done.items()}
+    if None in found.values():
+        return None
+    return Measurement({seed: 100 * calibration["error"] for seed, calibration in found.items()})
+
+
+def _covered(done: Seeds) -> Measurement | None:
+    """Return how often the interval of the noise rate has the injected rate in it, in per cent."""
+    rates = {seed: summary.get("findings", {}).get("noise_rate") for seed, summary in done.items()}
+    true = {seed: summary.get("injected_noise_rate") for seed, summary in done.items()}
+    if None in rates.values() or None in true.values():
+        return None
+    return Measurement({s: 100.0 * (rates[s]["low"] <= true[s] <= rates[s]["high"]) for s in rates})
+
+
+def _verdicts(done: Seeds) -> str | None:
+    found = [summary.get("verdict") for summary in done.values()]
+    return None if None in found else ", ".join(verdict["level"].split()[0] for verdict in found)
+
+
 VIEWS = (
     ("Test {score} at the last epoch, %", "last"),
     ("Test {score} at the epoch chosen on noisy validation, %", "best"),
     ("Training labels right after correction, %", "labels"),
     ("Labels repaired per label broken", "repairs"),
+    ("Average precision of the issue score, %", "average_precision"),
+    ("Wrong labels among the first 200 rows by issue score, %", "first_200"),
+    ("Wrong labels among the first k rows, k as many as are wrong, %", "first_errors"),
+    ("AUROC of the issue score, %", "auroc"),
+    ("Expected calibration error of corrected labels, points", "calibration"),
+    ("Interval of the noise rate covers the true rate, % of seeds", "covered"),
+    ("Verdict, seed by seed", "verdicts"),
     ("Training time, seconds", "seconds"),
     ("Training time relative to {reference}", "relative_time"),
 )
@@ -173,6 +231,8 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
         here = [entry for entry in entries if entry.dataset == dataset.name]
         score = "mAP" if any(entry.score == "mAP" for entry in here) else "accuracy"
         for title, name in VIEWS:
+            if all(getattr(entry, name) is None for entry in here):
+                continue  # nothing of the kind was measured
             rows = []
             for row in spec.methods:
                 line = [entry for entry in here if entry.method == row.name]
@@ -198,7 +258,7 @@ def _cell(entry: Entry, name: str, leads: bool, seeds: int) -> dict[str, Any]:
 
 def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
     """Return whether this is the best score among methods without a star and without failed seeds."""
-    if name not in ("last", "best", "labels"):
+    if name not in ("last", "best", "labels", "average_precision", "first_200", "first_errors", "auroc"):
         return False
     rivals = [other for other in here if other.noise == entry.noise and not (other.starred or other.failed)]
     means = [getattr(other, name).mean for other in rivals if getattr(other, name) is not None]

@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pencil.data.examples import Examples
 from pencil.data.given import shorten
-from pencil.data.settings import AnyNoise, EntryNoise, MapNoise, MatrixNoise, MixedNoise
+from pencil.data.settings import AnyNoise, EntryNoise, FileNoise, MapNoise, MatrixNoise, MixedNoise
 from pencil.errors import DataError
+from pencil.files import refuse_irregular
 from pencil.seeding import derive_seed
 
 
@@ -219,7 +220,7 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
     if isinstance(settings, EntryNoise) != examples.multilabel:
         fitting = 'multi-label; expected noise of kind "entries"'
         if not examples.multilabel:
-            fitting = "single-label; expected noise of kind symmetric, circular, instance, map, matrix or mixed"
+            fitting = "single-label; expected noise of kind symmetric, circular, instance, map, matrix, file or mixed"
         raise DataError(
             f'data.noise is of kind "{settings.kind}" and the labels are {fitting}; change data.noise.kind.'
         )
@@ -232,6 +233,8 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
         )
     if isinstance(settings, MixedNoise):
         return _corrupt_in_turn(examples, settings, seed)
+    if isinstance(settings, FileNoise):
+        return labels_of_file(examples, settings, seed)
     matrix = transition_matrix(settings, examples.classes)
     if matrix is not None:
         return flip(clean, matrix, seed)
@@ -243,6 +246,33 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
         )
     assert settings.kind == "instance"
     return flip_by_instance(clean, values[examples.rows].numpy(), examples.num_classes, settings.rate, seed)
+
+
+def labels_of_file(examples: Examples, settings: FileNoise, seed: int) -> NoisyLabels:
+    """Return the labels that annotators gave to these rows, or a random part of their mistakes.
+
+    Raises
+    ------
+    DataError
+        If the file is no array of one class index per row of the data.
+    """
+    expected = f"expected one class index from 0 to {examples.num_classes - 1} for every row of the data"
+    try:
+        refuse_irregular(settings.file)
+        given = np.load(settings.file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"data.noise.file, {settings.file}, cannot be read: {error}; {expected} in .npy.") from error
+    rows, clean = examples.rows.numpy(), examples.given_labels.numpy()
+    fits = isinstance(given, np.ndarray) and given.ndim == 1 and np.issubdtype(given.dtype, np.integer)
+    if not fits or len(given) <= rows.max() or not 0 <= given.min() <= given.max() < examples.num_classes:
+        seen = f"shape {given.shape} and type {given.dtype}" if isinstance(given, np.ndarray) else "several arrays"
+        raise DataError(f"data.noise.file, {settings.file}, has {seen}; {expected}; name another file.")
+    noisy = given[rows].astype(np.int64)
+    wrong = np.flatnonzero(noisy != clean)
+    if settings.rate is not None:
+        right = np.random.default_rng(seed).permutation(wrong)[round(settings.rate * len(clean)) :]
+        noisy[right] = clean[right]
+    return compare(clean, noisy, examples.num_classes)
 
 
 def _corrupt_in_turn(examples: Examples, settings: MixedNoise, seed: int) -> NoisyLabels:
@@ -259,7 +289,7 @@ def transition_matrix(settings: AnyNoise | None, classes: tuple[str, ...]) -> np
     None where no noise is injected, or noise that no matrix describes (instance-dependent or multi-label noise).
     """
     count = len(classes)
-    if settings is None or isinstance(settings, EntryNoise):
+    if settings is None or isinstance(settings, EntryNoise | FileNoise):
         return None
     if isinstance(settings, MatrixNoise):
         lengths = {len(settings.matrix), *map(len, settings.matrix)}

@@ -20,6 +20,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
+"""An absolute path, so that the run can be resumed from any directory."""
+
+
 class _Noise(_Strict):
     kind: str
     seed: Annotated[int, Field(ge=0)] | None = None
@@ -62,6 +66,22 @@ class MatrixNoise(_Noise):
     matrix: tuple[tuple[float, ...], ...]
 
 
+class FileNoise(_Noise):
+    """Labels of real annotators, for data whose own labels are clean: class indices in a .npy file.
+
+    Parameters
+    ----------
+    file
+        One class index for every row of the data, in the order of the data.
+    rate
+        Where it is given, only as many of the wrong labels are used, drawn at random, as make this noise rate.
+    """
+
+    kind: Literal["file"]
+    file: WholePath
+    rate: Rate | None = None
+
+
 class EntryNoise(_Noise):
     """Multi-label noise: each (example, class) flips independently.
 
@@ -93,13 +113,11 @@ class MixedNoise(_Noise):
         return {part.kind for part in self.parts}
 
 
-AnyNoise = RateNoise | MapNoise | MatrixNoise | EntryNoise | MixedNoise
+AnyNoise = RateNoise | MapNoise | MatrixNoise | FileNoise | EntryNoise | MixedNoise
 NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 
 
 Pixels = Annotated[int, Field(ge=1)]
-WholePath = Annotated[Path, AfterValidator(lambda path: path.expanduser().absolute())]
-"""An absolute path, so that the run can be resumed from any directory."""
 
 
 class DataSettings(_Strict):
