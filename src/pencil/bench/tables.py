@@ -203,8 +203,8 @@ def _covered(done: Seeds) -> Measurement | None:
 
 
 def _verdicts(done: Seeds) -> str | None:
-    found = [summary.get("verdict") for summary in done.values()]
-    return None if None in found else ", ".join(verdict["level"].split()[0] for verdict in found)
+    found: list[dict[str, str]] = [summary["verdict"] for summary in done.values() if "verdict" in summary]
+    return ", ".join(verdict["level"].split()[0] for verdict in found) if len(found) == len(done) else None
 
 
 VIEWS = (
