@@ -64,7 +64,7 @@ def decode(
 
 
 def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, side: int | None = None) -> Image.Image:
-    """Decode an image to upright 8-bit RGB; a large JPEG may come at a fraction of its size, at least ``side`` pixels."""
+    """Decode an image to upright 8-bit RGB; a large JPEG may have a fraction of its size, at least ``side`` pixels."""
     image = open_image(content, max_pixels)
     if side is not None:
         image.draft("RGB", (side, side))  # a JPEG is decoded at a half, quarter or eighth of its size if that suffices

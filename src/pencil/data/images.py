@@ -34,7 +34,7 @@ from pencil.data.inputs import (
     read_ahead,
 )
 from pencil.data.regular_files import read_within, version_of
-from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
+from pencil.data.transform import IDENTITY, Moments, Normalization, Transform, refuse_crop, rows_within
 from pencil.errors import DataError
 from pencil.seeding import generator
 
@@ -199,15 +199,18 @@ class ImageInputs(Inputs):
 
     def measure(self, rows: Tensor, seed: int) -> Normalization:
         some = torch.randperm(len(rows), generator=generator(seed, "measure"))[:MEASURED]
-        parts = list(self._decoded(rows[some].split(64)))
-        images = [images for images, _ in parts if len(images)]
-        if not images:
-            reason = parts[0][1][0].reason
+        step = 64 if self.size is None else min(64, rows_within((3, *self.size)))
+        moments, reason = Moments(), None
+        for images, faults in self._decoded(rows[some].split(step)):
+            reason = faults[0].reason if faults and reason is None else reason
+            if len(images):
+                moments.add(images)
+        if moments.count == 0:
             raise DataError(
                 f"none of {len(some)} images can be read; the first because {reason}; expected images; "
                 "see `pencil check` for all of them."
             )
-        return measure_normalization(torch.cat(images), torch.arange(sum(map(len, images))))
+        return moments.normalization()
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
         if self.size is None:

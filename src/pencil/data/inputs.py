@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pencil.data.augment import View
-from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
+from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
 
 Size = tuple[int, int]
@@ -266,7 +266,7 @@ class TensorInputs(Inputs):
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
         digest = hashlib.sha256(f"{self.values.dtype} {tuple(self.values.shape[1:])}".encode())
-        for chunk in rows.split(1024):
+        for chunk in rows.split(min(1024, rows_within(self.values.shape[1:], self.values.element_size()))):
             digest.update(self.values[chunk].contiguous().numpy().data)
         return digest.hexdigest()
 
@@ -297,7 +297,8 @@ class TensorInputs(Inputs):
 def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
-        finite = values.isfinite().flatten(1).all(dim=1)
+        chunks = values.split(rows_within(values.shape[1:], values.element_size()))
+        finite = torch.cat([chunk.isfinite().flatten(1).all(dim=1) for chunk in chunks])
         if not finite.all():
             row = int(finite.to(torch.uint8).argmin())
             raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
