@@ -34,6 +34,7 @@ from pencil.data.inputs import (
     read_ahead,
 )
 from pencil.data.regular_files import read_within, version_of
+from pencil.data.sketch import SIDE, look_at
 from pencil.data.transform import IDENTITY, Moments, Normalization, Transform, refuse_crop, rows_within
 from pencil.errors import DataError
 from pencil.seeding import generator
@@ -324,7 +325,7 @@ class _DecodedImages:
 
 @dataclass(frozen=True)
 class _InspectedImages:
-    """Digest and upright size of one image per row, or the reason why it cannot be read."""
+    """Digest, upright size and sketch of one image per row, or the reason why it cannot be read."""
 
     encoded: Encoded
     max_pixels: int
@@ -336,10 +337,10 @@ class _InspectedImages:
         try:
             content = self.encoded.read(row)
             size = upright_size(open_image(content, self.max_pixels))
-            decode(content, (1, 1), self.max_pixels)  # to the last byte, but a JPEG at an eighth of its size
+            look = look_at(decode_image(content, self.max_pixels, SIDE))  # all bytes; a JPEG at an eighth of its size
         except DECODE_FAULTS as error:
             return InspectedRow(bytes(DIGEST), fault=Fault(row, str(self.encoded.names[row]), describe_fault(error)))
-        return InspectedRow(content_digest(content), size=size)
+        return InspectedRow(content_digest(content), size=size, look=look)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pencil.data.augment import View
+from pencil.data.sketch import Look, look_at_arrays
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
 
@@ -47,12 +48,13 @@ class InspectedRow(NamedTuple):
     """What an inspection finds out about one row.
 
     ``size`` is that of an encoded image before any resizing, ``shape`` that of an array; an input that cannot be read
-    has neither.
+    has neither. ``look`` is the sketch of an image.
     """
 
     digest: bytes
     size: Size | None = None
     shape: tuple[int, ...] | None = None
+    look: Look | None = None
     fault: Fault | None = None
 
 
@@ -187,13 +189,15 @@ class Inputs(Protocol):
 
 def inspect_values(rows: Tensor, loaded: Loaded) -> list[InspectedRow]:
     """Inspect the raw values of these rows."""
-    values = iter(loaded.values.numpy())
+    found_looks = look_at_arrays(loaded.values)
+    looks: Sequence[Look | None] = [None] * len(loaded.values) if found_looks is None else found_looks
+    values = iter(zip(loaded.values.numpy(), looks, strict=True))
     kept = [True] * len(rows) if loaded.kept is None else loaded.kept.tolist()
     found = []
     for row, readable in zip(rows.tolist(), kept, strict=True):
         if readable:
-            value = next(values)
-            found.append(InspectedRow(content_digest(value.tobytes()), shape=value.shape))
+            value, look = next(values)
+            found.append(InspectedRow(content_digest(value.tobytes()), shape=value.shape, look=look))
         else:
             found.append(InspectedRow(bytes(DIGEST), fault=Fault(row, str(row), "it could not be decoded")))
     return found
