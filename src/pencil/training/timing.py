@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import View
-from pencil.data.examples import Batch, Examples
+from pencil.data.examples import Batch
 from pencil.seeding import seeded
 from pencil.training.trainer import Trainer
 
@@ -56,22 +56,24 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
             return _time_epochs(trainer, until)
     epochs = sum(phase.epochs for phase in trainer.phases)
     predictions = sum(phase.on_start is not None for phase in trainer.phases)
-    train, inputs = trainer.splits.train, trainer.splits.train.inputs
     once = 0.0
     if source.reading is not None and cached:
-        once = sum(trainer.splits.sizes().values()) * source.reading / max(1, getattr(inputs, "workers", 0))
-    return once + epochs * epoch + predictions * len(train) * row
+        once = sum(trainer.splits.sizes().values()) * source.reading / max(1, source.workers)
+    return once + epochs * epoch + predictions * len(trainer.splits.train) * row
 
 
 class _Source:
     """Batches to take steps on. Rows that are not in memory are read once, and used again for every step.
 
     ``reading`` are the seconds that one such row takes; None for rows in memory, whose reading is part of the step.
+    ``starting`` are the seconds until the worker processes of one pass over the data have started.
     """
 
     def __init__(self, trainer: Trainer, until: float):
         self.trainer, self.train = trainer, trainer.splits.train
+        self.workers: int = getattr(self.train.inputs, "workers", 0)
         self.reading: float | None = None
+        self.starting = 0.0
         self.values: Tensor | None = None
         if self.train.inputs.in_memory is None:
             self._read(until)
@@ -90,6 +92,9 @@ class _Source:
                 break
         self.values = torch.cat(parts)
         self.reading = median(seconds[1:] or seconds)
+        if self.workers:
+            one = _seconds_of(lambda: next(iter(self.train.inputs.batches([self.train.rows[:1]], view))))
+            self.starting = self.workers * max(0.0, one - self.reading)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Yield batches of this many rows without end, on the device of the networks."""
@@ -110,22 +115,22 @@ def _time_step(trainer: Trainer, source: _Source, until: float) -> float:
     def step(batches: Iterator[Batch]) -> float:
         return _seconds_of(lambda: trainer.step(phase, 0.0, next(batches)))
 
-    few = min(2, size)
-    batches = source.batches(few)
-    step(batches)  # memory is taken and kernels are chosen
-    small = step(batches)
-    left = until - time.perf_counter()
-    if small * size / few <= left / 4:
-        batches, stop = source.batches(size), time.perf_counter() + left / 2
-        step(batches)
-        times = [step(batches)]
-        while len(times) < MOST_STEPS and time.perf_counter() < stop:
+    def steps(rows: int, most: int, seconds: float) -> list[float]:
+        """Times of steps, at least one, without the first, in which memory is taken and kernels are chosen."""
+        batches, stop = source.batches(rows), time.perf_counter() + seconds
+        times = [step(batches), step(batches)]
+        while len(times) <= most and time.perf_counter() < stop:
             times.append(step(batches))
-        return median(times)
-    rows = min(size, int(few * left / 2 / small))  # a row takes longer in a small batch, so this is within the time
+        return times[1:]
+
+    few, left = min(2, size), until - time.perf_counter()
+    small = min(steps(few, 3, left / 8))
+    if small * size / few <= left / 4:
+        return median(steps(size, MOST_STEPS, left / 3))
+    rows = min(size, int(few * left / 4 / small))  # a row takes longer in a small batch, so this is within the time
     if rows <= 2 * few:
         return small * size / few
-    some = step(source.batches(rows))
+    some = min(steps(rows, 2, left / 4))
     return some + (size - rows) * max(some - small, 0.0) / (rows - few)
 
 
@@ -164,12 +169,12 @@ def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, c
     computing = step * len(splits.train) / min(size, len(splits.train)) + row * evaluated
     if source.reading is None or cached:
         return computing
-    return _overlapped(trainer, splits.train, computing, source.reading * (len(splits.train) + evaluated))
+    reading = source.reading * (len(splits.train) + evaluated)
+    return len(splits.sizes()) * source.starting + _overlapped(trainer, source.workers, computing, reading)
 
 
-def _overlapped(trainer: Trainer, train: Examples, computing: float, reading: float) -> float:
+def _overlapped(trainer: Trainer, workers: int, computing: float, reading: float) -> float:
     """Return the seconds of computing while worker processes read; both share the cores of this machine."""
-    workers = getattr(train.inputs, "workers", 0)
     if not workers:
         return computing + reading
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
