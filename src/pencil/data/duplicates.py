@@ -187,16 +187,26 @@ def near_groups(items: Comparable, candidates: np.ndarray) -> Groups:
     candidates, projected = candidates[alike], projected[alike]
     if len(candidates) < 2:
         return NO_GROUPS
-    reach = (2 * (1 - items.similarity)) ** 0.5
-    tree = cKDTree(projected)
-    _, others = tree.query(projected, k=NEIGHBOURS + 1, eps=1.0, distance_upper_bound=reach, workers=-1)
-    rows = np.repeat(np.arange(len(candidates)), others.shape[1])
-    pairs = np.stack([rows, others.reshape(-1)])
-    pairs = pairs[:, (pairs[1] < len(candidates)) & (pairs[0] != pairs[1])]
-    pairs = np.unique(np.sort(pairs, axis=0), axis=1)
+    pairs = _candidate_pairs(projected, reach=(2 * (1 - items.similarity)) ** 0.5)
     pairs = pairs[:, _near(items, candidates[pairs[0]], candidates[pairs[1]])]
     graph = coo_matrix((np.ones(pairs.shape[1], dtype=np.int8), tuple(pairs)), shape=(len(candidates),) * 2)
     return group_equal(connected_components(graph, directed=False)[1], candidates)
+
+
+def _candidate_pairs(projected: np.ndarray, reach: float) -> np.ndarray:
+    """Return pairs (2, m) of each row and the rows nearest to it, and of each row and the first that is equal to it.
+
+    Equal rows are one point of the tree: thousands of them at one place would make it slow.
+    """
+    _, first, inverse = np.unique(projected, axis=0, return_index=True, return_inverse=True)
+    points = projected[first]
+    _, others = cKDTree(points).query(points, k=NEIGHBOURS + 1, eps=1.0, distance_upper_bound=reach, workers=-1)
+    rows = np.repeat(np.arange(len(points)), others.shape[1])
+    pairs = np.stack([rows, others.reshape(-1)])
+    pairs = first[pairs[:, pairs[1] < len(points)]]  # the tree returns that number where there is no further row
+    equal = np.stack([first[inverse.reshape(-1)], np.arange(len(projected))])
+    pairs = np.concatenate([pairs, equal], axis=1)
+    return np.unique(np.sort(pairs[:, pairs[0] != pairs[1]], axis=0), axis=1)
 
 
 def _project(items: Comparable, rows: np.ndarray) -> np.ndarray:
