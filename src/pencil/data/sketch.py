@@ -53,14 +53,20 @@ def look_at_arrays(values: Tensor) -> list[Look] | None:
 
 
 def _look_at_block(values: Tensor) -> list[Look]:
-    pixels = values[:, : 3 if values.shape[1] >= 3 else 1].float().nan_to_num()
-    deviations = pixels.flatten(2).std(dim=2, correction=0).amax(dim=1)
-    small = functional.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
+    found = [_channel(values[:, number]) for number in range(3 if values.shape[1] >= 3 else 1)]
+    small, deviations = torch.cat([part for part, _ in found], dim=1), torch.stack([part for _, part in found]).amax(0)
     if values.dtype != torch.uint8:
         low, high = (bound.view(-1, 1, 1, 1) for bound in small.flatten(1).aminmax(dim=1))
         small = (small - low) / (high - low).clamp(min=1e-12) * 255
     sketches = sketches_of(small.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy())
     return [Look(sketch, deviation) for sketch, deviation in zip(sketches, deviations.tolist(), strict=True)]
+
+
+def _channel(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one channel (n, 1, SIDE, SIDE) and its deviations (n,); by itself, as images may be large."""
+    pixels = values.unsqueeze(1).to(torch.float32, copy=True).nan_to_num_()
+    small = functional.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
+    return small, pixels.flatten(1).std(dim=1, correction=0)
 
 
 def sketches_of(images: np.ndarray) -> np.ndarray:
