@@ -1,4 +1,4 @@
-"""Everything short of training: look at every row, build the model, lay out the phases, name every problem."""
+"""Everything short of training: look at every row, build the model, lay out the phases, time some steps."""
 
 import warnings
 from collections.abc import Mapping
@@ -6,16 +6,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pencil.data.cache import fits_memory
 from pencil.data.examples import UNKNOWN, Examples, Splits
-from pencil.data.geometry import default_workers
+from pencil.data.geometry import default_workers, image_size
+from pencil.data.images import MEASURED
 from pencil.data.inspection import Inspection, count_classes, inspect, refusals
+from pencil.data.overlap import Overlap, find_overlap
 from pencil.data.prepare import choose_rows
+from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.errors import PencilError
+from pencil.errors import PencilError, TrainingError
 from pencil.job import Job, assemble
 from pencil.models import ModelSettings
 from pencil.recipe import Recipe
 from pencil.training import Trainer
+from pencil.training.timing import estimate_seconds
+
+SMALL_CACHE = 64 * 2**20
+"""Images of up to this many bytes are decoded into memory for the check, where training would do so too."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +33,8 @@ class CheckResult:
     """The result of `pencil check`: an inspection of the data, the plan, and every reason why training would fail.
 
     ``not_run`` are the Python files that the recipe names and that were not executed, by key. What they define is not
-    checked, and the plan is without it.
+    checked, and the plan is without it. ``overlap`` are rows in more than one split. ``seconds`` is how long training
+    will take on this machine; where that is not known, ``not_timed`` is the reason.
     """
 
     data: dict[str, Examples]
@@ -31,31 +42,69 @@ class CheckResult:
     plan: dict[str, Any] | None
     problems: tuple[PencilError, ...]
     not_run: dict[str, Path] = field(default_factory=dict)
+    overlap: Overlap | None = None
+    seconds: float | None = None
+    not_timed: str | None = None
 
 
 def check_recipe(chosen: Recipe) -> CheckResult:
-    """Everything short of training: look at every row, then corrupt, split, build, lay out the phases."""
+    """Look at every row, then corrupt, split, build, lay out the phases, and take a few steps to time them."""
     loaded, settings, not_run = load(chosen.data), chosen.data, chosen.refused_files()
     loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
     parts = {name: part for name, part in vars(loaded).items() if part is not None}
     workers = default_workers() if settings.workers is None else settings.workers
     findings = {name: inspect(part, workers, settings.max_pixels) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
-    by_instance = settings.noise is not None and "instance" in settings.noise.kinds  # which looks at pixels in memory
-    cache = settings.cache if by_instance else "none"
-    trial = settings.model_copy(update={"rows": None, "cache": cache, "unreadable": "skip"})
-    plan = None
+    overlap = find_overlap(parts, findings)
+    plan, seconds, not_timed = None, None, None
     if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings(
                     "ignore", message=f".*(the row is left out|{UNKNOWN})"
                 )  # part of the inspection
-                job = assemble(_with_stand_ins(chosen, not_run).model_copy(update={"data": trial}), Splits(**parts))
-                plan = _plan(job, job.trainer(), not_run)
+                trial = {"rows": None, "cache": _trial_cache(settings, parts), "unreadable": "skip"}
+                changed = {"data": settings.model_copy(update=trial)}
+                job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
+                trainer = job.trainer()
+                plan = _plan(job, trainer, not_run)
         except PencilError as error:
             problems.append(error)
-    return CheckResult(parts, findings, plan, tuple(problems), not_run)
+        if plan is not None and not problems:
+            seconds, not_timed = _time(trainer, _is_cached(settings, job.prepared.splits.train), bool(not_run))
+    return CheckResult(parts, findings, plan, tuple(problems), not_run, overlap, seconds, not_timed)
+
+
+def _trial_cache(settings: DataSettings, parts: Mapping[str, Examples]) -> str:
+    """Return the cache to prepare the data with: none that writes a file, or that takes long or much memory to fill."""
+    if settings.noise is not None and "instance" in settings.noise.kinds:  # which looks at pixels in memory
+        return settings.cache
+    size, rows = image_size(settings, parts["train"].inputs), sum(map(len, parts.values()))
+    if settings.cache == "none" or size is None or rows > MEASURED or rows * 3 * size[0] * size[1] > SMALL_CACHE:
+        return "none"
+    return "memory"
+
+
+def _is_cached(settings: DataSettings, train: Examples) -> bool:
+    """Return whether training decodes every image only once."""
+    shape = train.inputs.shape
+    if settings.cache != "auto" or shape is None or len(shape) != 3:
+        return settings.cache != "none"
+    return fits_memory(len(train), (shape[1], shape[2]))
+
+
+def _time(trainer: Trainer, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
+    """Return how long training will take, or why that is not known."""
+    if has_stand_in:
+        return None, "a Python file of the recipe is not run"
+    if trainer.settings.compile:
+        return None, "with training.compile, compiling alone may take minutes"
+    try:
+        return estimate_seconds(trainer, cached=cached), None
+    except TrainingError as error:
+        return None, f"a step failed: {error}"
+    except torch.OutOfMemoryError:
+        return None, "a step needs more memory than the device has; lower training.batch_size"
 
 
 def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:

@@ -125,6 +125,44 @@ def test_check_agrees_with_train(messy):
     assert "cannot be read" in pencil("train", "pets", *QUICK, cwd=messy.parent, code=2).stderr
 
 
+def test_check_names_what_is_odd(pets):
+    for number in range(10):
+        paint(pets / f"cat/{number}.png", number, (32, 32)), paint(pets / f"dog/{number}.png", 50 + number, (32, 32))
+    shutil.copytree(pets, pets.parent / "held")
+    for number in range(10):
+        paint(pets.parent / f"held/cat/{number}.png", 200 + number, (32, 32))
+    Image.open(pets / "cat/3.png").point(lambda value: 5 + 9 * value // 10).save(pets / "dog/3-again.png")
+    Image.new("RGB", (32, 32), "navy").save(pets / "dog/navy.png")
+    paint(pets / "owl/wide.png", 99, (16, 160))
+    paint(pets.parent / "held/owl/0.png", 98, (32, 32))
+    words = ["check", "pets", "--set", "data.test=held", *QUICK]
+    shown = pencil(*words, cwd=pets.parent).stdout
+    for part in (
+        "groups of near-duplicates: 1\n              cat/3.png, dog/3-again.png\n",
+        "groups of near-duplicates with different labels: 1\n              cat/3.png (cat), dog/3-again.png (dog)\n",
+        "nearly blank images: 1\n              dog/navy.png\n",
+        "images of extreme size or shape: 1\n              owl/wide.png: 16 x 160 pixels\n",
+        "in more than one split\n            groups of exact duplicates: 10\n",
+        "dog/0.png in train, dog/0.png in test\n", "and 5 more; --json lists them all",
+        "fewer than 10 training rows: owl (1)\n", "time        about 1 s on this machine\n",
+    ):  # fmt: skip
+        assert part in shown, shown
+    tree = json.loads(pencil(*words, "--json", cwd=pets.parent).stdout)
+    assert tree["data"]["train"]["blank"] == ["dog/navy.png"] and tree["data"]["train"]["rare_classes"] == {"owl": 1}
+    assert len(tree["overlap"]["duplicates"]) == 10 and tree["overlap"]["conflicting_duplicates"] == []
+    assert 0 < tree["training_seconds"] < 60 and tree["not_timed"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (42.4, "42 s"), (240, "4.0 min"), (1500, "25 min"), (9000, "2.5 h"), (300_000, "3.5 days")],
+)
+def test_times_have_a_fitting_unit(seconds, words):
+    from pencil.cli.check import _duration
+
+    assert _duration(seconds) == words
+
+
 def test_check_looks_at_every_split(pets):
     shutil.copytree(pets, pets.parent / "held")
     truncate(pets.parent / "held/cat/0.png")

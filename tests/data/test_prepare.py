@@ -1,3 +1,7 @@
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,7 @@ from pencil.data.noise import corrupt, transition_matrix
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, MixedNoise, RateNoise
 from pencil.data.sources import load
+from pencil.data.transform import measure_normalization
 
 
 @pytest.fixture
@@ -108,3 +113,46 @@ def test_no_matrix_describes_a_mixture_with_noise_by_instance(examples):
     mixed = MixedNoise(kind="mixed", parts=parts)
     assert transition_matrix(mixed, examples.classes) is None and "instance" in mixed.kinds
     assert 0.2 < corrupt(examples, mixed, seed=0).rate < 0.5
+
+
+PEAK = """
+import re, sys, torch
+from pencil.data.inputs import TensorInputs, refuse_non_finite
+from pencil.data.inspection import inspect
+from pencil.data.examples import Examples
+from pencil.data.keys import as_keys
+
+def peak():  # in MB; unlike ru_maxrss it does not start at the size of the parent process
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
+
+rows, side = int(sys.argv[1]), int(sys.argv[2])
+kind = torch.uint8 if sys.argv[3] == "bytes" else torch.float32
+inputs = TensorInputs(torch.zeros(rows, 3, side, side, dtype=kind).random_(0, 255))
+before = peak()
+every = torch.arange(rows)
+found = inputs.measure(every, 0)
+refuse_non_finite(inputs.values), inputs.fingerprint(every)
+inspect(Examples(inputs, every, every % 2, ("a", "b"), as_keys(range(rows))))
+print(peak() - before, *found.mean)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from /proc")
+@pytest.mark.parametrize(
+    ("rows", "side", "kind"), [("1500", "224", "bytes"), ("600", "224", "floats"), ("8", "3000", "bytes")]
+)
+def test_steps_over_all_data_take_bounded_memory(rows, side, kind):
+    """A float64 copy of the first would take 1.8 GB, of the second 720 MB, of the third 1.7 GB."""
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, rows, side, kind], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert float(done[0]) < 256
+    assert float(done[1]) == pytest.approx(127 / (255 if kind == "bytes" else 1), rel=0.01)
+
+
+def test_moments_of_pieces_are_those_of_the_whole(monkeypatch):
+    values = torch.randn(7, 3, 10, 12) * 3 + 1
+    monkeypatch.setattr("pencil.data.transform.rows_within", lambda shape, *_: 1 if len(shape) == 3 else 4)
+    found = measure_normalization(values, torch.arange(1, 7))
+    torch.testing.assert_close(torch.tensor(found.mean), values[1:].mean(dim=(0, 2, 3)))
+    torch.testing.assert_close(torch.tensor(found.std), values[1:].std(dim=(0, 2, 3), correction=0))

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pencil.check import CheckResult
+    from pencil.data.duplicates import Groups
     from pencil.data.examples import Examples
     from pencil.data.inspection import Inspection
+    from pencil.data.overlap import Overlap
     from pencil.recipe import Recipe
 
 FEW = 5
-"""So many unreadable files or groups of duplicates are shown; the rest is counted, and --json has them all."""
+"""So many unreadable files, groups of duplicates and so on are shown; the rest is counted, and --json has them all."""
 MANY_CLASSES = 30
 
 
@@ -36,7 +38,7 @@ def check(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inspect every row of the data, build the model and plan the phases, without training.
+    """Inspect every row of the data, build the model, plan the phases and estimate the time, without training.
 
     For a run directory: check that every file and checkpoint in it is what was written.
     """
@@ -86,12 +88,16 @@ def _check_run(path: Path, as_json: bool) -> None:
 
 def _tree(result: "CheckResult") -> dict[str, Any]:
     from pencil.data.inspection import as_tree
+    from pencil.data.overlap import overlap_tree
 
     return {
         "ready": not result.problems and not result.not_run,
         "problems": [str(problem) for problem in result.problems],
         "not_run": {key: str(path) for key, path in result.not_run.items()},
         "data": {name: as_tree(found, result.data[name]) for name, found in result.findings.items()},
+        "overlap": None if result.overlap is None else overlap_tree(result.overlap),
+        "training_seconds": result.seconds,
+        "not_timed": result.not_timed,
         **(result.plan or {}),
     }
 
@@ -109,6 +115,8 @@ def _findings(result: "CheckResult") -> Iterator[str]:
             )
         yield f"{name:<12}{found.rows:,} rows{inputs}"
         yield from _oddities(found, result.data[name])
+    if result.overlap is not None:
+        yield from _overlap(result.overlap)
 
 
 def _pixels(size: tuple[int, int]) -> str:
@@ -117,19 +125,55 @@ def _pixels(size: tuple[int, int]) -> str:
 
 def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """What is wrong with single rows: a count, and a few of them by name."""
+    from pencil.data.duplicates import MOST_ROWS
     from pencil.data.inspection import label_of
+
+    def named(position: int) -> str:
+        return str(examples.keys[position])
+
+    def labelled(position: int) -> str:
+        return f"{examples.keys[position]} ({_words(label_of(examples, position))})"
 
     if examples.multilabel:
         yield from _several(found, examples)
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
-    alike = [_listed(group, lambda i: str(examples.keys[i])) for group in islice(found.duplicates, FEW)]
-    yield from _some(len(found.duplicates), "groups of exact duplicates", alike)
-    conflicts = [
-        _listed(group, lambda i: f"{examples.keys[i]} ({_words(label_of(examples, i))})")
-        for group in islice(found.conflicts, FEW)
+    yield from _groups(found.duplicates, "groups of exact duplicates", named)
+    yield from _groups(found.conflicts, "groups of duplicates with different labels", labelled)
+    yield from _groups(found.near_duplicates, "groups of near-duplicates", named)
+    yield from _groups(found.near_conflicts, "groups of near-duplicates with different labels", labelled)
+    if found.near_rows == MOST_ROWS:
+        yield f"            near-duplicates were looked for among {found.near_rows:,} of the rows"
+    yield from _some(len(found.blank), "nearly blank images", [named(position) for position in found.blank[:FEW]])
+    sizes = [f"{named(position)}: {_pixels(size)} pixels" for position, size in found.extreme_sizes[:FEW]]
+    yield from _some(len(found.extreme_sizes), "images of extreme size or shape", sizes)
+
+
+def _groups(groups: "Groups", what: str, describe: Callable[[int], str]) -> Iterator[str]:
+    yield from _some(len(groups), what, [_listed(group, describe) for group in islice(groups, FEW)])
+
+
+def _overlap(overlap: "Overlap") -> Iterator[str]:
+    """Rows that are in more than one split."""
+    from pencil.data.inspection import label_of
+
+    def named(position: int) -> str:
+        split, examples, row = overlap.member(position)
+        return f"{examples.keys[row]} in {split}"
+
+    def labelled(position: int) -> str:
+        split, examples, row = overlap.member(position)
+        return f"{examples.keys[row]} in {split} ({_words(label_of(examples, row))})"
+
+    lines = [
+        *_groups(overlap.duplicates, "groups of exact duplicates", named),
+        *_groups(overlap.conflicts, "groups of duplicates with different labels", labelled),
+        *_groups(overlap.near_duplicates, "groups of near-duplicates", named),
+        *_groups(overlap.near_conflicts, "groups of near-duplicates with different labels", labelled),
     ]
-    yield from _some(len(found.conflicts), "groups of duplicates with different labels", conflicts)
+    if lines:
+        yield "in more than one split"
+        yield from lines
 
 
 def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
@@ -163,8 +207,9 @@ def _words(label: Any) -> str:
 
 
 def _classes(result: "CheckResult") -> Iterator[Any]:
-    """Rows per class in each split, and what injected noise makes of them."""
+    """Rows per class in each split, what injected noise makes of them, and which classes have few rows."""
     from pencil.cli.show import table
+    from pencil.data.inspection import RARE
 
     counts = {name: found.class_counts for name, found in result.findings.items()}
     plan = result.plan or {}
@@ -179,6 +224,11 @@ def _classes(result: "CheckResult") -> Iterator[Any]:
     for name in names:
         shown.add_row(name, *(f"{by_class[name]:,}" for by_class in counts.values()))
     yield shown
+    rare = result.findings["train"].rare_classes
+    if rare:
+        listed = ", ".join(f"{name} ({count})" for name, count in islice(rare.items(), MANY_CLASSES))
+        more = f" and {len(rare) - MANY_CLASSES:,} more" if len(rare) > MANY_CLASSES else ""
+        yield f"\nfewer than {RARE} training rows: {listed}{more}"
 
 
 def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
@@ -192,6 +242,19 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
     yield f"model       {plan['model'] or recipe.model.name}, {size}"
     epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
     yield f"method      {recipe.method['name']}; {epochs}"
+    if result.seconds is not None:
+        yield f"time        about {_duration(result.seconds)} on this machine"
+    else:
+        yield f"time        not estimated: {result.not_timed}"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in a unit that fits, with no more digits than are known."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
+        count = seconds / length
+        if count < most:
+            return f"{max(1, round(count))} {unit}" if count >= 10 or unit == "s" else f"{count:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"
 
 
 def _ending(result: "CheckResult") -> Iterator[str]:

@@ -5,11 +5,8 @@ epoch, so it can be cached (``cache.py``); crops, flips and normalisation follow
 """
 
 import hashlib
-import io
 import json
-import struct
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,11 +14,11 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from pencil.data.augment import View
 from pencil.data.cache import cache_in_file, cache_in_memory
+from pencil.data.decoding import DECODE_FAULTS, decode, decode_image, describe_fault, open_image, upright_size
 from pencil.data.inputs import (
     DIGEST,
     MAX_PIXELS,
@@ -37,19 +34,16 @@ from pencil.data.inputs import (
     read_ahead,
 )
 from pencil.data.regular_files import read_within, version_of
-from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
+from pencil.data.sketch import SIDE, look_at
+from pencil.data.transform import IDENTITY, Moments, Normalization, Transform, refuse_crop, rows_within
 from pencil.errors import DataError
 from pencil.seeding import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none that would start another program
 PROBES = 64
 """This many images are opened to find out their sizes."""
 MEASURED = 2048
 """This many images determine the mean and deviation of each channel to three digits."""
-
-DECODE_FAULTS = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
-"""What Pillow raises on bytes that are not an image, or only the beginning of one."""
 
 
 class Encoded(Protocol):
@@ -121,74 +115,6 @@ class ImageBytes:
             return hashlib.blake2b(self.read(row)).digest()
         except DECODE_FAULTS:
             return b"missing"
-
-
-def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Open the image in these bytes and check its number of pixels; nothing is decoded yet."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged tags, and about many pixels: we have a limit of our own
-        try:
-            image = Image.open(io.BytesIO(content), formats=FORMATS)
-        except Image.DecompressionBombError as error:
-            raise ValueError(
-                f"it would have more pixels than Pillow opens at all; expected at most {max_pixels:,} (data.max_pixels)"
-            ) from error
-    if image.width * image.height > max_pixels:
-        raise ValueError(
-            f"it would have {image.width} x {image.height} pixels; expected at most {max_pixels:,} (data.max_pixels)"
-        )
-    return image
-
-
-def upright_size(image: Image.Image) -> Size:
-    """Return height and width after the rotation that the EXIF block asks for."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
-        on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-    return (image.width, image.height) if on_its_side else (image.height, image.width)
-
-
-def decode(
-    content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS, side: int | None = None
-) -> np.ndarray:
-    """Decode an image to 8-bit RGB of shape (height, width, 3).
-
-    Parameters
-    ----------
-    content
-        The bytes of an image file.
-    size
-        Height and width to resize to; None keeps the size.
-    max_pixels
-        More pixels than this are a ValueError.
-    side
-        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default as ``size`` allows.
-    """
-    image = open_image(content, max_pixels)
-    side = max(size) if size is not None else side
-    if side is not None:
-        image.draft("RGB", (side, side))  # a JPEG is decoded at a half, quarter or eighth of its size if that suffices
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
-        image = to_rgb(ImageOps.exif_transpose(image))
-    if size is not None and (image.height, image.width) != size:
-        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    return np.array(image)
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: 16-bit values by their upper byte, transparency over white."""
-    if image.mode == "RGB":
-        return image
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        return Image.fromarray((values.clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("its pixels are floating point numbers, whose range is unknown; save it with 8 or 16 bits")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        layer = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
-    return image.convert("RGB")
 
 
 @dataclass(frozen=True)
@@ -274,15 +200,18 @@ class ImageInputs(Inputs):
 
     def measure(self, rows: Tensor, seed: int) -> Normalization:
         some = torch.randperm(len(rows), generator=generator(seed, "measure"))[:MEASURED]
-        parts = list(self._decoded(rows[some].split(64)))
-        images = [images for images, _ in parts if len(images)]
-        if not images:
-            reason = parts[0][1][0].reason
+        step = 64 if self.size is None else min(64, rows_within((3, *self.size)))
+        moments, reason = Moments(), None
+        for images, faults in self._decoded(rows[some].split(step)):
+            reason = faults[0].reason if faults and reason is None else reason
+            if len(images):
+                moments.add(images)
+        if moments.count == 0:
             raise DataError(
                 f"none of {len(some)} images can be read; the first because {reason}; expected images; "
                 "see `pencil check` for all of them."
             )
-        return measure_normalization(torch.cat(images), torch.arange(sum(map(len, images))))
+        return moments.normalization()
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
         if self.size is None:
@@ -396,7 +325,7 @@ class _DecodedImages:
 
 @dataclass(frozen=True)
 class _InspectedImages:
-    """Digest and upright size of one image per row, or the reason why it cannot be read."""
+    """Digest, upright size and sketch of one image per row, or the reason why it cannot be read."""
 
     encoded: Encoded
     max_pixels: int
@@ -408,19 +337,10 @@ class _InspectedImages:
         try:
             content = self.encoded.read(row)
             size = upright_size(open_image(content, self.max_pixels))
-            decode(content, (1, 1), self.max_pixels)  # to the last byte, but a JPEG at an eighth of its size
+            look = look_at(decode_image(content, self.max_pixels, SIDE))  # all bytes; a JPEG at an eighth of its size
         except DECODE_FAULTS as error:
             return InspectedRow(bytes(DIGEST), fault=Fault(row, str(self.encoded.names[row]), describe_fault(error)))
-        return InspectedRow(content_digest(content), size=size)
-
-
-def describe_fault(error: Exception) -> str:
-    """Return a decoder's error as one phrase, without the address of a buffer in it."""
-    if isinstance(error, UnidentifiedImageError):
-        return "it is not an image that Pillow knows"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return (str(error) or type(error).__name__).splitlines()[0]
+        return InspectedRow(content_digest(content), size=size, look=look)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pencil.data.augment import View
-from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop
+from pencil.data.sketch import Look, look_at_arrays
+from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
 
 Size = tuple[int, int]
@@ -47,12 +48,13 @@ class InspectedRow(NamedTuple):
     """What an inspection finds out about one row.
 
     ``size`` is that of an encoded image before any resizing, ``shape`` that of an array; an input that cannot be read
-    has neither.
+    has neither. ``look`` is the sketch of an image.
     """
 
     digest: bytes
     size: Size | None = None
     shape: tuple[int, ...] | None = None
+    look: Look | None = None
     fault: Fault | None = None
 
 
@@ -187,13 +189,15 @@ class Inputs(Protocol):
 
 def inspect_values(rows: Tensor, loaded: Loaded) -> list[InspectedRow]:
     """Inspect the raw values of these rows."""
-    values = iter(loaded.values.numpy())
+    found_looks = look_at_arrays(loaded.values)
+    looks: Sequence[Look | None] = [None] * len(loaded.values) if found_looks is None else found_looks
+    values = iter(zip(loaded.values.numpy(), looks, strict=True))
     kept = [True] * len(rows) if loaded.kept is None else loaded.kept.tolist()
     found = []
     for row, readable in zip(rows.tolist(), kept, strict=True):
         if readable:
-            value = next(values)
-            found.append(InspectedRow(content_digest(value.tobytes()), shape=value.shape))
+            value, look = next(values)
+            found.append(InspectedRow(content_digest(value.tobytes()), shape=value.shape, look=look))
         else:
             found.append(InspectedRow(bytes(DIGEST), fault=Fault(row, str(row), "it could not be decoded")))
     return found
@@ -266,7 +270,7 @@ class TensorInputs(Inputs):
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
         digest = hashlib.sha256(f"{self.values.dtype} {tuple(self.values.shape[1:])}".encode())
-        for chunk in rows.split(1024):
+        for chunk in rows.split(min(1024, rows_within(self.values.shape[1:], self.values.element_size()))):
             digest.update(self.values[chunk].contiguous().numpy().data)
         return digest.hexdigest()
 
@@ -297,7 +301,8 @@ class TensorInputs(Inputs):
 def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
-        finite = values.isfinite().flatten(1).all(dim=1)
+        chunks = values.split(rows_within(values.shape[1:], values.element_size()))
+        finite = torch.cat([chunk.isfinite().flatten(1).all(dim=1) for chunk in chunks])
         if not finite.all():
             row = int(finite.to(torch.uint8).argmin())
             raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")

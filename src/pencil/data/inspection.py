@@ -1,19 +1,39 @@
-"""Inspection of every row of the data: classes, sizes, images that cannot be read, exact duplicates."""
+"""Inspection of every row of the data: classes, sizes, images that cannot be read or are blank, duplicates."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from pencil.data.duplicates import (
+    MIN_FEATURES,
+    MOST_ROWS,
+    NO_GROUPS,
+    Comparable,
+    Groups,
+    Sketches,
+    Vectors,
+    group_equal,
+    near_groups,
+    with_different_labels,
+)
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
 from pencil.data.inputs import DIGEST, MAX_PIXELS, Fault, Size
 from pencil.data.settings import DataSettings
+from pencil.data.sketch import SKETCH
+from pencil.data.transform import rows_within
 from pencil.errors import DataError
 
 CHUNK = 64
+RARE = 10
+"""A class with fewer rows is called rare."""
+BLANK, BLANK_FRACTION = 2.0, 0.01
+"""Deviation of the pixels of a blank image: in grey levels, or as a fraction of that of the median image."""
+EXTREME_SIDE, EXTREME_ASPECT = 4.0, 3.0
+"""An image is extreme if it differs from the median by more than these factors."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +47,29 @@ class ImageSizes:
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """Groups of positions, one after the other in one array; ``starts`` are the beginnings of the groups."""
+class Prints:
+    """What is kept of every row to compare it with others.
 
-    positions: np.ndarray
-    starts: np.ndarray
+    Parameters
+    ----------
+    digests
+        A digest of the content of every row.
+    readable
+        Positions of the rows that can be read.
+    sketched, sketches
+        Positions of the rows that are images (of very many some of them), and their sketches.
+    """
 
-    def __len__(self) -> int:
-        return len(self.starts)
+    digests: np.ndarray
+    readable: np.ndarray
+    sketched: np.ndarray
+    sketches: np.ndarray
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        for start, stop in zip(self.starts, np.append(self.starts, len(self.positions))[1:], strict=True):
-            yield self.positions[start:stop]
+    @property
+    def words(self) -> np.ndarray:
+        """One value per readable row, equal for equal content."""
+        words: np.ndarray = self.digests[self.readable].view(f"V{DIGEST}")[:, 0]
+        return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +95,18 @@ class Inspection:
         Groups of rows with the same encoded bytes (or numbers, in arrays).
     conflicts
         Those of them whose labels differ.
+    near_duplicates, near_conflicts
+        Groups of rows that are nearly the same, one of each group of exact copies; and those whose labels differ.
+    near_rows
+        The number of rows that near-duplicates were looked for among; 0 where rows cannot be compared.
+    rare_classes
+        Classes with some rows, but fewer than ``RARE``.
+    blank
+        Positions of images whose pixels hardly differ.
+    extreme_sizes
+        Positions and sizes of images far from the median in size or aspect ratio.
+    prints
+        What other splits are compared by.
     """
 
     rows: int
@@ -76,10 +119,17 @@ class Inspection:
     unreadable: tuple[Fault, ...]
     duplicates: Groups
     conflicts: Groups
+    near_duplicates: Groups
+    near_conflicts: Groups
+    near_rows: int
+    rare_classes: dict[str, int]
+    blank: np.ndarray
+    extreme_sizes: tuple[tuple[int, Size], ...]
+    prints: Prints
 
 
 def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) -> Inspection:
-    """Read every row once; only a digest and a size of each stay in memory.
+    """Read every row once; only a digest, a size and a sketch of each stay in memory.
 
     Parameters
     ----------
@@ -90,13 +140,55 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
     max_pixels
         An image of more pixels counts as unreadable.
     """
-    digests = np.zeros((len(examples), DIGEST), dtype=np.uint8)
-    sizes = np.zeros((len(examples), 2), dtype=np.int64)
+    rows = _read_rows(examples, workers, max_pixels)
+    prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
+    labels, counts = examples.given_labels.numpy(), count_classes(examples)
+    duplicates = group_equal(prints.words, prints.readable)
+    near, near_rows = find_near_duplicates([examples], [prints])
+    encoded = rows.shape is None and len(sizes) > 0
+    return Inspection(
+        rows=len(examples),
+        class_counts=counts,
+        **_count_unknown(examples),
+        image_sizes=_summary(sizes) if encoded else None,
+        input_shape=rows.shape,
+        unreadable=rows.faults,
+        duplicates=duplicates,
+        conflicts=with_different_labels(duplicates, labels),
+        near_duplicates=near,
+        near_conflicts=with_different_labels(near, labels),
+        near_rows=near_rows,
+        rare_classes={name: count for name, count in counts.items() if 0 < count < RARE},
+        blank=_find_blank(rows.deviations, examples.inputs.dtype == torch.uint8),
+        extreme_sizes=_find_extreme(sizes, prints.readable) if encoded else (),
+        prints=prints,
+    )
+
+
+class _Rows(NamedTuple):
+    """What was read of every row; deviations are NaN where there are none."""
+
+    prints: Prints
+    sizes: np.ndarray
+    deviations: np.ndarray
+    shape: tuple[int, ...] | None
+    faults: tuple[Fault, ...]
+
+
+def _read_rows(examples: Examples, workers: int, max_pixels: int) -> _Rows:
+    """Read every row once, in chunks."""
+    count, inputs = len(examples), examples.inputs
+    digests, sizes = np.zeros((count, DIGEST), dtype=np.uint8), np.zeros((count, 2), dtype=np.int64)
+    deviations = np.full(count, np.nan)
+    sketched = np.unique(np.linspace(0, count - 1, min(count, MOST_ROWS)).astype(np.int64))
+    place_of = np.full(count, -1)
+    place_of[sketched] = np.arange(len(sketched))
+    sketches, has_sketch = np.zeros((len(sketched), SKETCH), dtype=np.uint8), np.zeros(len(sketched), dtype=bool)
     shape: tuple[int, ...] | None = None
     faults: list[Fault] = []
-    places = torch.arange(len(examples)).split(CHUNK)
-    chunks = [examples.rows[place] for place in places]
-    inspected = examples.inputs.inspect(chunks, workers=workers, max_pixels=max_pixels)
+    known = inputs.in_memory.shape[1:] if inputs.in_memory is not None else inputs.shape or ()
+    places = torch.arange(count).split(min(CHUNK, rows_within(known, 8)))
+    inspected = inputs.inspect([examples.rows[place] for place in places], workers=workers, max_pixels=max_pixels)
     for place, chunk in zip(places, inspected, strict=True):
         for position, row in zip(place.tolist(), chunk, strict=True):
             digests[position] = np.frombuffer(row.digest, dtype=np.uint8)
@@ -104,18 +196,60 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
             shape = row.shape or shape
             if row.fault is not None:
                 faults.append(row.fault)
+            if row.look is not None:
+                deviations[position] = row.look.deviation
+                if place_of[position] >= 0:
+                    sketches[place_of[position]], has_sketch[place_of[position]] = row.look.sketch, True
     readable = np.flatnonzero(~np.isin(examples.rows.numpy(), [fault.row for fault in faults]))
-    duplicates = _find_duplicates(digests, readable)
-    return Inspection(
-        rows=len(examples),
-        class_counts=count_classes(examples),
-        **_count_unknown(examples),
-        image_sizes=_summary(sizes[readable]) if shape is None and len(readable) else None,
-        input_shape=shape,
-        unreadable=tuple(faults),
-        duplicates=duplicates,
-        conflicts=_find_conflicts(duplicates, examples.given_labels.numpy()),
-    )
+    prints = Prints(digests, readable, sketched[has_sketch], sketches if has_sketch.all() else sketches[has_sketch])
+    return _Rows(prints, sizes, deviations, shape, tuple(faults))
+
+
+def find_near_duplicates(parts: Sequence[Examples], prints: Sequence[Prints]) -> tuple[Groups, int]:
+    """Return groups of near-duplicates, and the number of rows among which they were looked for.
+
+    Images are compared by their sketches, vectors of at least ``MIN_FEATURES`` features in memory by their cosine.
+    Positions count through the parts, one after the other.
+    """
+    starts = np.cumsum([0, *map(len, parts)])[:-1]
+    vectors = [
+        (part.inputs.in_memory, part.rows)
+        for part in parts
+        if part.inputs.in_memory is not None and part.inputs.in_memory.ndim == 2
+    ]
+    widths = [values.shape[1] for values, _ in vectors]
+    items: Comparable
+    if all(len(one.sketched) for one in prints):
+        positions = np.concatenate([one.sketched + start for one, start in zip(prints, starts, strict=True)])
+        items = Sketches(np.concatenate([one.sketches for one in prints]))
+    elif len(vectors) == len(parts) and min(widths) == max(widths) >= MIN_FEATURES:
+        positions, items = np.arange(sum(map(len, parts))), Vectors(vectors)
+    else:
+        return NO_GROUPS, 0
+    readable = np.concatenate([one.readable + start for one, start in zip(prints, starts, strict=True)])
+    distinct = readable[np.unique(np.concatenate([one.words for one in prints]), return_index=True)[1]]
+    candidates = np.flatnonzero(np.isin(positions, distinct))
+    if len(candidates) > MOST_ROWS:
+        candidates = candidates[np.linspace(0, len(candidates) - 1, MOST_ROWS).astype(np.int64)]
+    near = near_groups(items, candidates)
+    return Groups(positions[near.positions], near.starts), len(candidates)
+
+
+def _find_blank(deviations: np.ndarray, in_bytes: bool) -> np.ndarray:
+    """Return positions of images whose pixels hardly differ: by grey levels, or for floats beside the median image."""
+    known = deviations[~np.isnan(deviations)]
+    if not len(known):
+        return np.empty(0, dtype=np.int64)
+    limit = BLANK if in_bytes else BLANK_FRACTION * float(np.median(known))
+    return np.flatnonzero(deviations <= limit)
+
+
+def _find_extreme(sizes: np.ndarray, positions: np.ndarray) -> tuple[tuple[int, Size], ...]:
+    """Return images with a side, or an aspect ratio, that is many times that of the median image, or a fraction."""
+    sides, shapes = np.log(sizes.prod(axis=1)) / 2, np.log(sizes[:, 1] / sizes[:, 0])
+    far = np.abs(sides - np.median(sides)) > np.log(EXTREME_SIDE)
+    far |= np.abs(shapes - np.median(shapes)) > np.log(EXTREME_ASPECT)
+    return tuple((int(positions[i]), (int(sizes[i, 0]), int(sizes[i, 1]))) for i in np.flatnonzero(far))
 
 
 def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list[DataError]:
@@ -181,11 +315,18 @@ def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
         "input_shape": inspection.input_shape,
         "unreadable": [fault._asdict() for fault in inspection.unreadable],
         "duplicates": [examples.keys[group].tolist() for group in inspection.duplicates],
-        "conflicting_duplicates": [
-            [{"key": str(examples.keys[i]), "label": label_of(examples, i)} for i in group]
-            for group in inspection.conflicts
-        ],
+        "conflicting_duplicates": [_with_labels(group, examples) for group in inspection.conflicts],
+        "near_duplicates": [examples.keys[group].tolist() for group in inspection.near_duplicates],
+        "conflicting_near_duplicates": [_with_labels(group, examples) for group in inspection.near_conflicts],
+        "near_duplicates_rows": inspection.near_rows,
+        "rare_classes": inspection.rare_classes,
+        "blank": examples.keys[inspection.blank].tolist(),
+        "extreme_sizes": [{"key": str(examples.keys[i]), "size": size} for i, size in inspection.extreme_sizes],
     }
+
+
+def _with_labels(group: np.ndarray, examples: Examples) -> list[dict[str, Any]]:
+    return [{"key": str(examples.keys[i]), "label": label_of(examples, i)} for i in group]
 
 
 def _summary(sizes: np.ndarray) -> ImageSizes:
@@ -198,24 +339,3 @@ def _summary(sizes: np.ndarray) -> ImageSizes:
 
     common = counts.argmax()
     return ImageSizes(at(pixels.argmin()), at(pixels.argmax()), at(common), float(counts[common] / len(sizes)))
-
-
-def _find_duplicates(digests: np.ndarray, positions: np.ndarray) -> Groups:
-    """Return groups of two or more of these positions with equal digests, in the order of their first members."""
-    words = digests[positions].view(f"V{DIGEST}")[:, 0]
-    _, first, inverse, counts = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
-    group, repeated = first[inverse], counts[inverse] > 1
-    order = np.argsort(group[repeated], kind="stable")
-    return Groups(positions[repeated][order], np.unique(group[repeated][order], return_index=True)[1])
-
-
-def _find_conflicts(groups: Groups, labels: np.ndarray) -> Groups:
-    """Return the groups whose labels differ; an unknown label differs from none."""
-    if not len(groups):
-        return groups
-    lengths = np.diff(groups.starts, append=len(groups.positions))
-    seen = labels[groups.positions].reshape(len(groups.positions), -1)
-    lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of what is known
-    chosen = (lowest < highest).any(axis=1)
-    kept = lengths[chosen]
-    return Groups(groups.positions[np.repeat(chosen, lengths)], np.cumsum(kept) - kept)

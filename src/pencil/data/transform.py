@@ -1,5 +1,6 @@
 """The last steps on a batch of raw values: crop (at random in training, otherwise from the centre), flip, normalise."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from pencil.data.augment import Draws, Frame, View, centre_crop
 from pencil.errors import DataError
+
+BLOCK_BYTES = 32 * 2**20
+"""Steps that look at all data copy at most this much of it at a time; a few such copies exist at once."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,49 @@ def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tenso
     return 1 / (unit * std), -mean / std
 
 
+def rows_within(shape: Sequence[int], bytes_each: int = 1, limit: int = BLOCK_BYTES) -> int:
+    """Return how many rows of this shape fit into ``limit`` bytes, at least one; every number takes ``bytes_each``."""
+    return max(1, limit // (max(1, math.prod(shape)) * bytes_each))
+
+
+class Moments:
+    """Mean and deviation of each channel or feature, from batches that are added one after the other.
+
+    However large the images are, no more than a block of ``BLOCK_BYTES`` is copied to float64 at a time.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = self.squares = torch.zeros(1, dtype=torch.float64)
+
+    def add(self, values: Tensor) -> None:
+        """Add images (n, channels, height, width) or vectors (n, features)."""
+        unit, reduced = 255.0 if values.dtype == torch.uint8 else 1.0, [0, *range(2, values.ndim)]
+        for rows in values.split(rows_within(values.shape[1:], 8)):
+            pieces = rows.split(rows_within(rows.shape[3:], 8 * values.shape[1]), dim=2) if rows.ndim > 2 else [rows]
+            for piece in pieces if len(rows) == 1 else [rows]:
+                part = piece.double().div_(unit)
+                self.total = self.total + part.sum(dim=reduced)
+                self.squares = self.squares + part.square_().sum(dim=reduced)
+        self.count += values.numel() // values.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean of each channel or feature."""
+        return self.total / self.count
+
+    @property
+    def deviation(self) -> Tensor:
+        """The standard deviations; 1 for a constant channel or feature, which carries no information."""
+        found = (self.squares / self.count - self.mean.square()).clamp_(min=0).sqrt()
+        found[found < 1e-6] = 1.0
+        return found
+
+    def normalization(self) -> Normalization:
+        """Return the normalisation to mean 0 and deviation 1."""
+        return Normalization(tuple(self.mean.tolist()), tuple(self.deviation.tolist()))
+
+
 def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
     """Compute mean and standard deviation of some rows.
 
@@ -88,20 +135,11 @@ def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
     rows
         Row indices to measure.
     """
-    unit = 255.0 if values.dtype == torch.uint8 else 1.0
-    reduced = [0, *range(2, values.ndim)]
-    total = torch.zeros(values.shape[1], dtype=torch.float64)
-    squares = torch.zeros_like(total)
-    for chunk in rows.split(4096):  # a float64 copy of all values would not fit in memory where the values just fit
-        part = values[chunk].double() / unit
-        total += part.sum(dim=reduced)
-        squares += part.square().sum(dim=reduced)
-    count = len(rows) * values[0, 0].numel()
-    mean = total / count
-    deviation = (squares / count - mean.square()).clamp_(min=0).sqrt()
-    deviation[deviation < 1e-6] = 1.0  # a constant channel or feature carries no information; keep it finite
-    _refuse_non_finite(values, rows, mean, deviation)
-    return Normalization(tuple(mean.tolist()), tuple(deviation.tolist()))
+    moments = Moments()
+    for chunk in rows.split(rows_within(values.shape[1:], 8)):
+        moments.add(values[chunk])
+    _refuse_non_finite(values, rows, moments.mean, moments.deviation)
+    return moments.normalization()
 
 
 def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Tensor) -> None:
@@ -112,7 +150,9 @@ def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Te
     if finite.all():
         return
     number = int(finite.to(torch.uint8).argmin())
-    column = values[rows, number].reshape(len(rows), -1).abs().amax(dim=1).nan_to_num(torch.inf)
+    chunks = rows.split(rows_within(values.shape[2:], 8))
+    column = torch.cat([values[chunk, number].reshape(len(chunk), -1).abs().amax(dim=1) for chunk in chunks])
+    column = column.nan_to_num(torch.inf)
     row = int(rows[int(column.argmax())])
     raise DataError(
         f"mean or deviation of input column {number} is not finite: row {row} holds a value of {column.max():g}; "

@@ -1,0 +1,202 @@
+"""How long training will take on this machine: a few real steps are timed, and counted up to the whole run."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import repeat
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from pencil.data.augment import View
+from pencil.data.examples import Batch
+from pencil.seeding import seeded
+from pencil.training.trainer import Trainer
+
+BUDGET = 3.0
+"""Seconds that an estimate may take."""
+MOST_STEPS = 10
+LEAST_EPOCHS = 3
+"""Epochs that are timed where they are short; the first of them counts as warm-up."""
+EVALUATED_ROWS = 64
+READ_ROWS = 8
+"""Rows that are read at a time, to time the reading."""
+
+
+def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = BUDGET) -> float:
+    """Return how long the run of this trainer will take, without loading the data and writing the results.
+
+    Where epochs are short, some are trained. Otherwise steps of the first phase are timed, on fewer rows than a batch
+    has where that takes too long; reading and evaluation are added. The trainer's networks and labels move, so it is
+    of no use afterwards. Nothing is written.
+
+    Parameters
+    ----------
+    trainer
+        A trainer that has not trained yet.
+    cached
+        Whether training keeps decoded images, so that each is decoded only once.
+    budget
+        Seconds that the estimate may take, more or less.
+    """
+    if trainer.settings.minutes is not None:
+        return 60 * trainer.settings.minutes
+    until = time.perf_counter() + budget
+    with warnings.catch_warnings(), seeded(trainer.seed, "timing"):
+        warnings.simplefilter("ignore")  # what training has to say is said when it trains
+        source = _Source(trainer, time.perf_counter() + budget / 4)
+        trainer.networks.trained.train()
+        step = _time_step(trainer, source, until)
+        row = _time_evaluation(trainer, source, step, until)
+        epoch = _epoch_seconds(trainer, source, step, row, cached)
+        if source.reading is None and LEAST_EPOCHS * epoch < budget / 2:
+            return _time_epochs(trainer, until)
+    epochs = sum(phase.epochs for phase in trainer.phases)
+    predictions = sum(phase.on_start is not None for phase in trainer.phases)
+    once = 0.0
+    if source.reading is not None and cached:
+        once = sum(trainer.splits.sizes().values()) * source.reading / max(1, source.workers)
+    return once + epochs * epoch + predictions * len(trainer.splits.train) * row
+
+
+class _Source:
+    """Batches to take steps on. Rows that are not in memory are read once, and used again for every step.
+
+    ``reading`` are the seconds that one such row takes; None for rows in memory, whose reading is part of the step.
+    ``starting`` are the seconds until the worker processes of one pass over the data have started.
+    """
+
+    def __init__(self, trainer: Trainer, until: float):
+        self.trainer, self.train = trainer, trainer.splits.train
+        self.workers: int = getattr(self.train.inputs, "workers", 0)
+        self.reading: float | None = None
+        self.starting = 0.0
+        self.values: Tensor | None = None
+        if self.train.inputs.in_memory is None:
+            self._read(until)
+
+    def _read(self, until: float) -> None:
+        """Read rows until there is a batch, or the time is up; the first ones count as warm-up."""
+        inputs, parts, seconds = self.train.inputs.in_process(), list[Tensor](), list[float]()
+        view = View(self.trainer.seed, 0, self.trainer.augmentation)
+        for chunk in self.train.rows.split(READ_ROWS):
+            started = time.perf_counter()
+            values, _ = next(iter(inputs.batches([chunk], view)))
+            seconds.append((time.perf_counter() - started) / len(chunk))
+            parts += [values] if len(values) else []
+            enough = sum(map(len, parts)) >= self.trainer.settings.batch_size
+            if parts and (enough or time.perf_counter() > until):
+                break
+        self.values = torch.cat(parts)
+        self.reading = median(seconds[1:] or seconds)
+        if self.workers:
+            one = _seconds_of(lambda: next(iter(self.train.inputs.batches([self.train.rows[:1]], view))))
+            self.starting = self.workers * max(0.0, one - self.reading)
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Yield batches of this many rows without end, on the device of the networks."""
+        train, positions = self.train, torch.arange(min(count, len(self.train)))
+        view = View(self.trainer.seed, 0, self.trainer.augmentation)
+        if self.values is None:
+            made = train.load_batches([positions] * 2 * MOST_STEPS, view)
+        else:
+            values = self.values[positions % len(self.values)]
+            made = repeat(Batch(positions, values, train.given_labels[positions]))
+        return (self.trainer.compute.place_batch(batch) for batch in made)
+
+
+def _time_step(trainer: Trainer, source: _Source, until: float) -> float:
+    """Return the seconds of a step on a whole batch."""
+    size, phase = min(trainer.settings.batch_size, len(trainer.splits.train)), trainer.phases[0]
+
+    def step(batches: Iterator[Batch]) -> float:
+        return _seconds_of(lambda: trainer.step(phase, 0.0, next(batches)))
+
+    def steps(rows: int, most: int, seconds: float) -> list[float]:
+        """Times of steps, at least one, without the first, in which memory is taken and kernels are chosen."""
+        batches, stop = source.batches(rows), time.perf_counter() + seconds
+        times = [step(batches), step(batches)]
+        while len(times) <= most and time.perf_counter() < stop:
+            times.append(step(batches))
+        return times[1:]
+
+    few, left = min(2, size), until - time.perf_counter()
+    small = min(steps(few, 3, left / 8))
+    if small * size / few <= left / 4:
+        return median(steps(size, MOST_STEPS, left / 3))
+    rows = min(size, int(few * left / 4 / small))  # a row takes longer in a small batch, so this is within the time
+    if rows <= 2 * few:
+        return small * size / few
+    some = min(steps(rows, 2, left / 4))
+    return some + (size - rows) * max(some - small, 0.0) / (rows - few)
+
+
+@torch.inference_mode()
+def _time_evaluation(trainer: Trainer, source: _Source, step: float, until: float) -> float:
+    """Return the seconds that the prediction of one row takes; ``step`` tells how many rows there is time for."""
+    size = min(trainer.settings.batch_size, len(trainer.splits.train))
+    most = int(max(0.1, until - time.perf_counter()) / 2 * size / step)
+    model, was_training = trainer.networks.model, trainer.networks.model.training
+    model.eval()
+    inputs = next(source.batches(max(1, min(size, EVALUATED_ROWS, most)))).inputs
+
+    def predict() -> None:
+        with trainer.compute.context():
+            trainer.networks.eval_forward(inputs)
+
+    if most >= EVALUATED_ROWS:
+        predict()  # as a warm-up
+    seconds = _seconds_of(predict)
+    model.train(was_training)
+    return seconds / len(inputs)
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, cached: bool) -> float:
+    """Return the seconds of an epoch: its steps, and the prediction of held-out and test rows."""
+    splits, size = trainer.splits, trainer.settings.batch_size
+    evaluated = sum(len(part) for part in (splits.validation, splits.test) if part is not None)
+    computing = step * len(splits.train) / min(size, len(splits.train)) + row * evaluated
+    if source.reading is None or cached:
+        return computing
+    reading = source.reading * (len(splits.train) + evaluated)
+    return len(splits.sizes()) * source.starting + _overlapped(trainer, source.workers, computing, reading)
+
+
+def _overlapped(trainer: Trainer, workers: int, computing: float, reading: float) -> float:
+    """Return the seconds of computing while worker processes read; both share the cores of this machine."""
+    if not workers:
+        return computing + reading
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = 1 if trainer.compute.device.type == "cuda" else min(cores, torch.get_num_threads())
+    return max(computing, reading / workers, (threads * computing + reading) / cores)
+
+
+class _EnoughError(Exception):
+    """Raised where training is interrupted."""
+
+
+def _time_epochs(trainer: Trainer, until: float) -> float:
+    """Train until some epochs are done and the time is up, or to the end; count the rest by the median epoch."""
+
+    def stop(trainer: Trainer) -> None:
+        late = time.perf_counter() - until
+        if len(trainer.records) >= (LEAST_EPOCHS if late < BUDGET else 1) and late > -BUDGET / 2:
+            raise _EnoughError
+
+    trainer.on_pause, trainer.observers = stop, ()
+    with suppress(_EnoughError):
+        trainer.run()
+    seconds: list[float] = [record["seconds"] for record in trainer.records]
+    left = sum(phase.epochs for phase in trainer.phases) - len(seconds)
+    return sum(seconds) + max(0, left) * median(seconds[1:] or seconds)
