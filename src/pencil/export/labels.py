@@ -20,7 +20,7 @@ from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable, strings
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
-ROUNDED = ("given", "confidence", "given_probability", "margin", "entropy", "label_quality")
+ROUNDED = ("given", "confidence", "given_probability", "margin", "entropy", "label_quality", "audited_confidence")
 """Columns of the label table that CSV rounds to six digits; a user's own columns are written as they are."""
 NO_CELLS = ("distribution", "given_probabilities")
 """Columns that CSV leaves out, as a distribution does not fit into a cell."""

@@ -80,7 +80,13 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = "text"
     elif name in ("given", "corrected") and not (_is_texts(kind) if multilabel else _is_text(kind)):
         expected = "lists of text" if multilabel else "text"
-    elif name in ("confidence", "given_probability", "margin", "entropy") and not pa.types.is_float32(kind):
+    elif name in (
+        "confidence",
+        "given_probability",
+        "margin",
+        "entropy",
+        "audited_confidence",
+    ) and not pa.types.is_float32(kind):
         expected = "float"
     elif name == "changed" and not (pa.types.is_int32(kind) if multilabel else pa.types.is_boolean(kind)):
         expected = "int32" if multilabel else "bool"
@@ -90,7 +96,7 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = f"lists of {classes} floats, one for each class"
     if expected:
         raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
-    if name in (*SINGLE_LABEL, *MULTILABEL, "pinned") and _nulls(table[name]):
+    if name in (*SINGLE_LABEL, *MULTILABEL, "pinned", "audited_confidence") and _nulls(table[name]):
         raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
 
 
