@@ -13,8 +13,8 @@ import numpy as np
 
 ROWS, LEAST_ROWS = 100, 25
 """How many rows are drawn unless another number is asked for, and the fewest."""
-BINS = 4
-"""The bins of confidence, of changed and of kept rows each."""
+KEPT_BINS, CHANGED_BINS = 4, 2
+"""The most bins of confidence, of kept and of changed rows; more bins of fewer rows made intervals too narrow."""
 LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
 """The fewest rows of a bin, and the fewest rows that are drawn from a stratum."""
 DOUBT = 0.01
@@ -50,7 +50,7 @@ class Strata:
         return found
 
 
-def build_strata(changed: np.ndarray, confidence: np.ndarray, bins: int = BINS) -> Strata:
+def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
     """Return the strata: changed and kept rows, each in bins of confidence of about the same expected error.
 
     Parameters
@@ -59,12 +59,10 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray, bins: int = BINS) 
         Whether each label was changed.
     confidence : ndarray
         The probability of each corrected label, from 0 to 1.
-    bins : int
-        The most bins of changed and of kept rows.
     """
     of_row = np.zeros(len(changed), dtype=np.int64)
     groups: list[tuple[bool, float]] = []
-    for flag in (False, True):
+    for flag, bins in ((False, KEPT_BINS), (True, CHANGED_BINS)):
         rows = np.flatnonzero(changed == flag)
         rows = rows[np.argsort(confidence[rows], kind="stable")]
         for part in _cut(rows, _doubt(confidence[rows]), bins):

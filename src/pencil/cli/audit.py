@@ -77,7 +77,7 @@ def _refuse(target: float | None, results: bool, sheet: Path | None, answers: Pa
 def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bool) -> None:
     from pencil.audit.server import build_app
     from pencil.review.guard import Access
-    from pencil.review.server import serve
+    from pencil.review.server import serve_app
 
     with listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
@@ -85,7 +85,7 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
         echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} rows to look at", err=True)
         announce(access, "answer", no_browser=no_browser)
         try:
-            serve(build_app(blind, access), listening)
+            serve_app(build_app(blind, access), listening)
         except KeyboardInterrupt:  # as asked for; the results follow
             echo("", err=True)
 

@@ -17,7 +17,7 @@ def review(
     Every decision is appended to RUN/reviews.jsonl at once; come back at any time. Then `pencil labels RUN --reviewed`.
     """
     from pencil.review.guard import Access
-    from pencil.review.server import build_app, serve
+    from pencil.review.server import serve
     from pencil.review.session import Review
 
     remote = is_remote(host, allow_remote)
@@ -25,4 +25,4 @@ def review(
         access = Access(listening.getsockname()[1], host, remote)
         echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
         announce(access, "decision", no_browser=no_browser)
-        serve(build_app(opened, access), listening)
+        serve(opened, access, listening)

@@ -26,7 +26,12 @@ MAX_ROWS, MAX_BODY = 200, 65536
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
-def serve(app: ASGIApp, listening: socket.socket) -> None:
+def serve(review: Review, access: Access, listening: socket.socket) -> None:
+    """Serve the page of a review until Ctrl-C or SIGTERM."""
+    serve_app(build_app(review, access), listening)
+
+
+def serve_app(app: ASGIApp, listening: socket.socket) -> None:
     """Serve a page until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(
         app,
