@@ -90,7 +90,8 @@ function single() {
   const offered = el("div", "offered");
   row.offered.forEach((code, place) => {
     const chosen = row.kind === "class" && begin.classes[code] === row.answer;
-    offered.append(button(keyOf(code, place), plain(begin.classes[code]), chosen, () => answer("class", code)));
+    const key = areDigits() ? "" : keyOf(code, place); // a digit is its own key
+    offered.append(button(key, plain(begin.classes[code]), chosen, () => answer("class", code)));
   });
   const rest = el("div", "rest");
   const other = row.kind === "class" && !row.offered.some((code) => begin.classes[code] === row.answer);
