@@ -44,7 +44,7 @@ class Answers:
 
     def differs(self, labels: np.ndarray) -> np.ndarray:
         """Return 1 where the label of a row is wrong, 0 where it is right, NaN where that is not known."""
-        wrong = (labels[self.rows] != self.codes).astype(np.float64)
+        wrong: np.ndarray = (labels[self.rows] != self.codes).astype(np.float64)
         wrong[self.codes == CANNOT_TELL] = np.nan
         return wrong
 

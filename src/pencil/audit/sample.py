@@ -17,7 +17,9 @@ from pencil.runs.layout import LABELS
 
 DESIGN = "audit.json"
 FORMAT = 1
-COLUMNS = ("corrected", "confidence", "given_probability", "changed", "distribution")
+COLUMNS = ("corrected", "confidence", "given_probability", "changed")
+ALL_OFFERED = 10
+"""Up to this many classes all are offered for every row; of more, the distribution says which."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _labels(run: Path) -> LabelTable:
             f"use `pencil review {run}`."
         )
     pinned = ("pinned",) if "pinned" in pq.read_schema(run / LABELS).names else ()
-    return reader.read_labels((*COLUMNS, *pinned))
+    return reader.read_labels((*COLUMNS, *pinned, *(("distribution",) if len(labels.classes) > ALL_OFFERED else ())))
 
 
 def _enough(rows: int) -> int:

@@ -11,13 +11,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from pencil.audit.sample import Sample
+from pencil.audit.sample import ALL_OFFERED, Sample
 from pencil.decisions import REVIEWS, Decision, History, Journal, now, read_lines
 from pencil.review.images import Pictures, pictures_of
 from pencil.review.session import RefusedError
 
-ALL_OFFERED, OFFERED, PROBABLE = 10, 8, 4
-"""Up to this many classes all are offered; of more this many, of which half are probable ones and half are random."""
+OFFERED, PROBABLE = 8, 4
+"""Of many classes this many are offered, of which half are probable ones and half are random."""
 NO_LABEL = ("none", "skip")
 
 
