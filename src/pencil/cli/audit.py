@@ -114,7 +114,7 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
 
 
 def _words(found: "AuditSummary") -> list[str]:
-    lines = [found.sentence, f"given labels that are wrong     {found.given_wrong}"]
+    lines = [found.sentence, f"given labels that are wrong      {found.given_wrong}"]
     if found.changes_right is not None:
         lines.append(f"changes that are right           {found.changes_right}")
     lines.append(f"rows that were looked at         {found.rows:,} of {found.population:,}")
