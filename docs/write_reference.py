@@ -44,6 +44,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "pencil.export.network": ("export_model", "Exported"),
     "pencil.report": (),
     "pencil.review": (),
+    "pencil.audit": (),
     "pencil.integrations": (),
     "pencil.integrations.lightning": (),
     "pencil.integrations.hugging_face": (),

@@ -18,6 +18,7 @@ ORDER = [
     ("recipe",),
     ("runs",),
     ("loggers", "export", "report", "review"),
+    ("audit",),
     ("job",),
     ("check",),
     ("fitting",),

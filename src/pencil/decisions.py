@@ -17,7 +17,9 @@ from pencil.errors import RunError
 from pencil.files import parse_json, read_regular, refuse_irregular
 
 REVIEWS = "reviews.jsonl"
-KINDS = ("accept", "reject", "other", "skip", "undo")
+KINDS = ("accept", "reject", "other", "none", "skip", "undo")
+WITHOUT_LABEL = ("none", "skip", "undo")
+"""Decisions that name no label; ``none`` says that the row is of none of the classes."""
 
 Label = str | tuple[str, ...]
 """A class, or the set of classes of multi-label data."""
@@ -34,13 +36,15 @@ class Decision:
     key, split : str
         The row, as in the label table.
     decision : str
-        ``accept``, ``reject``, ``other``, ``skip`` or ``undo``.
+        ``accept``, ``reject``, ``other``, ``none``, ``skip`` or ``undo``.
     label : str, tuple of str or None
-        The label from now on; None for ``skip`` and ``undo``.
+        The label from now on; None for ``none``, ``skip`` and ``undo``.
     given, corrected : str, tuple of str or None
-        The labels that the person saw.
+        The labels that the person saw, or did not see in an audit.
     time : str
         When, in UTC.
+    audit : bool
+        Whether it is the answer of an audit, which does not show the labels.
     """
 
     key: str
@@ -50,6 +54,7 @@ class Decision:
     given: Label | None
     corrected: Label | None
     time: str
+    audit: bool = False
 
     @property
     def where(self) -> Where:
@@ -58,7 +63,10 @@ class Decision:
 
     def to_json(self) -> str:
         """Return the line of the file."""
-        return json.dumps(asdict(self), ensure_ascii=False)
+        fields = asdict(self)
+        if not self.audit:
+            del fields["audit"]
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def now() -> str:
@@ -99,6 +107,11 @@ class History:
     def last(self) -> Decision | None:
         """Return the newest decision that was not withdrawn."""
         return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
+
+    def audited(self) -> dict[Where, Decision]:
+        """Return the last answer of an audit about each row, also where a review has decided later."""
+        answers = ((where, [one for _, one in made if one.audit]) for where, made in self._of_row.items())
+        return {where: found[-1] for where, found in answers if found}
 
     def standing(self) -> list[Decision]:
         """Return the decisions that count, in the order they were made."""
@@ -143,10 +156,13 @@ def parse_line(line: bytes) -> Decision:
     kind, label = found["decision"], _label(found.get("label"))
     if kind not in KINDS:
         raise ValueError(f"decision is {str(kind)[:40]!r}; expected {', '.join(KINDS)}")
-    if (label is None) != (kind in ("skip", "undo")):
+    if (label is None) != (kind in WITHOUT_LABEL):
         raise ValueError(f"label is {label!r} for {kind}")
+    audit = found.get("audit", False)
+    if not isinstance(audit, bool):
+        raise ValueError(f"audit is {str(audit)[:40]!r}; expected true or false")
     given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
-    return Decision(found["key"], found.get("split", ""), kind, label, given, corrected, found.get("time", ""))
+    return Decision(found["key"], found.get("split", ""), kind, label, given, corrected, found.get("time", ""), audit)
 
 
 def _label(value: Any) -> Label | None:

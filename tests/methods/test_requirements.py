@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data import Splits, from_arrays
-from pencil.methods import METHODS, Constant, Method, Phase, Requirements, Terms
 from pencil.labels.noise_model import NoiseModel
+from pencil.methods import METHODS, Constant, Method, Phase, Requirements, Terms
 from pencil.methods.state import load_state, state_tree
 from pencil.training import Trainer, TrainingSettings
 

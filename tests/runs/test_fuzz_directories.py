@@ -29,6 +29,7 @@ import tomli_w
 import torch
 
 import pencil
+from pencil.audit.sample import open_sample
 from pencil.cli import main
 from pencil.errors import PencilError, Stopped
 from pencil.files import TEMPORARY
@@ -51,9 +52,10 @@ FILES = (
     "manifest.json",
     "summary.json",
     "reviews.jsonl",
+    "audit.json",
     "report.html",
 )
-MAY_CHANGE = ("report.html", "reviews.jsonl", "metrics.jsonl", "checkpoints", ".lock")
+MAY_CHANGE = ("report.html", "reviews.jsonl", "audit.json", "metrics.jsonl", "checkpoints", ".lock")
 ODD_VALUES = (
     None, True, False, 0, 1, -1, 2, 10**30, -(10**30), 2**63, 1e308, -1e308, float("nan"), float("inf"), 0.5, "", "x",
     "1", "\x00", "\ud800", "é\x1b[31m", "/nowhere", "..", "x" * 5000, [], {}, [[]], [None], [1, "a"], {"": None},
@@ -92,6 +94,7 @@ def base(tmp_path_factory):
         with Review(top / name) as review:
             review.decide(0, "accept", [])
             review.decide(1, "skip", [])
+    open_sample(top / "finished")
     return top
 
 
@@ -363,6 +366,8 @@ def commands(run: Path, out: Path, top: Path):
     yield "report", ["report", run]
     yield "report out", ["report", run, "--without-data", "--out", out / "r.html"]
     yield "compare", ["report", run, top / "finished", "--out", out / "c.html"]
+    yield "audit", ["audit", run, "--sheet", out / "sheet.csv"]
+    yield "audit json", ["audit", run, "--results", "--json"]
     yield "check", ["check", run]
     yield "check json", ["check", run, "--json"]
     yield "evaluate", ["evaluate", run, "--epoch", "best"]

@@ -42,6 +42,7 @@ WITHOUT_CODE = {
     "report": ("report", "run"),
     "report of two": ("report", "run", "run"),
     "labels": ("labels", "run"),
+    "audit": ("audit", "run", "--sheet", "sheet.csv"),
     "labels as Parquet": ("labels", "run", "--format", "parquet", "--out", "labels.parquet"),
 }
 

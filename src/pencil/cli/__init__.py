@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from pencil.cli import bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
+from pencil.cli import audit, bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
 from pencil.cli.output import echo
 from pencil.errors import PencilError, Stopped
 
@@ -28,6 +28,7 @@ app.command()(labels.labels)
 app.command()(check.check)
 app.command()(report.report)
 app.command()(review.review)
+app.command()(audit.audit)
 app.command()(export.export)
 app.command()(bench.bench)
 app.add_typer(recipes.app, name="recipes")

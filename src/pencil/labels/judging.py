@@ -14,7 +14,6 @@ from torch import Tensor
 from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.noise_model import (
-    RATES,
     NoiseModel,
     confusion_shape,
     fit_noise,
@@ -90,7 +89,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
     knows, ceiling = not is_chance(right, labels), _upper_limit(~right)
-    noise = estimate_noise(train.subset(met), logits, labels, shape, ceiling)
+    noise = estimate_noise(train.subset(met), logits, labels, shape)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
     rarity = log_rarity(torch.cat([hard_labels(given), hard_labels(reference_given)]), num_classes)
@@ -107,18 +106,17 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost)
 
 
-def estimate_noise(
-    train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor, ceiling: float
-) -> NoiseModel:
+def estimate_noise(train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor) -> NoiseModel:
     """Return the noise model of held-out rows at the noise rate that the training dynamics show.
 
     Likelihood takes noise that the inputs explain for truth. A network that is kept from memorising shows more: labels
     that lost in nearly all visits are wrong, and few are wrong of those that won in most. The rate is the middle of
-    these two fractions, and the interval covers both and that of the likelihood.
+    these two fractions, as far as the likelihood allows it: a weak network disagrees with right labels too. The
+    interval covers both fractions and that of the likelihood.
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
-    rate = min(max((least + most) / 2, fitted.low), ceiling, float(RATES[1 - 1 / len(shape) > RATES].max()))
+    rate = min(max((least + most) / 2, fitted.low), fitted.high)
     model = with_rate(fitted, shape, max(rate, 0.5 / len(held_out_given)), held_out_logits, held_out_given)
     return replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
 

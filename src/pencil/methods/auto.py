@@ -107,7 +107,7 @@ class Auto(Method):
     ema
         Evaluate and keep the moving average of the weights.
     dropout
-        Regularise the linear layers at the end of a network that has no dropout of its own.
+        Drop units of a multi-layer perceptron that has no dropout of its own.
     anchored
         Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
     divergence

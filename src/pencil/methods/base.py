@@ -35,7 +35,7 @@ class Requirements:
     ema_logits
         The averaged network also predicts every training batch: ``Outputs.ema_logits``.
     dropout
-        Regularise the linear layers at the end of a network that has no dropout of its own.
+        Drop units of a multi-layer perceptron that has no dropout of its own.
     held_out_rows
         How many held-out rows the method wants to base its decisions on. That many are held out of small datasets (at
         most 30 %) unless ``data.validation`` is set.

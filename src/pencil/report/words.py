@@ -42,7 +42,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     most : (str, str, int), optional
         The most frequent change: given class, corrected class, and how many labels.
     """
-    found = [*_reasons(run), *_changes(run, counts), *_confidence(counts)]
+    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_confidence(counts)]
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
@@ -81,6 +81,15 @@ def _reasons(run: RunData) -> list[str]:
         "" if found.level == "reliable" else " Look at labels with `pencil review`, or measure them: `pencil audit`."
     )
     return [f"{reasons[:1].upper()}{reasons[1:]}.{advice}"]
+
+
+def _audit(run: RunData) -> list[str]:
+    """Return what a person found who looked at a sample."""
+    audit = run.summary.audit
+    if audit is None:
+        return []
+    looked = f"a person looked at {audit.rows:,} of {audit.population:,} labels without seeing them"
+    return [f"{audit.sentence[:1].upper()}{audit.sentence[1:]} ({looked})."]
 
 
 def _changes(run: RunData, counts: Counts) -> list[str]:

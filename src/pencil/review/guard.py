@@ -34,8 +34,8 @@ HEADERS = {
 
 
 REFUSAL = (
-    "open the address that `pencil review` printed: it has the token in it\n"
-    "(the address that it opened by itself works once; if somebody else was faster, stop the review and start again)"
+    "open the address that pencil printed: it has the token in it\n"
+    "(the address that it opened by itself works once; if somebody else was faster, stop and start again)"
 )
 
 

@@ -4,6 +4,7 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -22,13 +23,18 @@ from pencil.review.queue import SHOWN, Filter
 from pencil.review.session import RefusedError, Review
 
 MAX_ROWS, MAX_BODY = 200, 65536
-MEDIA = {"index.html": "text/html", "app.js": "text/javascript", "style.css": "text/css"}
+MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
 def serve(review: Review, access: Access, listening: socket.socket) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serve the page of a review until Ctrl-C or SIGTERM."""
+    serve_app(build_app(review, access), listening)
+
+
+def serve_app(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve a page until Ctrl-C or SIGTERM."""
     config = uvicorn.Config(
-        build_app(review, access),
+        app,
         log_level="warning",
         access_log=False,
         lifespan="off",
@@ -44,10 +50,10 @@ def build_app(review: Review, access: Access) -> ASGIApp:
     """Return the page of a review behind its guard."""
     answers = _Answers(review, access)
     routes = [
-        Route("/", _static("index.html")),
-        Route("/static/app.js", _static("app.js")),
-        Route("/static/style.css", _static("style.css")),
-        Route("/favicon.ico", _nothing),
+        Route("/", static("index.html")),
+        Route("/static/app.js", static("app.js")),
+        Route("/static/style.css", static("style.css")),
+        Route("/favicon.ico", nothing),
         Route("/api/begin", answers.begin),
         Route("/api/page", answers.page),
         Route("/api/pictures", answers.pictures),
@@ -55,7 +61,7 @@ def build_app(review: Review, access: Access) -> ASGIApp:
         Route("/picture/{row:int}", answers.picture),
         Route("/numbers/{row:int}", answers.numbers),
     ]
-    faults: Any = {RefusedError: _respond(400), NotShown: _respond(404), RunError: _respond(507)}
+    faults: Any = {RefusedError: respond(400), NotShown: respond(404), RunError: respond(507)}
     return Guard(Starlette(routes=routes, exception_handlers=faults), access)
 
 
@@ -71,8 +77,8 @@ class _Answers:
 
     async def page(self, request: Request) -> Response:
         asked = request.query_params
-        count = min(max(_whole(asked.get("count", "48")), 1), MAX_ROWS)
-        start, row, after = (None if name not in asked else _whole(asked[name]) for name in ("start", "row", "after"))
+        count = min(max(whole(asked.get("count", "48")), 1), MAX_ROWS)
+        start, row, after = (None if name not in asked else whole(asked[name]) for name in ("start", "row", "after"))
         return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start or 0, row, after))
 
     async def pictures(self, _request: Request) -> Response:
@@ -88,7 +94,7 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self.review.pictures.numbers, self._where(request)))
 
     async def decide(self, request: Request) -> Response:
-        asked, chosen = await _body(request), _filter(request)
+        asked, chosen = await body(request), _filter(request)
         codes, row, kind = asked.get("label", []), asked.get("row"), asked.get("decision")
         if not isinstance(codes, list) or not all(type(code) is int for code in codes):
             raise RefusedError("label is not a list of class positions")
@@ -108,24 +114,28 @@ class _Answers:
         return value
 
 
-def _static(name: str) -> Callable[[Request], Awaitable[Response]]:
-    content = (resources.files("pencil.review") / "static" / name).read_bytes()
+def static(name: str, package: str = "pencil.review") -> Callable[[Request], Awaitable[Response]]:
+    """Return a handler that serves a file of the folder ``static`` of a package."""
+    content = (resources.files(package) / "static" / name).read_bytes()
 
     async def serve(_request: Request) -> Response:
-        return Response(content, media_type=MEDIA[name])
+        return Response(content, media_type=MEDIA[Path(name).suffix])
 
     return serve
 
 
-async def _nothing(_request: Request) -> Response:
+async def nothing(_request: Request) -> Response:
+    """Respond with nothing."""
     return Response(status_code=204)
 
 
-def _respond(status: int) -> Callable[[Request, Exception], Response]:
+def respond(status: int) -> Callable[[Request, Exception], Response]:
+    """Return a handler that responds with the text of an error."""
     return lambda _request, error: PlainTextResponse(str(error), status)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def body(request: Request) -> dict[str, Any]:
+    """Return the JSON object that a request holds."""
     content = b""
     async for part in request.stream():
         content += part
@@ -147,7 +157,7 @@ def _filter(request: Request) -> Filter:
         raise RefusedError(f"show is {show!r}; expected {', '.join(SHOWN)}")
     if "pair" in asked:
         given, _, corrected = asked["pair"].partition("-")
-        pair = _whole(given), _whole(corrected)
+        pair = whole(given), whole(corrected)
     try:
         low, high = (float(asked.get(name, default)) for name, default in (("low", 0.0), ("high", 1.0)))
     except ValueError as error:
@@ -155,7 +165,8 @@ def _filter(request: Request) -> Filter:
     return Filter(show, pair, low, high)
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """Return the row number that a request names."""
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
         raise RefusedError(f"{text[:20]!r} is not a row number")
     return int(text)

@@ -95,7 +95,7 @@ class Review:
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
         """Save a decision, then return the row as the page shows it."""
         queue = self.queue
-        if kind not in KINDS:
+        if kind not in KINDS or kind == "none":  # which only an audit asks for
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         label: Label | None = {"accept": corrected, "reject": given}.get(kind)

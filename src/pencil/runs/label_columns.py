@@ -14,7 +14,8 @@ SINGLE_LABEL = ("key", "split", "given", "corrected", "confidence", "given_proba
 MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score", "given_probabilities",
               "distribution")  # fmt: skip
 """The columns of a whole table; more may follow."""
-FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement")
+FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement",
+          "audited_confidence")  # fmt: skip
 CLASSES = b"classes"
 
 
@@ -92,7 +93,7 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = f"lists of {classes} floats, one for each class"
     if expected:
         raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
-    if name in (*SINGLE_LABEL, *MULTILABEL, "pinned") and _nulls(table[name]):
+    if name in (*SINGLE_LABEL, *MULTILABEL, "pinned", "audited_confidence") and _nulls(table[name]):
         raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
 
 

@@ -221,6 +221,18 @@ class LabelTable:
         return _numbers(self.table["issue_score"])
 
     @cached_property
+    def given_probability(self) -> np.ndarray:
+        """The probability of the given class of single-label data."""
+        return _numbers(self.table["given_probability"])
+
+    @cached_property
+    def pinned(self) -> np.ndarray:
+        """Whether a label was pinned, as a mask; none was where there is no such column."""
+        if "pinned" not in self.column_names:
+            return np.zeros(len(self), dtype=bool)
+        return _numbers(self.table["pinned"]) > 0
+
+    @cached_property
     def changed(self) -> np.ndarray:
         """Whether the corrected label of a row differs from the given one, as a mask."""
         return self.changed_counts > 0

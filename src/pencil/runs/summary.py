@@ -122,16 +122,65 @@ class DataSummary(_Frozen):
         return rows
 
 
-class _NoiseRate(_Frozen):
+class Interval(_Frozen):
+    """An estimated fraction and its 95 % interval."""
+
     estimate: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """Return the estimate and the interval in per cent."""
+        return f"{100 * self.estimate:.1f} %, 95 % interval {100 * self.low:.1f} to {100 * self.high:.1f}"
+
+
+class AuditedConfidence(_Frozen):
+    """The log loss of the confidence on audited rows, as it was and recalibrated, and whether the latter is used."""
+
+    log_loss: float
+    recalibrated_log_loss: float
+    used: bool
+
+
+class AuditSummary(_Frozen):
+    """What a person's audit says about all labels, training and held-out.
+
+    Attributes
+    ----------
+    population, rows : int
+        The labels that the audit is about, and those that were looked at.
+    cannot_tell, no_class : int
+        The answers "cannot tell", which widen the intervals, and "none of the classes": given and corrected label are
+        wrong.
+    given_wrong, corrected_right : Interval
+        The fraction of given labels that are wrong, and of corrected labels that are right.
+    changes_right : Interval or None
+        The precision of the changes: the fraction of changed labels that are right now. None if no label was changed.
+    confidence : AuditedConfidence or None
+        Whether recalibration helps; None with too few answers.
+    """
+
+    population: Count
+    rows: Count
+    cannot_tell: Count
+    no_class: Count
+    given_wrong: Interval
+    corrected_right: Interval
+    changes_right: Interval | None = None
+    confidence: AuditedConfidence | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        right = self.corrected_right
+        interval = f"95 % interval {100 * right.low:.1f} to {100 * right.high:.1f}"
+        return f"audited: {100 * right.estimate:.1f} % of the corrected labels are right, {interval}"
 
 
 class _Findings(_Frozen):
     """The findings that the report shows; others may be there."""
 
-    noise_rate: _NoiseRate | None = None
+    noise_rate: Interval | None = None
     choices: tuple[str, ...] = ()
 
 
@@ -158,6 +207,8 @@ class Summary(_Frozen):
         The fraction of labels that a recipe made wrong on purpose.
     data : DataSummary
         Rows, classes and inputs.
+    audit : AuditSummary or None
+        What a person's audit found, if there was one.
     """
 
     method: str
@@ -172,6 +223,7 @@ class Summary(_Frozen):
     findings: dict[str, Any] = {}
     injected_noise_rate: float | None = None
     data: DataSummary
+    audit: AuditSummary | None = None
 
     @field_validator("findings")
     @classmethod
@@ -189,7 +241,7 @@ class Summary(_Frozen):
         tree = _as_lists(self.model_dump())
         scores = {f"{split}_{self.score}": tree.pop(split) for split in ("validation", "test")}
         labels = {name: value for name, value in tree.pop("labels").items() if value is not None}
-        findings = tree.pop("findings")
+        findings, audit = tree.pop("findings"), tree.pop("audit")
         head = {name: tree.pop(name) for name in ("method", "seed", "seconds", "epochs", "best_epoch")}
         verdict = tree.pop("verdict")
         return {
@@ -199,6 +251,7 @@ class Summary(_Frozen):
             "labels": labels,
             **({"findings": findings} if findings else {}),
             **tree,
+            **({"audit": audit} if audit else {}),
         }
 
     def to_json(self) -> str:

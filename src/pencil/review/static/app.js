@@ -206,6 +206,7 @@ const confidence = (row) => (row.confidence === null ? "" : `confidence ${(100 *
 
 function badge(row) {
   if (row.decision === "skip") return "skipped";
+  if (row.decision === "none") return "✎ none of the classes";
   const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✗ rejected, is", other: "✎ is" };
   return `${what[row.decision]} ${describe(row.label)}`;
 }

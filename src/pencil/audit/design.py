@@ -1,0 +1,145 @@
+"""Which rows an audit looks at: a stratified random sample that can be extended without drawing it again.
+
+Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
+to their size, so that no answer counts for more than about twice its fraction of the sample, whatever the network
+thinks; a quarter goes to where the network says that labels are doubtful, and a quarter to changed rows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+ROWS, LEAST_ROWS = 100, 25
+"""How many rows are drawn unless another number is asked for, and the fewest."""
+KEPT_BINS, CHANGED_BINS = 4, 2
+"""The most bins of confidence, of kept and of changed rows; more bins of fewer rows made intervals too narrow."""
+LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
+"""The fewest rows of a bin, and the fewest rows that are drawn from a stratum."""
+DOUBT = 0.01
+"""Added to the variance that the network expects of a row: no stratum counts as certain."""
+
+
+@dataclass(frozen=True)
+class Strata:
+    """The rows of a run in strata.
+
+    Attributes
+    ----------
+    of_row : ndarray
+        The stratum of each row.
+    changed : ndarray
+        Whether the labels of each stratum are changed ones.
+    doubt : ndarray
+        The standard deviation that the network expects of a row of each stratum.
+    """
+
+    of_row: np.ndarray
+    changed: np.ndarray
+    doubt: np.ndarray
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of rows of each stratum."""
+        return np.bincount(self.of_row, minlength=len(self.changed))
+
+    def means(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean of a value of every row in each stratum."""
+        found: np.ndarray = np.bincount(self.of_row, values, len(self.changed)) / self.sizes
+        return found
+
+
+def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
+    """Return the strata: changed and kept rows, each in bins of confidence of about the same expected error.
+
+    Parameters
+    ----------
+    changed : ndarray
+        Whether each label was changed.
+    confidence : ndarray
+        The probability of each corrected label, from 0 to 1.
+    """
+    of_row = np.zeros(len(changed), dtype=np.int64)
+    groups: list[tuple[bool, float]] = []
+    for flag, bins in ((False, KEPT_BINS), (True, CHANGED_BINS)):
+        rows = np.flatnonzero(changed == flag)
+        rows = rows[np.argsort(confidence[rows], kind="stable")]
+        for part in _cut(rows, _doubt(confidence[rows]), bins):
+            of_row[part] = len(groups)
+            groups.append((flag, float(np.sqrt((_doubt(confidence[part]) ** 2).mean()))))
+    return Strata(of_row, np.array([flag for flag, _ in groups]), np.array([doubt for _, doubt in groups]))
+
+
+def _doubt(confidence: np.ndarray) -> np.ndarray:
+    doubt: np.ndarray = np.sqrt(confidence * (1 - confidence) + DOUBT)
+    return doubt
+
+
+def _cut(rows: np.ndarray, doubt: np.ndarray, bins: int) -> list[np.ndarray]:
+    """Cut sorted rows where their summed doubt passes the same fractions (Dalenius and Hodges 1959)."""
+    if not len(rows):
+        return []
+    bins = max(1, min(bins, len(rows) // LEAST_IN_BIN))
+    passed = (np.cumsum(doubt) - doubt / 2) / doubt.sum()
+    parts = np.split(rows, np.searchsorted(passed, np.arange(1, bins) / bins))
+    return [part for part in parts if len(part)]
+
+
+def allocate(strata: Strata, rows: int) -> np.ndarray:
+    """Return the stratum of each drawn row, in the order of drawing: the first n are the sample of n rows.
+
+    Every stratum gets two rows first. Then each row goes to the stratum that has the fewest for its claim, as seats go
+    to parties (Sainte-Laguë), which never takes a row back when the sample grows.
+
+    Parameters
+    ----------
+    strata : Strata
+        The strata.
+    rows : int
+        How many rows are drawn; all of them, if there are no more.
+    """
+    sizes = strata.sizes
+    spread = sizes * strata.doubt
+    changes = spread * strata.changed if strata.changed.any() else sizes.astype(float)
+    claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
+    stratum = np.repeat(np.arange(len(sizes)), np.minimum(sizes, rows))
+    number = np.concatenate([np.arange(min(size, rows)) for size in sizes])
+    turn = claims[stratum] / (number + 0.5)
+    first = np.where(number < LEAST_IN_STRATUM, number, LEAST_IN_STRATUM)
+    order: np.ndarray = stratum[np.lexsort((stratum, -turn, first))][:rows]
+    return order
+
+
+def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
+    """Return the drawn rows in the order in which they are shown.
+
+    The order does not show the strata, every beginning of it is a random sample of each stratum, and from the first 25
+    rows on it has rows of all strata.
+
+    Parameters
+    ----------
+    strata : Strata
+        The strata.
+    stages : sequence of int
+        The size of the sample, after those of earlier sessions that it continues.
+    seed : int
+        The seed. The same seed and stages draw the same rows.
+    """
+    rng = np.random.default_rng(seed)
+    in_stratum, shown = rng.random(len(strata.of_row)), rng.random(len(strata.of_row))
+    turns = allocate(strata, stages[-1])
+    queues = [np.flatnonzero(strata.of_row == number) for number in range(len(strata.sizes))]
+    queues = [rows[np.argsort(in_stratum[rows], kind="stable")] for rows in queues]
+    drawn, sample = np.zeros(len(queues), dtype=np.int64), np.empty(len(turns), dtype=np.int64)
+    for place, turn in enumerate(turns):
+        sample[place] = queues[turn][drawn[turn]]
+        drawn[turn] += 1
+    parts = np.split(sample, _ends(stages, len(sample)))
+    return np.concatenate([part[np.argsort(shown[part], kind="stable")] for part in parts])
+
+
+def _ends(stages: Sequence[int], rows: int) -> list[int]:
+    """Return where the parts of a sample end that are shown in random order: earlier stages, and 25, 50, 100, ..."""
+    doubled = [LEAST_ROWS * 2**power for power in range(40)]
+    return sorted({end for end in (*stages, *doubled) if end < rows})

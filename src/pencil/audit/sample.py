@@ -1,0 +1,178 @@
+"""The sample of a run: drawn once, stored in ``audit.json``, continued and extended by later sessions."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from pencil.audit.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
+from pencil.decisions import Where
+from pencil.errors import RunError
+from pencil.files import read_json, write_json
+from pencil.runs.directory import RunReader
+from pencil.runs.label_table import LabelTable
+from pencil.runs.layout import LABELS
+
+DESIGN = "audit.json"
+FORMAT = 1
+COLUMNS = ("corrected", "confidence", "given_probability", "changed")
+ALL_OFFERED = 10
+"""Up to this many classes all are offered for every row; of more, the distribution says which."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The labels of a run and the rows of them that a person looks at.
+
+    Attributes
+    ----------
+    labels : LabelTable
+        All labels.
+    population : ndarray
+        The rows that the audit is about: all that are not pinned.
+    strata : Strata
+        The strata of the population.
+    places : ndarray
+        The drawn places in the population, in the order in which they are shown.
+    seed : int
+        The seed of the drawing.
+    stages : tuple of int
+        The sizes of the sample after each session that drew rows.
+    """
+
+    labels: LabelTable
+    population: np.ndarray
+    strata: Strata
+    places: np.ndarray
+    seed: int
+    stages: tuple[int, ...]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The drawn rows of the label table, in the order in which they are shown."""
+        drawn: np.ndarray = self.population[self.places]
+        return drawn
+
+    def where(self, at: int) -> Where:
+        """Return the key and split of the row that is shown at this place."""
+        row = int(self.rows[at])
+        return self.labels.keys[row].as_py(), self.labels.splits[row].as_py()
+
+    def all_where(self) -> list[Where]:
+        """Return the key and split of every drawn row, in the order in which they are shown."""
+        return [self.where(at) for at in range(len(self.places))]
+
+    def to_tree(self) -> dict[str, Any]:
+        """Return the content of ``audit.json``."""
+        rows = [list(where) for where in self.all_where()]
+        return {"format": FORMAT, "seed": self.seed, "stages": list(self.stages), "rows": rows}
+
+
+def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> Sample:
+    """Return the sample of a run: the stored one, extended if more rows are asked for, or a new one.
+
+    Only a sample that has rows for the first time, or more rows than before, is written; the caller holds the lock.
+
+    Parameters
+    ----------
+    run : Path
+        The directory of a finished run.
+    rows : int, optional
+        The size of the sample: 100, or as it was stored.
+    seed : int, optional
+        The seed: 0, or as it was stored.
+    new : bool
+        Whether a sample may be drawn; otherwise it must be stored.
+
+    Raises
+    ------
+    RunError
+        If the data is multi-label, or the stored sample is another one than asked for.
+    """
+    labels = _labels(run)
+    stored = read_design(run)
+    if stored is None:
+        if not new:
+            raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with `pencil audit {run}`.")
+        sample = _draw(labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
+        write_json(run / DESIGN, sample.to_tree(), indent=None)
+        return sample
+    stages = stored["stages"]
+    if seed is not None and seed != stored["seed"]:
+        raise RunError(
+            f"--seed is {seed}; the audit of {run} was drawn with {stored['seed']}; leave --seed out to continue it."
+        )
+    sample = _draw(labels, tuple(stages), stored["seed"])
+    if [list(where) for where in sample.all_where()] != stored["rows"]:
+        raise RunError(
+            f"{run / DESIGN} has other rows than its seed draws from the labels; expected the files of one run; "
+            "restore them from a copy."
+        )
+    if rows is None or rows == stages[-1]:
+        return sample
+    if rows < stages[-1]:
+        raise RunError(f"--rows is {rows}; {stages[-1]} rows are drawn already; expected as many or more.")
+    sample = _draw(labels, (*stages, rows), stored["seed"])
+    write_json(run / DESIGN, sample.to_tree(), indent=None)
+    return sample
+
+
+def read_design(run: Path) -> dict[str, Any] | None:
+    """Return the content of ``audit.json``, checked; None where there is none."""
+    path = run / DESIGN
+    try:
+        tree = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
+    if not (
+        isinstance(tree, dict)
+        and tree.get("format") == FORMAT
+        and _is_count(tree.get("seed"))
+        and isinstance(tree.get("rows"), list)
+        and isinstance(tree.get("stages"), list)
+        and tree["stages"]
+        and all(_is_count(stage) for stage in tree["stages"])
+        and tree["stages"] == sorted(set(tree["stages"]))
+    ):
+        raise RunError(f"{path} is no audit of format {FORMAT}; restore the file from a copy.")
+    return tree
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _labels(run: Path) -> LabelTable:
+    reader = RunReader(run)
+    labels = reader.read_labels(())
+    if labels.multilabel:
+        raise RunError(
+            f"the run in {run} is multi-label; expected single-label data, as an audit asks for one class per row; "
+            f"use `pencil review {run}`."
+        )
+    pinned = ("pinned",) if "pinned" in pq.read_schema(run / LABELS).names else ()
+    return reader.read_labels((*COLUMNS, *pinned, *(("distribution",) if len(labels.classes) > ALL_OFFERED else ())))
+
+
+def _enough(rows: int) -> int:
+    if rows < LEAST_ROWS:
+        raise RunError(f"--rows is {rows}; expected at least {LEAST_ROWS}, so that every stratum has two.")
+    return rows
+
+
+def _draw(labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
+    population = np.flatnonzero(~labels.pinned)
+    if not len(population):
+        raise RunError("every label is pinned; expected labels that no person has decided; there is nothing to audit.")
+    strata = build_strata(labels.changed[population], confidences(labels)[population])
+    return Sample(labels, population, strata, draw_sample(strata, stages, seed), seed, stages)
+
+
+def confidences(labels: LabelTable) -> np.ndarray:
+    """Return the confidence of every row from 0 to 1; one that is not a number counts as 0."""
+    return np.nan_to_num(labels.confidence.astype(np.float64)).clip(0, 1)

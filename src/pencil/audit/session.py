@@ -1,0 +1,137 @@
+"""One session of an audit: the rows without their labels, and the answers, saved before the page continues.
+
+Nothing that the page gets depends on a row's given or corrected label, except which classes are offered where there are
+many: rows are named by their place in the sample (a key may be a path with the class in it, and rows may be sorted by
+class), and the offered classes are as many for every row.
+"""
+
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from pencil.audit.sample import ALL_OFFERED, Sample
+from pencil.decisions import REVIEWS, Decision, History, Journal, now, read_lines
+from pencil.review.images import Pictures, pictures_of
+from pencil.review.session import RefusedError
+
+OFFERED, PROBABLE = 8, 4
+"""Of many classes this many are offered, of which half are probable ones and half are random."""
+NO_LABEL = ("none", "skip")
+
+
+class Blind:
+    """The sample of a run without labels, and the answers about it; as a context manager it writes them.
+
+    The caller holds the lock of the run.
+
+    Parameters
+    ----------
+    run : Path
+        The run directory.
+    sample : Sample
+        The rows to look at.
+    pictures : Pictures, optional
+        The inputs to show; by default those of the data that the run's recipe names.
+    """
+
+    def __init__(self, run: Path, sample: Sample, pictures: Pictures | None = None):
+        self.run, self.sample = run, sample
+        self.pictures = pictures_of(run) if pictures is None else pictures
+        self.history = History()
+        self._journal = Journal(run / REVIEWS)
+        self._writing = threading.Lock()
+
+    def __enter__(self) -> Self:
+        for decision in read_lines(self._journal.path):
+            self.history.add(decision)
+        self._journal.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._journal.__exit__()
+
+    def __len__(self) -> int:
+        return len(self.sample.places)
+
+    def begin(self) -> dict[str, Any]:
+        """Return what the page needs once."""
+        return {"run": self.run.resolve().name, "classes": self.sample.labels.classes, "rows": len(self)}
+
+    def row(self, at: int | None = None) -> dict[str, Any]:
+        """Return what the page shows of a place of the sample, by default of the first without an answer.
+
+        A place after that one is not shown: whoever could pass over hard rows would bias the sample.
+        """
+        answered = self.history.audited()
+        open_places = [place for place, where in enumerate(self.sample.all_where()) if where not in answered]
+        first = open_places[0] if open_places else len(self)
+        at = first if at is None else min(at, first)
+        shown = {"at": at, "answered": len(self) - len(open_places), "rows": len(self)}
+        if at == len(self):
+            return shown | {"done": True}
+        decision = answered.get(self.sample.where(at))
+        answer = None if decision is None else decision.label if decision.label is not None else decision.decision
+        kind = None if decision is None else decision.decision if decision.decision in NO_LABEL else "class"
+        return shown | {"done": False, "offered": self.offered(at), "kind": kind, "answer": answer}
+
+    def offered(self, at: int) -> list[int]:
+        """Return the classes that are offered for a row, in random order: as many for every row."""
+        sample, classes = self.sample, len(self.sample.labels.classes)
+        row = int(sample.rows[at])
+        rng = np.random.default_rng([sample.seed, row])
+        if classes <= ALL_OFFERED:
+            return [int(code) for code in rng.permutation(classes)]
+        labels = sample.labels.slice(row, 1)
+        probable = np.argsort(-labels.probs[0], kind="stable")
+        wanted = [int(labels.given_codes[0]), int(labels.corrected_codes[0]), *probable.tolist()]
+        chosen = list(dict.fromkeys(wanted))[:PROBABLE]
+        others = [int(code) for code in rng.permutation(classes) if code not in chosen]
+        chosen += others[: OFFERED - PROBABLE]
+        return [chosen[place] for place in rng.permutation(OFFERED)]
+
+    def answer(self, at: int, kind: str, code: int | None = None) -> dict[str, Any]:
+        """Save an answer, then return the next row without one.
+
+        Parameters
+        ----------
+        at : int
+            The place in the sample.
+        kind : str
+            ``class``, ``none`` (of the classes) or ``skip`` (cannot tell).
+        code : int, optional
+            The class.
+        """
+        classes = self.sample.labels.classes
+        if kind == "class" and code is not None and 0 <= code < len(classes):
+            self.save(at, classes[code])
+        elif kind in NO_LABEL and code is None:
+            self.save(at, None, kind)
+        else:
+            raise RefusedError("the answer is no class, 'none' or 'skip'")
+        return self.row()
+
+    def save(self, at: int, label: str | None, kind: str = "") -> None:
+        """Append an answer to the file: a class, or ``none`` or ``skip`` without one."""
+        labels, row = self.sample.labels, int(self.sample.rows[at])
+        given, corrected = labels.given_labels[row], labels.corrected_labels[row]
+        if label is not None:
+            kind = "accept" if label == corrected else "reject" if label == given else "other"
+        key, split = self.sample.where(at)
+        with self._writing:
+            decision = Decision(key, split, kind, label, given, corrected, now(), audit=True)
+            self._journal.append(decision)
+            self.history.add(decision)
+
+    def undo(self, at: int) -> dict[str, Any]:
+        """Withdraw the answer about a row if it is the newest decision about it, and return the row."""
+        where = self.sample.where(at)
+        with self._writing:
+            last = self.history.get(where)
+            if last is None or not last.audit:
+                raise RefusedError("this row has no answer to withdraw, or was reviewed after it")
+            decision = Decision(*where, "undo", None, last.given, last.corrected, now(), audit=True)
+            self._journal.append(decision)
+            self.history.add(decision)
+        return self.row(at)

@@ -1,0 +1,125 @@
+"""The audit page in a real browser."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from audit_runs import make_run
+
+from pencil.decisions import read_reviews
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+try:
+    from playwright.sync_api import expect, sync_playwright
+except ImportError:
+    sync_playwright = None
+
+MISSING = "THE AUDIT PAGE IS NOT TESTED IN A BROWSER: there is no {}; run `make browser`"
+if CHROMIUM is None or sync_playwright is None:
+    pytest.skip(MISSING.format("chromium" if CHROMIUM is None else "playwright"), allow_module_level=True)
+expect.set_options(timeout=20_000)
+COMMAND = "import sys; sys.argv[0] = 'pencil'; from pencil.cli import main; main()"
+MANY = ("<b>bold</b>", "dog\n\u202e& cat", *(f"kind {number:02d}" for number in range(28)))
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        words = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def auditing(chromium, run, *words):
+    """The page of an audit; nothing may go wrong in it: no script error, no breach of its own policy."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "audit", str(run), "--no-browser", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    context = chromium.new_context(viewport={"width": 1200, "height": 800})
+    context.set_default_timeout(20_000)
+    page, said = context.new_page(), []
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+    try:
+        page.goto(process.stdout.readline().strip())
+        yield page
+        assert said == []
+    finally:
+        context.close()
+        process.kill()
+        process.communicate()
+
+
+def answers(run):
+    return [(found.decision, found.label) for found in read_reviews(run / "reviews.jsonl")]
+
+
+def test_a_whole_session(chromium, tmp_path):
+    run = tmp_path / "run"
+    make_run(run, rows=60)
+    with auditing(chromium, run, "--rows", "25") as page:
+        progress = page.locator("#progress")
+        expect(progress).to_have_text("0 of 25 rows")
+        page.locator("img.picture").wait_for()
+        assert page.locator("img.picture").evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
+        first = page.locator(".offered button").first.inner_text().split()[-1]
+        page.keyboard.press("1")
+        expect(progress).to_have_text("1 of 25 rows")
+        page.keyboard.press("s")
+        page.keyboard.press("x")
+        expect(progress).to_have_text("3 of 25 rows")
+        page.keyboard.press("ArrowRight")  # no row is passed over
+        expect(page.locator(".facts .quiet")).to_have_text("row 4 of 25")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("button.chosen")).to_have_text("x none of the classes")
+        page.keyboard.press("u")
+        expect(progress).to_have_text("2 of 25 rows")
+        expect(page.locator("button.chosen")).to_have_count(0)
+        page.get_by_role("button", name="cannot tell").click()
+        for _ in range(22):
+            page.keyboard.press("2")
+        expect(page.locator(".done h2")).to_have_text("All rows are answered.")
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator(".facts .quiet")).to_have_text("row 25 of 25, answered")
+    found = answers(run)
+    assert found[0][1] == first and [kind for kind, _ in found[1:3]] == ["skip", "skip"] and len(found) == 25
+
+
+def test_many_classes_with_odd_names(chromium, tmp_path):
+    run = tmp_path / "run"
+    make_run(run, classes=MANY, rows=300)
+    with auditing(chromium, run) as page:
+        expect(page.locator(".offered button")).to_have_count(8)
+        page.keyboard.press("o")
+        expect(page.locator("#chooser")).to_be_visible()
+        page.keyboard.type("bold")
+        expect(page.locator("#choices li")).to_have_text(["<b>bold</b>"])
+        page.keyboard.press("Enter")
+        expect(page.locator("#progress")).to_have_text("1 of 100 rows")
+        page.keyboard.press("o")
+        expect(page.locator("#chooser")).to_be_visible()
+        page.keyboard.type("dog")
+        expect(page.locator("#choices li")).to_have_text([r"dog\u000a\u202e& cat"])
+        page.keyboard.press("Escape")  # the text
+        page.keyboard.press("Escape")
+        expect(page.locator("#chooser")).not_to_be_visible()
+        assert page.locator("script").count() == 1 and page.locator("b").count() == 0
+    assert [label for _, label in answers(run)] == ["<b>bold</b>"]
+
+
+def test_digits_have_their_own_keys(chromium, tmp_path):
+    run = tmp_path / "run"
+    make_run(run, classes=tuple("0123456789"))
+    with auditing(chromium, run) as page:
+        expect(page.locator("#progress")).to_have_text("0 of 100 rows")
+        page.keyboard.press("7")
+        expect(page.locator("#progress")).to_have_text("1 of 100 rows")
+        page.keyboard.press("0")
+        expect(page.locator("#progress")).to_have_text("2 of 100 rows")
+    assert [label for _, label in answers(run)] == ["7", "0"]
