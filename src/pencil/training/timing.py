@@ -13,7 +13,9 @@ from torch import Tensor
 
 from pencil.data.augment import View
 from pencil.data.examples import Batch
+from pencil.data.transform import rows_within
 from pencil.seeding import seeded
+from pencil.training.evaluation import BATCH
 from pencil.training.trainer import Trainer
 
 BUDGET = 3.0
@@ -21,7 +23,6 @@ BUDGET = 3.0
 MOST_STEPS = 10
 LEAST_EPOCHS = 3
 """Epochs that are timed where they are short; the first of them counts as warm-up."""
-EVALUATED_ROWS = 64
 READ_ROWS = 8
 """Rows that are read at a time, to time the reading."""
 
@@ -30,7 +31,8 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
     """Return how long the run of this trainer will take, without loading the data and writing the results.
 
     Where epochs are short, some are trained. Otherwise steps of the first phase are timed, on fewer rows than a batch
-    has where that takes too long; reading and evaluation are added. The trainer's networks and labels move, so it is
+    has where that takes too long; reading and evaluation are added, and predictions of all rows: one for the labels,
+    and one for each phase that begins with a hook. The trainer's networks and labels move, so it is
     of no use afterwards. Nothing is written.
 
     Parameters
@@ -55,11 +57,11 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
         if source.reading is None and LEAST_EPOCHS * epoch < budget / 2:
             return _time_epochs(trainer, until)
     epochs = sum(phase.epochs for phase in trainer.phases)
-    predictions = sum(phase.on_start is not None for phase in trainer.phases)
+    predictions = 1 + sum(phase.on_start is not None for phase in trainer.phases)
     once = 0.0
     if source.reading is not None and cached:
         once = sum(trainer.splits.sizes().values()) * source.reading / max(1, source.workers)
-    return once + epochs * epoch + predictions * len(trainer.splits.train) * row
+    return once + epochs * epoch + predictions * sum(trainer.splits.sizes().values()) * row
 
 
 class _Source:
@@ -138,16 +140,18 @@ def _time_step(trainer: Trainer, source: _Source, until: float) -> float:
 def _time_evaluation(trainer: Trainer, source: _Source, step: float, until: float) -> float:
     """Return the seconds that the prediction of one row takes; ``step`` tells how many rows there is time for."""
     size = min(trainer.settings.batch_size, len(trainer.splits.train))
+    shape = trainer.splits.train.input_shape
+    wanted = min(BATCH, rows_within(shape, 4))  # batches of another size may be faster or slower
     most = int(max(0.1, until - time.perf_counter()) / 2 * size / step)
     model, was_training = trainer.networks.model, trainer.networks.model.training
     model.eval()
-    inputs = next(source.batches(max(1, min(size, EVALUATED_ROWS, most)))).inputs
+    inputs = next(source.batches(max(1, min(wanted, most)))).inputs
 
     def predict() -> None:
         with trainer.compute.context():
             trainer.networks.eval_forward(inputs)
 
-    if most >= EVALUATED_ROWS:
+    if most >= 2 * wanted:
         predict()  # as a warm-up
     seconds = _seconds_of(predict)
     model.train(was_training)
