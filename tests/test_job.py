@@ -55,6 +55,7 @@ def test_labels_hold_every_row_in_the_order_it_was_given(finished):
     table = pq.read_table(finished.path / "labels.parquet")
     assert table.column_names == [
         "key", "split", "given", "corrected", "confidence", "given_probability", "margin", "entropy", "changed",
+        "issue_score", "mean_margin", "disagreement",
         "distribution",
     ]  # fmt: skip
     assert table["key"].to_pylist() == [str(i) for i in range(120)]
@@ -72,7 +73,7 @@ def test_labels_hold_every_row_in_the_order_it_was_given(finished):
 
 def test_the_summary_says_what_happened(finished):
     summary = json.loads((finished.path / "summary.json").read_text())
-    assert summary == {"format": 1, **finished.summary.to_dict()}
+    assert summary == {"format": 2, **finished.summary.to_dict()}
     assert summary["method"] == "pencil" and summary["seed"] == 1 and summary["epochs"] == 30
     assert set(summary["test_accuracy"]) == set(summary["validation_accuracy"]) == {"best", "last"}
     labels = summary["labels"]

@@ -34,7 +34,7 @@ def lines_of(text):
 
 
 def test_labels_with_the_columns_of_their_table(home):
-    rows = lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout)
+    rows = lines_of(pencil("labels", "run", "--with-columns", "--order", "data", cwd=home).stdout)
     assert [row["id"] for row in rows] == [row["key"] for row in rows] == [f"p{number}" for number in range(20)]
     assert [row["note"] for row in rows] == [f"{number:03}, x" for number in range(20)]
     plain = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
@@ -50,22 +50,22 @@ def test_labels_for_cleanlab_and_datasets(home):
     changed = {row["key"] for row in rows if row["is_label_issue"] == "True"}
     assert changed == {row["key"] for row in lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)}
     sure = ["--min-confidence", "0.6", "--only-changed"]
-    done = pencil("labels", "run", "--format", "cleanlab", *sure, "--out", "sure.npz", cwd=home)
+    done = pencil("labels", "run", "--format", "cleanlab", *sure, "--anyway", "--out", "sure.npz", cwd=home)
     with np.load(home / "sure.npz") as saved:
         assert f"{len(saved['keys'])} labels written to sure.npz" in done.stderr and len(saved["keys"])
         assert saved["is_label_issue"].all() and (saved["pred_probs"].max(axis=1) >= 0.6).all()
         assert saved["classes"].tolist() == ["a/dog", "cat"]
-    pencil("labels", "run", "--format", "huggingface", "--out", "hf", cwd=home)
+    pencil("labels", "run", "--format", "huggingface", "--anyway", "--out", "hf", cwd=home)
     assert (home / "hf/dataset_info.json").is_file()
 
 
 def test_images_sorted_into_folders(home):
-    done = pencil("labels", "run", "--format", "imagefolder", "--out", "sorted", cwd=home)
+    done = pencil("labels", "run", "--format", "imagefolder", "--anyway", "--out", "sorted", cwd=home)
     assert "class 'a/dog' is in the folder 'a_dog'" in done.stderr and "20 links written to sorted" in done.stderr
     for row in lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout):
         folder = home / "sorted" / row["corrected"].replace("/", "_")
         assert any(link.readlink() == home / row["path"] for link in folder.iterdir())
-    words = ["--only-changed", "--copy", "--out", "copied"]
+    words = ["--only-changed", "--copy", "--anyway", "--out", "copied"]
     done = pencil("labels", "run", "--format", "imagefolder", *words, cwd=home)
     changed = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
     assert f"{len(changed)} copies written" in done.stderr
@@ -77,7 +77,7 @@ def test_images_sorted_into_folders(home):
     [
         (["--format", "xml"], "--format is 'xml'; expected csv, jsonl, parquet, cleanlab, huggingface, imagefolder"),
         (["--format", "imagefolder"], "makes a folder; name a new one with --out"),
-        (["--format", "huggingface", "--out", "run"], "it already exists; name a new folder"),
+        (["--format", "huggingface", "--anyway", "--out", "run"], "it already exists; name a new folder"),
         (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
         (["--entries", "--with-columns"], "leave one of them out"),
         (["--copy"], "--copy is for --format imagefolder"),
@@ -118,12 +118,12 @@ def test_export(home):
 
 
 def test_reviewed_labels_are_merged(home):
-    first = json.loads(pencil("labels", "run", "--format", "jsonl", cwd=home).stdout.splitlines()[0])
+    first = json.loads(pencil("labels", "run", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()[0])
     other = "cat" if first["corrected"] == "a/dog" else "a/dog"
     decision = {"key": first["key"], "split": first["split"], "decision": "other", "label": other}
     decision |= {"given": first["given"], "corrected": first["corrected"], "time": "2026-01-01T00:00:00+00:00"}
     (home / "run" / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
-    merged = pencil("labels", "run", "--reviewed", "--format", "jsonl", cwd=home).stdout.splitlines()
+    merged = pencil("labels", "run", "--reviewed", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()
     (home / "run" / "reviews.jsonl").unlink()
     line = json.loads(merged[0])
     assert line["corrected"] == other and line["reviewed"] and line["confidence"] == 1.0

@@ -43,7 +43,7 @@ def home(tmp_path_factory):
 def test_labels_of_both_runs_carry_their_keys(home):
     of_folder = list(csv.DictReader(io.StringIO(pencil("labels", "runs/folder", cwd=home).stdout)))
     assert len(of_folder) == 24 and all(row["key"].startswith(row["given"]) for row in of_folder)
-    of_table = list(csv.DictReader(io.StringIO(pencil("labels", "runs/table", cwd=home).stdout)))
+    of_table = list(csv.DictReader(io.StringIO(pencil("labels", "runs/table", "--order", "data", cwd=home).stdout)))
     assert [row["key"] for row in of_table] == [f"s{number}" for number in range(24)]
     assert [row["given"] for row in of_table] == ["dark", "light"] * 12
 

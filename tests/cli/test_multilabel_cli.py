@@ -105,7 +105,7 @@ def test_predict_names_all_classes_above_the_threshold(home):
 
 
 def test_labels_row_by_row_and_entry_by_entry(home):
-    rows = rows_of(pencil("labels", "run", cwd=home).stdout)
+    rows = rows_of(pencil("labels", "run", "--order", "data", cwd=home).stdout)
     entries = rows_of(pencil("labels", "run", "--entries", cwd=home).stdout)
     assert len(rows) == 200 and len(entries) == 600 and [e["class"] for e in entries[:3]] == NAMES
     for number, row in enumerate(rows):

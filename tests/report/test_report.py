@@ -179,7 +179,7 @@ def test_a_page_says_all_there_is_to_say(trained):
     for words in (
         "Summary", "of the labels were right before", "The test accuracy of the network is", "Phases: backbone (epoch",
         "Labels that are right", "Label entropy", "Labels changed", "Which class became which", "Class by class",
-        "The most confident changes", "Doubtful labels", "Held-out labels that the network contradicts",
+        "The most confident changes", "Doubtful labels",
         "Run it again", "data fingerprint, train", 'name = "pencil"',
         f"pencil train {trained}/recipe.toml --out {trained}-again",
     ):  # fmt: skip

@@ -372,9 +372,17 @@ def test_several_classes_at_once(tmp_path, access):
     with Review(run) as review:
         browser = Browser(review, access)
         assert browser.get("/api/begin").json()["multilabel"]
-        assert browser.rows()[0] | {"confidence": 0} == {
-            **{"row": 0, "key": "0", "split": "train", "given": ["sea"], "corrected": ["sky"], "confidence": 0},
-            **{"changed": True, "decision": None, "label": None},
+        assert browser.rows()[0] | {"confidence": 0, "issue_score": 0} == {
+            **{
+                "row": 0,
+                "key": "0",
+                "split": "train",
+                "given": ["sea"],
+                "corrected": ["sky"],
+                "confidence": 0,
+                "issue_score": 0,
+            },
+            **{"issue_score": 0, "changed": True, "decision": None, "label": None},
         }
         browser.decide(0, "other", [2, 0, 2])
         browser.decide(1, "other", [])

@@ -193,14 +193,14 @@ def test_mistakes_in_a_stored_recipe_are_one_line(copy):
 
 @pytest.mark.parametrize(
     "content",
-    ["null", "[]", "3", "{}", '{"format": true}', '{"format": 1.0}', '{"format": [1]}', '{"format": 2, "pencil": []}'],
+    ["null", "[]", "3", "{}", '{"format": true}', '{"format": 2.0}', '{"format": [2]}', '{"format": 3, "pencil": []}'],
 )
 def test_an_environment_is_an_object_of_our_format(copy, content):
     (copy / "environment.json").write_text(content)
     refused(lambda: RunReader(copy), "environment.json")
 
 
-@pytest.mark.parametrize("content", ['{"format": 1}', '{"format": 1, "data_fingerprint": {"train": 3}}'])
+@pytest.mark.parametrize("content", ['{"format": 2}', '{"format": 2, "data_fingerprint": {"train": 3}}'])
 def test_fingerprints_are_text(copy, content):
     (copy / "environment.json").write_text(content)
     refused(lambda: RunReader(copy).fingerprints, "environment.json: it has no data_fingerprint")

@@ -59,10 +59,10 @@ def test_files_of_a_run_have_the_same_permissions(run):
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ({"pencil": "0.0.1"}, r"has no format version in environment.json; this version of pencil reads format 1; "),
+        ({"pencil": "0.0.1"}, r"has no format version in environment.json; this version of pencil reads format 2; "),
         (
-            {"format": 2, "pencil": "9.0"},
-            r"has format 2 in environment.json; .*reads format 1; open it with pencil 9.0",
+            {"format": 3, "pencil": "9.0"},
+            r"has format 3 in environment.json; .*reads format 2; open it with pencil 9.0",
         ),
         ({"format": "1"}, r"has format '1'.*open it with the version of pencil that wrote it, or train again"),
     ],
@@ -163,12 +163,12 @@ def test_a_summary_survives_json(run):
     summary = run.summary
     assert Summary.from_json(summary.to_json()) == summary == Summary.from_dict(summary.to_dict())
     tree = summary.to_dict()
-    assert list(tree)[:7] == [
-        "method", "seed", "seconds", "epochs", "best_epoch", "validation_accuracy", "test_accuracy",
+    assert list(tree)[:8] == [
+        "method", "seed", "seconds", "epochs", "best_epoch", "verdict", "validation_accuracy", "test_accuracy",
     ]  # fmt: skip
-    assert "findings" not in tree and "entries" not in tree["labels"] and tree["data"]["classes"] == ["0", "1"]
+    assert "entries" not in tree["labels"] and tree["data"]["classes"] == ["0", "1"]
     assert tree["test_accuracy"] == {"best": summary.test.best, "last": summary.test.last}
-    assert json.loads(summary.to_json()) == {"format": 1, **tree}
+    assert json.loads(summary.to_json()) == {"format": 2, **tree}
     with pytest.raises(ValueError, match="frozen"):
         summary.seed = 3
     assert Summary.from_dict({**tree, "of a later version": 1}) == summary
@@ -179,7 +179,7 @@ def test_a_summary_survives_json(run):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 2}, "has format 2; this version of pencil reads format 1"),
+        ({"format": 3}, "has format 3; this version of pencil reads format 2"),
         ({"format": None}, "has format None"),
         ({"labels": {"rows": "many"}}, "labels.rows: .*integer"),
         ({"data": 3}, "expected 'data' with 'multilabel'"),

@@ -67,8 +67,8 @@ OTHER_CONTENT = (
     b"", b"\n", b"null", b"[]", b"{}", b"0", b'"x"', b"true", b"NaN", b"1e999", b"[" * 100_000,
     b'{"a":' * 900 + b"1" + b"}" * 900,
     b"\xff\xfe\x00", b"\x00" * 64, b"{\n", b"[[]]\n[]", b"PAR1PAR1", b"a = [\n", b"[data]\nsource = ''\n",
-    b'{"format": 1}',
-    b'{"format": 1}\n{"format": 1}\n', b"\xef\xbb\xbf{}", b"x" * 100_000, b'{"decision": "accept"}\n',
+    b'{"format": 2}',
+    b'{"format": 2}\n{"format": 1}\n', b"\xef\xbb\xbf{}", b"x" * 100_000, b'{"decision": "accept"}\n',
     b'[data]\nsource = "."\n',
 )  # fmt: skip
 

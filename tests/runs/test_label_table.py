@@ -102,12 +102,12 @@ def test_labels_to_fix_are_the_changed_ones_with_the_most_confident_first():
 
 def test_ties_and_nan_stay_in_order():
     labels = single()[0]
-    at = labels.column_names.index("confidence")
+    at = labels.column_names.index("issue_score")
     values = pa.array([0.5, np.nan, 0.5] * 4, pa.float32())
     changed = pa.array([True] * 12)
-    table = labels.table.set_column(at, "confidence", values)
+    table = labels.table.set_column(at, "issue_score", values)
     table = table.set_column(table.column_names.index("changed"), "changed", changed)
-    expected = table.sort_by([("confidence", "descending")])["key"].to_pylist()
+    expected = table.sort_by([("issue_score", "descending")])["key"].to_pylist()
     assert LabelTable(table).to_fix().keys.to_pylist() == expected
 
 

@@ -17,7 +17,11 @@ from pencil.training.distributed import exit_code, join, launch
 
 TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 LAYOUTS = ("replicated", "sharded")
-OPTIONS = {"pencil": {"step": 2.0, "pull": 0.5}, "joint_optimization": {"prior": "uniform", "window": 3}}
+OPTIONS = {
+    "pencil": {"step": 2.0, "pull": 0.5},
+    "joint_optimization": {"prior": "uniform", "window": 3},
+    "auto": {"dropout": False},  # every rank drops other units
+}
 
 
 def blobs(rows, seed):

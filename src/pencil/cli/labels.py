@@ -38,7 +38,7 @@ def labels(
         str, typer.Option("--order", help="Text formats: issues (most probable first), or data (as the data came).")
     ] = "issues",
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Export even if the verdict of the run is not reliable.")
+        bool, typer.Option("--anyway", help="Write files even if the verdict of the run is not reliable.")
     ] = False,
     copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy the images instead of linking them.")] = False,
 ) -> None:
@@ -62,9 +62,9 @@ def labels(
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     reader = RunReader(run)
-    if not anyway:
-        _refuse_unreliable(reader)
     table = reader.labels
+    if not anyway:
+        _warn_of_verdict(reader, refuse=out is not None)
     if reviewed:
         from pencil.decisions import REVIEWS, read_reviews
 
@@ -104,16 +104,16 @@ def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool,
         raise RunError("--copy is for --format imagefolder; leave it out.")
 
 
-def _refuse_unreliable(reader: "RunReader") -> None:
-    """Corrected labels that may be worse than the given ones are exported only on request."""
-    verdict = reader.summary.verdict
-    if verdict is None or verdict.level == "reliable":
+def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
+    """Corrected labels that may be worse than the given ones are written to files only on request."""
+    level, reasons = reader.verdict or ("reliable", [])
+    if level == "reliable":
         return
-    reasons = "; ".join(verdict.reasons)
-    raise RunError(
-        f"the verdict of this run is {verdict.level!r}: {reasons}; expected a reliable one; look at its labels with "
-        "`pencil review` or measure them with `pencil audit`, or add --anyway."
-    )
+    seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
+    remedy = "look at its labels with `pencil review`, or measure them with `pencil audit`"
+    if refuse:
+        raise RunError(f"{seen}; expected a reliable run for an export; {remedy}, or add --anyway.")
+    echo(f"warning: {seen}; {remedy}.", err=True)
 
 
 def _write(chosen: Any, format: str) -> None:

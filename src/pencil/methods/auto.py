@@ -383,6 +383,7 @@ class Auto(Method):
             self._note(message)
             warnings.warn(message, stacklevel=2)
             context.restore_weights(state.best_weights)
+            context.restart_dynamics()
             self.relabel(context)
 
     # ---- what a run reports

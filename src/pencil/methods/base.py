@@ -157,6 +157,9 @@ class Context(Protocol):
     def elapsed_seconds(self) -> float:
         """Training time so far."""
 
+    def restart_dynamics(self) -> None:
+        """Forget the training dynamics, and count one visit of every row by the network as it is now."""
+
     def judge(self) -> Judgement:
         """Return the judgement of all rows by their training dynamics so far; for single-label data."""
 

@@ -169,6 +169,15 @@ class RunReader:
         return parse(self.recipe_tree, str(self.path / RECIPE), trust=trust) if with_method else stored
 
     @cached_property
+    def verdict(self) -> tuple[str, list[str]] | None:
+        """The verdict of the run and its reasons, without the rest of the summary; None for multi-label data."""
+        tree = self._read(SUMMARY, read_json)
+        found = tree.get("verdict") if isinstance(tree, dict) else None
+        if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):
+            return None
+        return str(found.get("level")), [str(reason) for reason in found["reasons"]]
+
+    @cached_property
     def rows(self) -> pa.Table:
         """The key and the split (train, validation or unused) of every row, in the order they came."""
         return self._read(ROWS, read_rows)

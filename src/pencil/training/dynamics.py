@@ -1,11 +1,13 @@
 """The dynamics of a run: those of training rows, met in every step, and of held-out rows, met in every evaluation."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
+from pencil.data.given import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.judging import Judgement, judge
 from pencil.labels.sharded import LabelLayout
@@ -25,8 +27,12 @@ class RunDynamics:
     """
 
     def __init__(self, splits: Splits, layout: LabelLayout, device: torch.device):
-        self.splits = splits
-        train, held_out = splits.train, splits.validation
+        self.splits, self.layout, self.device = splits, layout, device
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all visits."""
+        train, held_out, layout, device = self.splits.train, self.splits.validation, self.layout, self.device
         self.train = TrainingDynamics(train.given_labels.to(device), train.num_classes, layout)
         self.held_out = None if held_out is None else _of(held_out)
 
@@ -35,6 +41,14 @@ class RunDynamics:
         if self.held_out is not None and held_out_logits is not None:
             read = ~held_out_logits[:, 0].isnan()
             self.held_out.add(read.nonzero()[:, 0], held_out_logits[read])
+
+    def add_predictions(self, logits: Tensor) -> None:
+        """Count a visit of the training rows that can be read; with sharded rows all ranks call this together."""
+        rows, world = torch.arange(len(logits), device=logits.device), self.layout.sharded_over
+        if world is not None:
+            rows = rows[world.rank :: world.size]
+        rows = rows[~logits[rows, 0].isnan()]
+        self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
     def evidence(self) -> tuple[Evidence, Evidence | None]:
         """Return the dynamics of training and held-out rows; all ranks call this together."""
@@ -64,3 +78,14 @@ class RunDynamics:
 
 def _of(examples: Examples) -> TrainingDynamics:
     return TrainingDynamics(examples.given_labels, examples.num_classes)
+
+
+def with_issue_scores(
+    judgement: Judgement, scores: Tensor, held_out: Examples | None, held_out_probs: Tensor | None
+) -> Judgement:
+    """Return the judgement with a method's own issue scores; held-out rows get theirs from the predictions."""
+    held_out_scores = None
+    if held_out is not None and held_out_probs is not None:
+        given = hard_labels(held_out.given_labels)
+        held_out_scores = 1 - held_out_probs.gather(1, given[:, None])[:, 0].double()
+    return replace(judgement, issue_scores=scores.double().cpu(), held_out_issue_scores=held_out_scores)

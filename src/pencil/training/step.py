@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.labels.dynamics import TrainingDynamics
 from pencil.methods.base import Outputs, Phase, Terms
 from pencil.training.distributed import World
+from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import training_hits
 from pencil.training.networks import Networks
 
@@ -49,7 +49,7 @@ class TrainingStep:
         *,
         sharded: bool,
         ema_logits: bool,
-        dynamics: TrainingDynamics | None = None,
+        dynamics: RunDynamics | None = None,
     ):
         self.networks, self.train, self.world, self.dynamics = networks, train, world, dynamics
         self.sharded, self.ema_logits = sharded, ema_logits
@@ -84,7 +84,7 @@ class TrainingStep:
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
         if self.dynamics is not None:  # what was predicted before this step
-            self.dynamics.add(result.batch.rows, result.logits)
+            self.dynamics.train.add(result.batch.rows, result.logits)
         if phase.after_step is not None:  # where labels move
             phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
         return result

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution, hard_labels
+from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement
@@ -20,7 +19,7 @@ from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.dynamics import RunDynamics
+from pencil.training.dynamics import RunDynamics, with_issue_scores
 from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
@@ -84,8 +83,7 @@ class Trainer:
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.layout = choose_layout(settings, splits.train, method.requirements.row_losses, world)
         self.phases = self._first_plan(model)
-        single = not splits.train.multilabel
-        self.dynamics = RunDynamics(splits, self.layout, self.compute.device) if single else None
+        self.dynamics = None if splits.train.multilabel else RunDynamics(splits, self.layout, self.compute.device)
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
@@ -146,7 +144,7 @@ class Trainer:
             self.world,
             sharded=sharded,
             ema_logits=needs.ema_logits,
-            dynamics=None if self.dynamics is None else self.dynamics.train,
+            dynamics=self.dynamics,
         )
 
     @property
@@ -334,16 +332,11 @@ class Trainer:
 
     def _judgement(self) -> Judgement | None:
         """The judgement by the dynamics, with the issue scores of a method that has its own."""
-        if self.dynamics is None:
-            return None
-        judgement, scores, held_out = self.dynamics.judge(), self.method.issue_scores(), self.splits.validation
-        if scores is None:
+        judgement, scores = None if self.dynamics is None else self.dynamics.judge(), self.method.issue_scores()
+        held_out = self.splits.validation
+        if judgement is None or scores is None:
             return judgement
-        held_out_scores = None
-        if held_out is not None:
-            given = hard_labels(held_out.given_labels)
-            held_out_scores = 1 - self._probs(held_out).gather(1, given[:, None])[:, 0].double()
-        return replace(judgement, issue_scores=scores.double().cpu(), held_out_issue_scores=held_out_scores)
+        return with_issue_scores(judgement, scores, held_out, None if held_out is None else self._probs(held_out))
 
     def _held_out_probs(self, judgement: Judgement | None) -> Tensor | None:
         """Label distributions of the held-out rows: their posterior, or for multi-label data the predictions."""
@@ -416,9 +409,17 @@ class Trainer:
         """Training time so far, as rank 0 measured it."""
         return float(self.world.broadcast_object(sum(record["seconds"] for record in self.records)))
 
+    def restart_dynamics(self) -> None:
+        """Forget the training dynamics, and count one visit of every row by the network as it is now."""
+        assert self.dynamics is not None, "multi-label data has no dynamics"
+        self.dynamics.restart()
+        self.dynamics.add_predictions(self.predict())
+        if self.held_out() is not None:
+            self.dynamics.add_evaluation(self._held_out_logits)
+
     def judge(self) -> Judgement:
         """Return the judgement of all rows by their training dynamics so far."""
-        assert self.dynamics is not None, "multi-label data has no dynamics"
+        assert self.dynamics is not None
         return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
