@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, Stopped, TrainingError
     from pencil.fitting import fit
     from pencil.integrations.sklearn import PencilClassifier
+    from pencil.labels.issues import Issues, find_issues
     from pencil.labels.losses import (
         compatibility_loss,
         cross_entropy,
@@ -28,6 +29,7 @@ _HOMES = {
     "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
     "integrations.sklearn": ("PencilClassifier",),
     "fitting": ("fit",),
+    "labels.issues": ("Issues", "find_issues"),
     "labels.store": ("LabelStore",),
     "labels.losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
     "runs.run": ("Run", "open_run"),
@@ -36,6 +38,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DataError",
+    "Issues",
     "LabelStore",
     "ModelError",
     "PencilClassifier",
@@ -49,6 +52,7 @@ __all__ = [
     "compatibility_loss",
     "cross_entropy",
     "entropy_loss",
+    "find_issues",
     "fit",
     "forward_kl",
     "inverse_kl",

@@ -128,3 +128,14 @@ def test_reviewed_labels_are_merged(home):
     line = json.loads(merged[0])
     assert line["corrected"] == other and line["reviewed"] and line["confidence"] == 1.0
     assert not json.loads(merged[1])["reviewed"]
+
+
+def test_labels_of_a_doubtful_run_are_written_only_on_request(home):
+    refused = pencil("labels", "run", "--out", "doubtful.csv", cwd=home, code=2)
+    assert "the verdict of this run is 'doubtful'" in refused.stderr and "--anyway" in refused.stderr
+    assert not (home / "doubtful.csv").exists()
+    assert "warning: the verdict" in pencil("labels", "run", cwd=home).stderr
+    pencil("labels", "run", "--anyway", "--out", "doubtful.csv", cwd=home)
+    rows = lines_of((home / "doubtful.csv").read_text())
+    scores = [float(row["issue_score"]) for row in rows]
+    assert scores == sorted(scores, reverse=True) and 0 <= min(scores) <= max(scores) <= 1

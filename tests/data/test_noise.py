@@ -1,10 +1,14 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from pencil import DataError
 from pencil.data import noise
+from pencil.data.examples import Examples
+from pencil.data.inputs import TensorInputs
+from pencil.data.settings import FileNoise
 
 N = 20_000
 CIFAR10_MAP = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog
@@ -137,3 +141,32 @@ def test_what_is_unknown_stays_unknown_and_is_not_counted():
 def test_bad_entry_noise_is_named(labels, rate, message):
     with pytest.raises(DataError, match=message):
         noise.flip_entries(labels, false_positives=rate, false_negatives=0.0, seed=0)
+
+
+def rows_of(labels):
+    keys = np.array([str(row) for row in range(len(labels))])
+    return Examples(TensorInputs(torch.randn(len(labels), 3)), torch.arange(len(labels)), labels, tuple("abcd"), keys)
+
+
+def test_labels_of_annotators_from_a_file(tmp_path):
+    clean = torch.arange(40) % 4
+    examples = rows_of(clean)
+    given = clean.numpy().copy()
+    given[:10] = (given[:10] + 1) % 4
+    np.save(tmp_path / "labels.npy", given.astype(np.uint8))
+    whole = noise.corrupt(examples, FileNoise(kind="file", file=tmp_path / "labels.npy"), seed=0)
+    assert (whole.labels == given).all() and whole.rate == 0.25
+    part = noise.corrupt(examples, FileNoise(kind="file", file=tmp_path / "labels.npy", rate=0.1), seed=0)
+    assert (part.labels != clean.numpy()).sum() == 4 and part.rate == 0.1
+    some = examples.subset(torch.arange(5, 15))
+    assert (
+        noise.corrupt(some, FileNoise(kind="file", file=tmp_path / "labels.npy"), seed=0).labels == given[5:15]
+    ).all()
+
+
+@pytest.mark.parametrize("content", [np.zeros(3, int), np.full(40, 9), np.zeros(40), np.zeros((40, 2), int)])
+def test_a_file_of_labels_that_does_not_fit_is_refused(tmp_path, content):
+    np.save(tmp_path / "labels.npy", content)
+    examples = rows_of(torch.arange(40) % 4)
+    with pytest.raises(DataError, match="expected one class index from 0 to 3 for every row"):
+        noise.corrupt(examples, FileNoise(kind="file", file=tmp_path / "labels.npy"), seed=0)

@@ -102,7 +102,7 @@ def test_a_network_that_cannot_memorise_is_left_to_learn():
     outcome = trainer.run()
     assert {record["phase"] for record in outcome.records} == {"backbone"}
     assert "ended in the backbone" in outcome.findings["choices"][0]
-    assert right(outcome, trainer) > float(
+    assert right(outcome, trainer) >= float(
         (trainer.splits.train.given_labels == trainer.splits.train.clean_labels).double().mean()
     )
 

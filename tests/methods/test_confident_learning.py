@@ -9,7 +9,7 @@ from baselines import from_recipe, started, trainer_for
 
 from pencil import RecipeError
 from pencil.data import from_arrays
-from pencil.methods.confident_learning import ConfidentLearning, find_issues, mixed_labels, stratified_folds
+from pencil.methods.confident_learning import ConfidentLearning, cleanlab_issues, mixed_labels, stratified_folds
 from pencil.training import Observer
 
 pytest.importorskip("cleanlab")
@@ -59,7 +59,7 @@ def test_issues_are_those_of_the_rule_in_loops():
         given = np.where(rng.random(120) < 0.2, rng.integers(0, 3, 120), clean)
         probs = np.eye(3)[clean] * 20 + rng.random((120, 3))
         probs /= probs.sum(1, keepdims=True)
-        found = find_issues(torch.from_numpy(given), torch.from_numpy(probs))
+        found = cleanlab_issues(torch.from_numpy(given), torch.from_numpy(probs))
         assert found.nonzero()[:, 0].tolist() == slow_issues(given, probs) == np.flatnonzero(given != clean).tolist()
 
 
@@ -68,7 +68,7 @@ def test_a_row_of_which_no_one_is_confident_is_no_issue():
     sure = torch.tensor([[0.9, 0.05, 0.05], [0.05, 0.9, 0.05], [0.05, 0.05, 0.9]]).repeat_interleave(10, 0)
     probs = torch.cat([sure, torch.tensor([[0.3, 0.4, 0.3], [0.05, 0.9, 0.05]])])
     given = torch.cat([torch.arange(3).repeat_interleave(10), torch.tensor([0, 0])])
-    assert find_issues(given, probs).nonzero()[:, 0].tolist() == [31]
+    assert cleanlab_issues(given, probs).nonzero()[:, 0].tolist() == [31]
 
 
 def test_labels_are_mixed_row_by_row():

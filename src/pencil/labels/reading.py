@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels
+from pencil.data.given import hard_labels, has_tie
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,9 @@ class LabelReading:
     entropy
         Entropy of the label distribution, in nats.
     changed
-        Whether the corrected class differs from the given one.
+        Whether the corrected class differs from the given one; never for undecided rows.
+    undecided
+        Whether the given distribution has a tie, so that there is no given class; ``given`` is the first of them.
     """
 
     given: Tensor
@@ -36,6 +38,7 @@ class LabelReading:
     margin: Tensor
     entropy: Tensor
     changed: Tensor
+    undecided: Tensor
 
 
 def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
@@ -49,6 +52,7 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
         Class indices ``(rows,)`` or distributions ``(rows, classes)``.
     """
     given = hard_labels(given_labels)
+    undecided = has_tie(given_labels)
     best = label_probs.topk(2, dim=1)
     corrected = best.indices[:, 0]
     return LabelReading(
@@ -58,7 +62,8 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
         given_probability=label_probs.gather(1, given[:, None])[:, 0],
         margin=best.values[:, 0] - best.values[:, 1],
         entropy=torch.special.entr(label_probs).sum(dim=1),
-        changed=corrected != given,
+        changed=(corrected != given) & ~undecided,
+        undecided=undecided,
     )
 
 

@@ -29,7 +29,7 @@ def stratified_folds(given_labels: Tensor, folds: int, seed: int) -> Tensor:
     return fold
 
 
-def find_issues(given_labels: Tensor, probs: Tensor) -> Tensor:
+def cleanlab_issues(given_labels: Tensor, probs: Tensor) -> Tensor:
     """Return a mask of rows whose label is probably wrong: cleanlab's "prune by noise rate"."""
     _require_cleanlab()
     from cleanlab.filter import find_label_issues
@@ -127,7 +127,7 @@ class ConfidentLearning(Method):
     def prune(self, context: Context) -> None:
         """Find the issues, once every fold is predicted."""
         self.collect(self.folds - 1, context)
-        issues = find_issues(self.given_labels, self.state.out_of_fold_probs)
+        issues = cleanlab_issues(self.given_labels, self.state.out_of_fold_probs)
         if self.pinned is not None:  # a reviewed label is no issue
             issues &= ~self.pinned
         self.state.issues = issues.to(self.state.issues.device)

@@ -229,6 +229,7 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "disagreement": evidence.dynamics.disagreement.float().numpy(),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
+            **({"undecided": reading.undecided.numpy()} if examples.given_labels.ndim == 2 else {}),
         }
     )
 

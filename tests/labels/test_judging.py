@@ -1,0 +1,87 @@
+"""Judging labels: simulated networks of known knowledge, with and without memorised labels."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import average_precision_score
+
+from pencil.labels.dynamics import TrainingDynamics
+from pencil.labels.judging import judge, match_quantiles
+from pencil.labels.reading import reliability
+
+CLASSES = 5
+
+
+def simulate(rows, rate, *, memorised=0.0, strength=3.0, visits=20, seed=0, counts=None):
+    """Rows whose network knows their class up to noise, and repeats a part of the given label."""
+    rng = np.random.default_rng(seed)
+    clean = rng.choice(CLASSES, rows, p=counts)
+    wrong = rng.random(rows) < rate
+    given = np.where(wrong, (clean + rng.integers(1, CLASSES, rows)) % CLASSES, clean)
+    knowledge = strength * np.eye(CLASSES)[clean] + rng.normal(size=(rows, CLASSES))
+    dynamics = TrainingDynamics(torch.from_numpy(given), CLASSES)
+    for _ in range(visits):
+        logits = knowledge + memorised * np.eye(CLASSES)[given] + 0.5 * rng.normal(size=(rows, CLASSES))
+        dynamics.add(torch.arange(rows), torch.from_numpy(logits).float())
+    return dynamics.evidence(), torch.from_numpy(given), torch.from_numpy(clean)
+
+
+@pytest.mark.parametrize("memorised", [0.0, 2.0])
+@pytest.mark.parametrize("rate", [0.05, 0.3])
+def test_training_rows_are_judged_like_held_out_rows(rate, memorised):
+    train, given, clean = simulate(3000, rate, memorised=memorised, seed=1)
+    held_out, held_given, held_clean = simulate(600, rate, seed=2)
+    found = judge(train, given, held_out, held_given)
+    for probs, true in ((found.probs, clean), (found.held_out_probs, held_clean)):
+        top = probs.max(dim=1)
+        assert reliability(top.values, top.indices == true)["error"] < 0.06
+        assert (top.indices == true).double().mean() > 1 - rate
+    wrong = (given != clean).numpy()
+    assert average_precision_score(wrong, found.issue_scores) > 0.7
+    assert found.issue_scores.mean() == pytest.approx(wrong.mean(), abs=0.06)
+    assert found.noise.low - 0.01 <= wrong.mean() <= found.noise.high + 0.01 and found.knows
+
+
+def test_who_knows_nothing_changes_nothing_and_is_not_sure():
+    train, given, _ = simulate(400, 0.3, strength=0.0, memorised=6.0, seed=3)
+    held_out, held_given, _ = simulate(200, 0.3, strength=0.0, seed=4)
+    found = judge(train, given, held_out, held_given)
+    assert not found.knows
+    assert found.probs.argmax(dim=1).equal(given) and found.held_out_probs.argmax(dim=1).equal(held_given)
+    assert 0.5 < float(found.probs.max()) < 0.7
+
+
+def test_a_class_that_was_not_learned_keeps_its_rows():
+    train, given, clean = simulate(1000, 0.1, seed=5)
+    held_out, held_given, _ = simulate(300, 0.1, seed=6)
+    for rows in (train, held_out):
+        rows.log_probs[:, 4] = -9.2
+    found = judge(train, given, held_out, held_given)
+    labelled = given == 4
+    assert found.lost_classes == (4,) and (found.probs.argmax(dim=1)[labelled] == 4).all()
+
+
+def test_rows_that_were_never_met_keep_their_label():
+    train, given, _ = simulate(500, 0.2, seed=7)
+    visits = train.visits.clone()
+    visits[:10] = 0
+    train = type(train)(train.log_probs, train.log_given, train.margin, train.disagreement, visits)
+    found = judge(train, given, *simulate(200, 0.2, seed=8)[:2])
+    assert found.probs[:10].argmax(dim=1).equal(given[:10])
+
+
+def test_a_tie_is_no_given_label():
+    train, given, clean = simulate(600, 0.1, seed=9)
+    soft = torch.nn.functional.one_hot(given, CLASSES).double()
+    soft[0] = 0.0
+    soft[0, [(int(clean[0]) + 1) % CLASSES, int(clean[0])]] = 0.5
+    held_out, held_given, _ = simulate(300, 0.1, seed=10)
+    found = judge(train, soft.float(), held_out, held_given)
+    assert int(found.probs[0].argmax()) == int(clean[0])
+
+
+def test_quantiles_keep_the_order_and_take_the_values():
+    scores = torch.tensor([3.0, 1.0, 2.0])
+    assert match_quantiles(scores, torch.tensor([0.1, 0.9, 0.5])).tolist() == pytest.approx([0.9, 0.1, 0.5])
+    many = match_quantiles(torch.arange(101.0), torch.tensor([0.0, 1.0]))
+    assert many.tolist() == pytest.approx(np.linspace(0, 1, 101).tolist())

@@ -1,0 +1,43 @@
+"""The verdict: each fact alone decides as documented."""
+
+from dataclasses import replace
+
+import pytest
+
+from pencil.labels.verdict import DO_NOT_USE, DOUBTFUL, RELIABLE, Facts, decide
+
+GOOD = Facts(
+    knows=True, held_out_rows=500, epochs=30, accuracy=0.8, best_accuracy=0.81, low=0.08, high=0.2, ceiling=0.25,
+    expected_before=0.88, expected_after=0.95, changed=0.1, mismatch=0.01,
+)  # fmt: skip
+
+
+def test_a_good_run_is_reliable_and_says_why():
+    found = decide(GOOD)
+    assert found.level == RELIABLE and "80.0 %" in found.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "reason"),
+    [
+        ({"knows": False}, DO_NOT_USE, "no better than chance"),
+        ({"expected_after": 0.8}, DO_NOT_USE, "fewer labels are right after correction (80.0 %) than before (88.0 %)"),
+        ({"changed": 0.4}, DO_NOT_USE, "40.0 % of the labels changed"),
+        ({"accuracy": 0.6}, DO_NOT_USE, "fell from 81.0 % at its best epoch to 60.0 %"),
+        ({"accuracy": 0.74}, DOUBTFUL, "fell from 81.0 % at its best epoch to 74.0 %"),
+        ({"held_out_rows": 0, "accuracy": None, "best_accuracy": None}, DOUBTFUL, "no rows were held out"),
+        ({"held_out_rows": 20}, DOUBTFUL, "only 20 rows were held out"),
+        ({"epochs": 3}, DOUBTFUL, "only 3 epochs"),
+        ({"low": 0.0, "high": 0.5}, DOUBTFUL, "from 0.0 % to 50.0 %"),
+        ({"mismatch": 0.2}, DOUBTFUL, "memorised"),
+        ({"halved_classes": ("owl",)}, DOUBTFUL, "the class 'owl' lost more than half of its rows"),
+        ({"kept_classes": ("owl",)}, DOUBTFUL, "the class 'owl' was not learned"),
+    ],
+)
+def test_each_fact_decides(change, level, reason):
+    found = decide(replace(GOOD, **change))
+    assert found.level == level and any(reason in one for one in found.reasons), found
+
+
+def test_an_insignificant_fall_is_none():
+    assert decide(replace(GOOD, held_out_rows=60, best_accuracy=0.86)).level == RELIABLE
