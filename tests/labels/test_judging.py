@@ -52,7 +52,7 @@ def test_who_knows_nothing_changes_nothing_and_is_not_sure():
 
 
 def test_a_class_that_was_not_learned_keeps_its_rows():
-    train, given, clean = simulate(1000, 0.1, seed=5)
+    train, given, _ = simulate(1000, 0.1, seed=5)
     held_out, held_given, _ = simulate(300, 0.1, seed=6)
     for rows in (train, held_out):
         rows.log_probs[:, 4] = -9.2
