@@ -76,6 +76,8 @@ def test_console_commands_run_one_after_the_other(code, workplace):
         command = line.removeprefix("$ ").split("  #")[0].strip()
         if command.startswith("pencil "):
             words = shlex.split(command)[1:]
+            if words[0] == "labels" and "--out" in words:
+                words.append("--anyway")  # after three epochs no run is reliable
             pencil(*words, *(["--epochs", "3"] if words[0] == "train" else []), cwd=workplace)
 
 
