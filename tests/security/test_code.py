@@ -43,7 +43,7 @@ WITHOUT_CODE = {
     "report of two": ("report", "run", "run"),
     "labels": ("labels", "run"),
     "audit": ("audit", "run", "--sheet", "sheet.csv"),
-    "labels as Parquet": ("labels", "run", "--format", "parquet", "--out", "labels.parquet"),
+    "labels as Parquet": ("labels", "run", "--format", "parquet", "--anyway", "--out", "labels.parquet"),
 }
 
 

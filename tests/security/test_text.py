@@ -91,10 +91,10 @@ def test_predictions_hold_no_formula(home):
 
 
 def test_parquet_and_json_keep_names_as_they_are(home):
-    pencil("labels", "run", "--format", "parquet", "--out", "labels.parquet", cwd=home)
+    pencil("labels", "run", "--format", "parquet", "--anyway", "--out", "labels.parquet", cwd=home)
     table = pq.read_table(home / "labels.parquet")
     assert set(table["given"].to_pylist()) == set(CLASSES) and table["key"][0].as_py().startswith("=row")
-    line = pencil("labels", "run", "--format", "jsonl", cwd=home).stdout.splitlines()[0]
+    line = pencil("labels", "run", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()[0]
     assert json.loads(line)["key"] == f"=row{ESCAPE}0"
 
 
