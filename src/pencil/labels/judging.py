@@ -132,13 +132,12 @@ def match_held_out(
     target = _averages(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
     some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
     logits, given = train.log_probs[some].double(), hard_labels(given)[some]
-    log_likelihood = noise.transition.clamp_min(1e-6).log().t()[given]
     found: list[tuple[float, float, float]] = []
     for temperature in MATCH_TEMPERATURES:
-        log_p = posterior(logits, given, replace(noise, temperature=temperature), trust=0.0)
+        model = replace(noise, temperature=temperature)
         for trust in MATCH_TRUSTS:
-            probs = (log_p + trust * log_likelihood).softmax(dim=1)
-            found.append((float((_averages(probs, given) - target).abs().sum()) / 3, temperature, trust))
+            averages = _averages(posterior(logits, given, model, trust).exp(), given)
+            found.append((float((averages - target).abs().mean()), temperature, trust))
     mismatch, temperature, trust = min(found)
     return replace(noise, temperature=temperature), trust, mismatch
 

@@ -1,6 +1,5 @@
 """The rows to look at, with their inputs if those can be loaded: confident changes, doubtful labels, and held-out rows
-that the network contradicts. Held-out rows are listed apart: their probabilities are the network's own predictions,
-which are more confident than learned labels."""
+that the network contradicts. Held-out rows are listed apart: the network was not trained on them."""
 
 import warnings
 from collections.abc import Sequence

@@ -12,6 +12,9 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.judging import Judgement, judge
 from pencil.labels.sharded import LabelLayout
 
+RunEvidence = tuple[Evidence, Evidence | None]
+"""The dynamics of training rows, and of held-out rows where there are any."""
+
 
 class RunDynamics:
     """Records what was predicted for every row of single-label data, and judges the given labels by it.
@@ -50,13 +53,13 @@ class RunDynamics:
         rows = rows[~logits[rows, 0].isnan()]
         self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
-    def evidence(self) -> tuple[Evidence, Evidence | None]:
+    def evidence(self) -> RunEvidence:
         """Return the dynamics of training and held-out rows; all ranks call this together."""
         return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
 
-    def judge(self) -> Judgement:
-        """Return the judgement of all rows; all ranks call this together."""
-        train, held_out = self.evidence()
+    def judge(self, evidence: RunEvidence | None = None) -> Judgement:
+        """Return the judgement of all rows by this evidence, or by that of now; then all ranks call this together."""
+        train, held_out = self.evidence() if evidence is None else evidence
         validation = self.splits.validation
         return judge(
             train, self.splits.train.given_labels, held_out, None if validation is None else validation.given_labels

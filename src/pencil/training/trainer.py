@@ -19,7 +19,7 @@ from pencil.methods.base import Method, Phase, Task, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.dynamics import RunDynamics, with_issue_scores
+from pencil.training.dynamics import RunDynamics, RunEvidence, with_issue_scores
 from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import SCORES, LabelTotals, to_probs
 from pencil.training.metrics import evaluate as metrics_of
@@ -313,8 +313,8 @@ class Trainer:
             label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
-        judgement = self._judgement()
-        evidence = (None, None) if self.dynamics is None else self.dynamics.evidence()
+        evidence = None if self.dynamics is None else self.dynamics.evidence()
+        judgement = self._judgement(evidence)
         self.networks.remove_dropout()
         self.model.eval()
         return Outcome(
@@ -326,13 +326,13 @@ class Trainer:
             records=self.records,
             findings=self.method.findings(),
             judgement=judgement,
-            dynamics=evidence[0],
-            validation_dynamics=evidence[1],
+            dynamics=evidence and evidence[0],
+            validation_dynamics=evidence and evidence[1],
         )
 
-    def _judgement(self) -> Judgement | None:
+    def _judgement(self, evidence: RunEvidence | None) -> Judgement | None:
         """The judgement by the dynamics, with the issue scores of a method that has its own."""
-        judgement, scores = None if self.dynamics is None else self.dynamics.judge(), self.method.issue_scores()
+        judgement, scores = None if self.dynamics is None else self.dynamics.judge(evidence), self.method.issue_scores()
         held_out = self.splits.validation
         if judgement is None or scores is None:
             return judgement
