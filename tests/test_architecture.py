@@ -19,6 +19,7 @@ ORDER = [
     ("runs",),
     ("loggers", "export", "report", "review"),
     ("audit",),
+    ("assembly",),
     ("job",),
     ("check",),
     ("fitting",),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pencil.assembly import Job, assemble
 from pencil.data.cache import fits_memory
 from pencil.data.examples import UNKNOWN, Examples, Splits
 from pencil.data.geometry import default_workers, image_size
@@ -18,7 +19,6 @@ from pencil.data.prepare import choose_rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.errors import PencilError, TrainingError
-from pencil.job import Job, assemble
 from pencil.models import ModelSettings
 from pencil.recipe import Recipe
 from pencil.training import Trainer

@@ -1,48 +1,40 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
 
-import copy
 import os
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy as np
-import pyarrow as pa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pencil import models
-from pencil.data.examples import Examples, Splits, fingerprints
-from pencil.data.noise import transition_matrix
-from pencil.data.prepare import PreparedData, prepare
+from pencil.assembly import Job, as_runnable, assemble
+from pencil.data.examples import Splits
 from pencil.data.sources import load
-from pencil.errors import PencilError, RunError
+from pencil.errors import PencilError, RunError, Stopped
 from pencil.files import refuse_path
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
 from pencil.methods import Method
-from pencil.models.probe import copy_network
 from pencil.recipe import CUSTOM, Recipe
-from pencil.recipe.resolve import with_runnable_method
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
 from pencil.runs.layout import is_run, is_unfinished
 from pencil.runs.lock import RunLock
-from pencil.runs.results import build_label_table, build_row_table, describe_environment, row_evidence, summarize
+from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
-from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
-from pencil.training.compute import pick_device
+from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
-from pencil.training.networks import MakeNetwork
 from pencil.user_file import Trust
 
 Result = TypeVar("Result")
@@ -203,110 +195,10 @@ def _resumed_job(
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
     job = assemble(stored, same, model=model, method=method, held_out=held_out)
-    expected = _with_runnable_method(expected, job.prepared.splits) if method is None else expected
+    expected = as_runnable(expected, job.prepared.splits) if method is None else expected
     resuming.check_same_recipe(path, job.recipe, expected)
     resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
     return job, changed_from
-
-
-@dataclass(frozen=True)
-class Job:
-    """A recipe with its data prepared and its network and method built; nothing has been trained or written yet."""
-
-    recipe: Recipe
-    prepared: PreparedData
-    network: nn.Module
-    method: Method
-    weights: dict[str, str] | None = None
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
-    rows: pa.Table = field(default_factory=lambda: pa.table({}))
-    make_network: MakeNetwork | None = None
-
-    def trainer(self, observers: tuple[Observer, ...] = (), **options: Any) -> Trainer:
-        """Return the trainer of this job; ``options`` are those of :class:`pencil.training.Trainer`."""
-        return Trainer(
-            self.network,
-            self.prepared.splits,
-            self.method,
-            self.recipe.training,
-            seed=self.recipe.seed,
-            augmentation=self.recipe.data.augmentation,
-            observers=observers,
-            make_network=self.make_network,
-            **options,
-        )
-
-
-def assemble(
-    chosen: Recipe,
-    loaded: Splits,
-    *,
-    model: nn.Module | None = None,
-    method: Method | None = None,
-    held_out: np.ndarray | None = None,
-) -> Job:
-    """Prepare the data, build network and method, and complete the recipe with everything that was derived.
-
-    Parameters
-    ----------
-    chosen, loaded
-        The recipe, and its data as loaded.
-    model, method
-        Objects that take the place of what the recipe names.
-    held_out
-        Keys of the held-out rows; drawn by default.
-    """
-    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method))
-    examples = prepared.splits.train
-    weights, make_network = None, None
-    if model is None:
-        chosen = chosen.model_copy(update={"model": models.resolve(chosen.model, examples.input_shape)})
-        make_network = _network_factory(chosen, examples)
-        network = make_network(0)
-        weights = models.provenance(chosen.model, network, examples.num_classes)
-    else:
-        network = copy_network(model)
-    chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
-    chosen = _with_runnable_method(chosen, prepared.splits) if method is None else chosen
-    trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
-    prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
-    if prepared.pinned_digest is not None:
-        prints["pinned"] = prepared.pinned_digest
-    rows = build_row_table(loaded, prepared.splits)
-    return Job(chosen, prepared, network, trained_by, weights, prints, rows, make_network)
-
-
-def _with_runnable_method(chosen: Recipe, splits: Splits) -> Recipe:
-    held_out_rows = 0 if splits.validation is None else len(splits.validation)
-    return with_runnable_method(chosen, multilabel=splits.train.multilabel, held_out_rows=held_out_rows)
-
-
-def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
-    """How many held-out rows the method wants to base its decisions on."""
-    needs = (chosen.method_class() if method is None else method).requirements
-    return 0 if loaded.train.multilabel and not needs.multilabel else needs.held_out_rows
-
-
-def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
-    """The recipe with the transition matrix of injected noise, for a method whose definition needs it."""
-    name = chosen.method["name"]
-    if name == CUSTOM or not chosen.method_class().requirements.transition_matrix or "transition" in chosen.method:
-        return chosen
-    matrix = transition_matrix(chosen.data.noise, examples.classes)
-    if matrix is None:
-        return chosen
-    return chosen.model_copy(update={"method": {**chosen.method, "transition": matrix.tolist()}})
-
-
-def _network_factory(chosen: Recipe, examples: Examples) -> MakeNetwork:
-    """A factory for the recipe's network: number 0 has the recipe's seed, the others seeds of their own."""
-    shape, classes = examples.input_shape, examples.num_classes
-
-    def make(number: int) -> nn.Module:
-        seed = derive_seed(chosen.seed, "network", number) if number else chosen.seed
-        return models.build(chosen.model, shape, classes, seed, trust=chosen.trust)
-
-    return make
 
 
 @dataclass(frozen=True)
@@ -332,7 +224,10 @@ class Execution:
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
         checkpointer = self._checkpointer()
-        trainer = job.trainer(observers, on_pause=checkpointer, world=self.world, device=self.device)
+        started = time.monotonic()
+        job = job.with_features(Compute(self.device), partial(self._on_features, display))
+        passed = time.monotonic() - started
+        trainer = job.trainer(observers, passed, on_pause=checkpointer, world=self.world, device=self.device)
         if directory is not None and restore is None:  # a run that is resumed is locked already
             stack.enter_context(directory)
         if restore is not None:
@@ -346,9 +241,10 @@ class Execution:
         outcome = trainer.run()
         if checkpointer is not None:  # what is needed to finish, if the results cannot be written
             checkpointer.save_final(trainer)
-        run = self._finished(outcome, {} if directory is None else directory.environment)
+        model, best_weights = job.whole_network(outcome)
+        run = self._finished(model, outcome, {} if directory is None else directory.environment)
         if directory is not None:
-            _write_results(directory, run, outcome)
+            _write_results(directory, run, best_weights)
             _write_report(run, job.prepared.splits)
         if trackers is not None:
             trackers.finish(run.summary)
@@ -366,10 +262,20 @@ class Execution:
             world=self.world,
         )
 
-    def _finished(self, outcome: Outcome, environment: dict[str, Any]) -> Run:
+    def _on_features(self, display: tuple[Observer, ...], done: int, total: int) -> None:
+        """Show how many features are computed; stop if that is asked for: those so far are kept."""
+        for observer in display:
+            observer.on_features(done, total)
+        if self.request is not None and self.request.signal is not None:
+            raise Stopped(
+                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images, which are kept; "
+                "the same command goes on from there."
+            )
+
+    def _finished(self, model: nn.Module, outcome: Outcome, environment: dict[str, Any]) -> Run:
         job, splits = self.job, self.job.prepared.splits
         return Run(
-            outcome.model,
+            model,
             build_label_table(splits, outcome.label_probs, outcome.validation_probs, row_evidence(outcome)),
             outcome.records,
             summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
@@ -379,9 +285,9 @@ class Execution:
         )
 
 
-def _write_results(directory: RunWriter, run: Run, outcome: Outcome) -> None:
+def _write_results(directory: RunWriter, run: Run, best_weights: dict[str, Tensor]) -> None:
     try:
-        directory.finish(run.labels, run.metrics, run.model.state_dict(), outcome.best_weights, run.summary)
+        directory.finish(run.labels, run.metrics, run.model.state_dict(), best_weights, run.summary)
     except RunError as error:
         raise RunError(
             f"training has ended, but its results cannot be written: {error} The last checkpoint has everything: free "

@@ -78,6 +78,12 @@ def image_size(settings: DataSettings, inputs: Inputs) -> Size | None:
     return size
 
 
+def input_shape(settings: DataSettings, examples: Examples) -> tuple[int, ...]:
+    """Return the shape of one input as a network will see it, before anything is prepared."""
+    options = read_options(settings, image_size(settings, examples.inputs))
+    return replace(examples, inputs=examples.inputs.with_options(options)).input_shape
+
+
 def default_workers() -> int:
     """Return one process for each core except one, which trains; at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

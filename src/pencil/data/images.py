@@ -275,11 +275,14 @@ class ImageInputs(Inputs):
             digest.update(self._content(row) if content else self.encoded.version(row))
         return digest.hexdigest()
 
+    def digests(self, rows: Tensor) -> list[bytes]:
+        return [self._content(row) for row in rows.tolist()]
+
     def _content(self, row: int) -> bytes:
         try:
             return content_digest(self.encoded.read(row))
         except DECODE_FAULTS:  # a row that cannot be read is refused or skipped when it is needed
-            return b"missing"
+            return bytes(DIGEST)
 
     def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
         """Return a name for a cache file; it changes with any image, the choice of rows, or how they are decoded."""

@@ -168,6 +168,10 @@ class Inputs(Protocol):
         """
         return None
 
+    def digests(self, rows: Tensor) -> list[bytes] | None:
+        """Return a digest of the content of each of these rows; None if that cannot be known without decoding."""
+        return None
+
     def picture(self, row: int, side: int | None = None) -> np.ndarray | None:
         """Return an input as uint8 pixels, (height, width) or (height, width, 3); None if it is no image.
 
@@ -273,6 +277,9 @@ class TensorInputs(Inputs):
         for chunk in rows.split(min(1024, rows_within(self.values.shape[1:], self.values.element_size()))):
             digest.update(self.values[chunk].contiguous().numpy().data)
         return digest.hexdigest()
+
+    def digests(self, rows: Tensor) -> list[bytes]:
+        return [content_digest(self.values[row].contiguous().numpy().tobytes()) for row in rows.tolist()]
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = self.transform.draws(len(self), self.values.shape[1:], view)

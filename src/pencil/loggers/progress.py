@@ -1,6 +1,7 @@
 """Progress of training on stderr: a bar with a time estimate on a terminal, else one line per epoch."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ from pencil.methods.base import Phase
 from pencil.terminal import visible
 from pencil.training import Observer, Record
 
+SECONDS_PER_LINE = 10.0
+"""In a log, features are reported this often."""
+
 
 class Bar(Observer):
     """One bar for the whole run, with the phase and the last epoch's figures beside it."""
@@ -19,7 +23,11 @@ class Bar(Observer):
         self.progress = progress
         self.task = progress.add_task("starting", total=None, figures="")
 
+    def on_features(self, done: int, total: int) -> None:
+        self.progress.update(self.task, total=total, completed=done, description="features")
+
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
+        self.progress.reset(self.task, figures="")
         total = steps_per_epoch * sum(phase.epochs for phase in phases)
         self.progress.update(self.task, total=total, completed=steps_done, description=visible(phases[0].name))
 
@@ -34,7 +42,14 @@ class Lines(Observer):
     """One line per epoch, for logs."""
 
     def __init__(self) -> None:
-        self.epochs = 0
+        self.epochs, self._said_at = 0, 0.0
+
+    def on_features(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now - self._said_at >= SECONDS_PER_LINE:
+            self._said_at = now
+            sys.stderr.write(f"features of {done:,}/{total:,} images\n")
+            sys.stderr.flush()
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         self.epochs = sum(phase.epochs for phase in phases)

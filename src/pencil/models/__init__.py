@@ -5,16 +5,19 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
+from pencil.data.transform import IMAGENET, Normalization
 from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
+from pencil.models.bundled import BUNDLES, load_bundled
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
 from pencil.models.feature_map import feature_extractor
-from pencil.models.libraries import timm_network, torchvision_network
+from pencil.models.frozen import FrozenNetwork, Head, make_head, without_output_layer
+from pencil.models.libraries import pretrained_normalization, timm_network, torchvision_network
 from pencil.models.probe import first_line
 from pencil.models.small import mlp, small_cnn
 from pencil.models.weights import file_digest, load_weights, state_digest
@@ -24,8 +27,11 @@ from pencil.user_file import NO_FILES, Trust, load_module, split_reference
 __all__ = [
     "Attention",
     "AttentionNetwork",
+    "FrozenNetwork",
     "ModelSettings",
     "build",
+    "build_head",
+    "expected_normalization",
     "mlp",
     "preact_resnet32",
     "provenance",
@@ -41,7 +47,11 @@ OURS: dict[str, Callable[..., nn.Module]] = {
 }
 TIMM = {"resnet50": "resnet50.tv_in1k"} | {f"efficientnet_b{size}": f"efficientnet_b{size}" for size in range(6)}
 """The paper's names for networks of timm; torchvision's weights for ResNet-50, as the paper's framework had them."""
+TIMM |= {name: bundle.architecture for name, bundle in BUNDLES.items()}
 NAMES = ("mlp", *OURS, *TIMM)
+PHOTOS = "efficientnet_lite0"
+"""The network for images above :data:`SMALL` pixels; its pretrained weights are installed with pencil."""
+SMALL = 64
 
 
 class ModelSettings(BaseModel):
@@ -54,10 +64,16 @@ class ModelSettings(BaseModel):
         the shape of the inputs.
     options : dict
         Further arguments of that network.
-    pretrained : bool
-        Whether to start from the library's pretrained weights.
+    pretrained : bool or None
+        Whether to start from the library's pretrained weights; None does so where ``name`` is ``auto`` and images are
+        large.
     weights : Path or None
         A file with the initial weights, instead of ``pretrained``.
+    train : str
+        "all" trains the whole network. "head" freezes a pretrained one, computes the features of every image once, and
+        trains a new head on them. "auto" is "head" with ``pretrained`` on a CPU, otherwise "all".
+    head : str
+        The head that is trained on features: "mlp", with two hidden layers, or "linear".
     attention : bool
         Whether the attention structure of section 3.7 replaces pooling and classifier.
     attention_width : int
@@ -68,18 +84,63 @@ class ModelSettings(BaseModel):
 
     name: str = "auto"
     options: dict[str, Any] = Field(default_factory=dict)
-    pretrained: bool = False
+    pretrained: bool | None = None
     weights: Path | None = None
+    train: Literal["auto", "head", "all"] = "auto"
+    head: Head = "mlp"
     attention: bool = False
     attention_width: Annotated[int, Field(ge=1)] = 2048
 
 
-def resolve(settings: ModelSettings, input_shape: Sequence[int]) -> ModelSettings:
-    """Return the settings with ``auto`` replaced: an MLP for vectors, a small CNN or, above 64 pixels, a ResNet-18."""
-    if settings.name != "auto":
-        return settings
-    for_images = "small_cnn" if max(input_shape) <= 64 else "timm/resnet18"
-    return settings.model_copy(update={"name": for_images if len(input_shape) == 3 else "mlp"})
+def resolve(
+    settings: ModelSettings, input_shape: Sequence[int], *, gpu: bool = False, augmented: bool = False
+) -> ModelSettings:
+    """Return the settings with every ``auto`` replaced.
+
+    The network is an MLP for vectors, a small CNN for images of up to 64 pixels, and a pretrained one above. Only the
+    head of a pretrained network is trained, unless there is a GPU or the images are augmented.
+
+    Parameters
+    ----------
+    settings : ModelSettings
+        As they were given.
+    input_shape : sequence of int
+        The shape of one input, without the batch dimension.
+    gpu : bool
+        Whether the network is trained on a GPU.
+    augmented : bool
+        Whether an image is another one in every epoch, so that its features cannot be computed once.
+    """
+    if settings.name == "auto":
+        images = len(input_shape) == 3
+        photos = images and max(input_shape) > SMALL
+        name = PHOTOS if photos else "small_cnn" if images else "mlp"
+        pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
+        settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
+    settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
+    if settings.train == "auto":
+        head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
+        return settings.model_copy(update={"train": "head" if head else "all"})
+    if settings.train == "head":
+        _refuse_head(settings, input_shape, augmented)
+    return settings
+
+
+def _refuse_head(settings: ModelSettings, input_shape: Sequence[int], augmented: bool) -> None:
+    """Raise ModelError if there are no features to train a head on, or they change with every epoch."""
+    has_weights = settings.pretrained or settings.weights is not None
+    needed = {
+        "the inputs are no images": len(input_shape) != 3,
+        f"model {settings.name!r} has random weights; set model.pretrained, or model.weights": not has_weights,
+        "the attention structure takes no features": settings.attention,
+        "data.augmentation is set, and features are computed once": augmented,
+    }
+    for reason, holds in needed.items():
+        if holds:
+            raise ModelError(
+                f"model.train is head, but {reason}; expected a pretrained network and images that are the same in "
+                "every epoch; or set model.train to all."
+            )
 
 
 def build(
@@ -118,8 +179,8 @@ def build(
     ModelError
         If there is no such model, or it does not fit its options, the inputs or the weight file.
     """
-    name = resolve(settings, input_shape).name
-    pretrained = settings.pretrained and settings.weights is None and not fresh
+    settings = settings if settings.name != "auto" else resolve(settings, input_shape)
+    name, pretrained = settings.name, bool(settings.pretrained) and settings.weights is None and not fresh
     with seeded(seed, "weights"):
         try:
             network = _build(settings, name, input_shape, num_classes, pretrained, trust)
@@ -132,9 +193,26 @@ def build(
             ) from error
     if settings.weights is not None and not fresh:
         unfitted = load_weights(network, settings.weights.expanduser(), num_classes)
-        if unfitted:
+        if unfitted and settings.train != "head":
             warnings.warn(f"{settings.weights} has no fitting {', '.join(unfitted)}; they start fresh", stacklevel=2)
-    return network
+    if settings.train != "head":
+        return network
+    with seeded(seed, "head"):
+        return FrozenNetwork(without_output_layer(network, name), input_shape, num_classes, settings.head)
+
+
+def expected_normalization(settings: ModelSettings) -> Normalization | None:
+    """Return how the inputs of a pretrained network were normalised; None where that is not known."""
+    if not settings.pretrained or settings.weights is not None:
+        return None
+    library, name = _library(settings.name)
+    return pretrained_normalization(name) if library == "timm" else IMAGENET if library == "torchvision" else None
+
+
+def build_head(settings: ModelSettings, width: int, num_classes: int, seed: int) -> nn.Module:
+    """Build only the head that is trained on features of this width, as :func:`build` does for the same seed."""
+    with seeded(seed, "head"):
+        return make_head(width, num_classes, settings.head)
 
 
 def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
@@ -153,6 +231,8 @@ def provenance(settings: ModelSettings, network: nn.Module, num_classes: int) ->
     """Return the origin and SHA-256 of the initial weights, or None for random ones; call it before training."""
     if settings.weights is not None:
         return {"file": str(settings.weights), "sha256": file_digest(settings.weights.expanduser())}
+    if settings.pretrained and settings.name in BUNDLES:
+        return {"pretrained": settings.name, "sha256": BUNDLES[settings.name].sha256}
     if settings.pretrained:
         return {"pretrained": settings.name, "sha256_of_tensors": state_digest(network, num_classes)}
     return None
@@ -166,7 +246,12 @@ def _build(
         _need_images(name, input_shape)
     if library == "timm":
         head = {"num_classes": 0, "global_pool": ""} if settings.attention else {"num_classes": num_classes}
-        network = timm_network(library_name, input_shape[0], pretrained=pretrained, **head, **settings.options)
+        bundled = pretrained and name in BUNDLES
+        network = timm_network(
+            library_name, input_shape[0], pretrained=pretrained and not bundled, **head, **settings.options
+        )
+        if bundled:
+            load_bundled(network, name)
     elif library == "torchvision":
         network = torchvision_network(
             library_name, input_shape[0], num_classes, pretrained=pretrained, **settings.options

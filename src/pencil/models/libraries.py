@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pencil.data.transform import IMAGENET, Normalization
 from pencil.errors import ModelError
 from pencil.models.probe import first_line, output_layer, output_width
 
@@ -24,6 +25,14 @@ def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) 
     with _download_errors(name, pretrained):
         network: nn.Module = timm.create_model(name, pretrained=pretrained, in_chans=channels, **options)
     return network
+
+
+def pretrained_normalization(name: str) -> Normalization:
+    """Return how the inputs of timm's pretrained weights were normalised."""
+    import timm
+
+    config = timm.get_pretrained_cfg(name)
+    return IMAGENET if config is None else Normalization(tuple(config.mean), tuple(config.std))
 
 
 def torchvision_network(name: str, channels: int, num_classes: int, *, pretrained: bool, **options: Any) -> nn.Module:

