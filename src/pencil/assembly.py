@@ -28,8 +28,9 @@ from pencil.runs.results import build_row_table
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.compute import CPU, Compute, pick_device
-from pencil.training.features import compute_features, store_name
+from pencil.training.features import compute_features, count_missing, random_features, store_name
 from pencil.training.networks import MakeNetwork
+from pencil.training.timing import BUDGET, estimate_features, estimate_seconds
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,40 @@ class Job:
         """Return the job with the features of all rows, where the backbone is frozen; see :func:`compute_features`."""
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
             return self
-        cache = self.recipe.data.cache
-        folder = None if cache in ("none", "memory") else default_folder() if cache == "auto" else Path(cache)
-        if folder is not None:
-            folder = folder.expanduser() / store_name(self.recipe.model, self.network, self.recipe.data)
+        folder = self._feature_folder(self.network)
         found = compute_features(self.prepared.splits, self.network, folder, compute=compute, report=report)
         self.network.feature_mean.copy_(torch.tensor(found.normalization.mean))
         self.network.feature_std.copy_(torch.tensor(found.normalization.std))
         return replace(self, features=found.splits)
+
+    def _feature_folder(self, network: FrozenNetwork) -> Path | None:
+        """Where the features of this network are kept."""
+        cache = self.recipe.data.cache
+        if cache in ("none", "memory"):
+            return None
+        folder = default_folder() if cache == "auto" else Path(cache).expanduser()
+        return folder / store_name(self.recipe.model, network, self.recipe.data)
+
+    def estimate_seconds(self, *, cached: bool = False, budget: float = BUDGET) -> float:
+        """Return how long features and training will take on this machine; see :func:`pencil.training.timing`.
+
+        The job itself is left as it is: copies of network and method take the steps that are timed.
+        """
+        if self.recipe.training.minutes is not None:
+            return 60 * self.recipe.training.minutes
+        seconds = 0.0
+        if isinstance(self.network, FrozenNetwork) and self.features is None:
+            splits = self.prepared.splits
+            missing = count_missing(splits, self.network.width, self._feature_folder(self.network))
+            seconds = estimate_features(splits, self.network, missing, budget / 2)
+        return seconds + estimate_seconds(self.timed_copy().trainer(), cached=cached, budget=budget)
+
+    def timed_copy(self) -> "Job":
+        """Return the job with copies of network and method, and random features where they are not computed yet."""
+        features = self.features
+        if isinstance(self.network, FrozenNetwork) and features is None:
+            features = random_features(self.prepared.splits, self.network.width)
+        return replace(self, network=copy.deepcopy(self.network), method=copy.deepcopy(self.method), features=features)
 
     def trainer(self, observers: tuple[Observer, ...] = (), passed: float = 0.0, **options: Any) -> Trainer:
         """Return the trainer of this job; with a frozen backbone it trains the head on :attr:`features`.
@@ -116,7 +143,7 @@ def assemble(
     """
     if model is None:
         chosen = chosen.model_copy(update={"model": _resolve_model(chosen, loaded)})
-    wanted = chosen.data if model is not None else _as_the_model_needs(chosen)
+    wanted = chosen.data if model is not None else _as_the_model_needs(chosen, loaded)
     prepared = prepare(wanted, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method))
     prepared = replace(prepared, settings=prepared.settings.model_copy(update={"cache": chosen.data.cache}))
     examples = prepared.splits.train
@@ -169,14 +196,18 @@ def _resolve_model(chosen: Recipe, loaded: Splits) -> models.ModelSettings:
     return models.resolve(chosen.model, input_shape(chosen.data, loaded.train), gpu=gpu, augmented=augmented)
 
 
-def _as_the_model_needs(chosen: Recipe) -> DataSettings:
+def _as_the_model_needs(chosen: Recipe, loaded: Splits) -> DataSettings:
     """The settings of the data: normalised as for the pretrained weights, and not decoded ahead of feature extraction.
 
     Instance-dependent noise is the exception: it looks at pixels in memory.
     """
     data, changed = chosen.data, dict[str, Any]()
     normalization = models.expected_normalization(chosen.model)
-    if data.normalize == "auto" and normalization is not None:
+    if (
+        data.normalize == "auto"
+        and normalization is not None
+        and loaded.train.inputs.channels == len(normalization.mean)
+    ):
         changed["normalize"] = normalization
     looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
     if chosen.model.train == "head" and data.cache == "auto" and not looks_at_pixels:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from pencil.assembly import Job, assemble
-from pencil.data.cache import fits_memory
 from pencil.data.examples import UNKNOWN, Examples, Splits
-from pencil.data.geometry import default_workers, image_size
+from pencil.data.geometry import decodes_once, default_workers, image_size
 from pencil.data.images import MEASURED
 from pencil.data.inspection import Inspection, count_classes, inspect, refusals
 from pencil.data.overlap import Overlap, find_overlap
@@ -21,8 +20,6 @@ from pencil.data.sources import load
 from pencil.errors import PencilError, TrainingError
 from pencil.models import ModelSettings
 from pencil.recipe import Recipe
-from pencil.training import Trainer
-from pencil.training.timing import estimate_seconds
 
 SMALL_CACHE = 64 * 2**20
 """Images of up to this many bytes are decoded into memory for the check, where training would do so too."""
@@ -66,12 +63,11 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 trial = {"rows": None, "cache": _trial_cache(settings, parts), "unreadable": "skip"}
                 changed = {"data": settings.model_copy(update=trial)}
                 job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
-                trainer = job.trainer()
-                plan = _plan(job, trainer, not_run)
+                plan = _plan(job, not_run)
         except PencilError as error:
             problems.append(error)
         if plan is not None and not problems:
-            seconds, not_timed = _time(trainer, _is_cached(settings, job.prepared.splits.train), bool(not_run))
+            seconds, not_timed = _time(job, decodes_once(settings, job.prepared.splits.train), bool(not_run))
     return CheckResult(parts, findings, plan, tuple(problems), not_run, overlap, seconds, not_timed)
 
 
@@ -85,22 +81,14 @@ def _trial_cache(settings: DataSettings, parts: Mapping[str, Examples]) -> str:
     return "memory"
 
 
-def _is_cached(settings: DataSettings, train: Examples) -> bool:
-    """Return whether training decodes every image only once."""
-    shape = train.inputs.shape
-    if settings.cache != "auto" or shape is None or len(shape) != 3:
-        return settings.cache != "none"
-    return fits_memory(len(train), (shape[1], shape[2]))
-
-
-def _time(trainer: Trainer, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
+def _time(job: Job, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
     """Return how long training will take, or why that is not known."""
     if has_stand_in:
         return None, "a Python file of the recipe is not run"
-    if trainer.settings.compile:
+    if job.recipe.training.compile:
         return None, "with training.compile, compiling alone may take minutes"
     try:
-        return estimate_seconds(trainer, cached=cached), None
+        return job.estimate_seconds(cached=cached), None
     except TrainingError as error:
         return None, f"a step failed: {error}"
     except torch.OutOfMemoryError:
@@ -116,8 +104,9 @@ def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:
     return chosen
 
 
-def _plan(job: Job, trainer: Trainer, not_run: Mapping[str, Path]) -> dict[str, Any]:
+def _plan(job: Job, not_run: Mapping[str, Path]) -> dict[str, Any]:
     """What would be trained; None for what only a file that was not executed knows."""
+    trainer = job.timed_copy().trainer()  # it refuses a network that cannot train on these inputs
     train, parameters = job.prepared.splits.train, job.network.parameters()
     own_method, own_model = "method.name" in not_run, "model.name" in not_run
     return {
@@ -126,6 +115,7 @@ def _plan(job: Job, trainer: Trainer, not_run: Mapping[str, Path]) -> dict[str, 
         "input_shape": list(train.input_shape),
         "injected_noise_rate": job.prepared.noise_rate,
         "model": None if own_model else job.recipe.model.name,
+        "trained_part": None if own_model else job.recipe.model.train,
         "parameters": None if own_model else sum(parameter.numel() for parameter in parameters),
         "phases": None if own_method else [{"name": one.name, "epochs": one.epochs} for one in trainer.phases],
     }

@@ -4,7 +4,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from pencil.assembly import Job, as_runnable, assemble
 from pencil.data.examples import Splits
+from pencil.data.geometry import decodes_once
 from pencil.data.sources import load
-from pencil.errors import PencilError, RunError, Stopped
+from pencil.errors import PencilError, RunError, Stopped, TrainingError
 from pencil.files import refuse_path
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
@@ -37,6 +38,8 @@ from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
 from pencil.user_file import Trust
 
+ESTIMATE = 1.0
+"""Seconds that are spent to say how long training will take."""
 Result = TypeVar("Result")
 Out = Path | str | Callable[[], Path] | None
 """Where a run is written; a function is called on rank 0 only, and all ranks use its result."""
@@ -217,17 +220,18 @@ class Execution:
         job, first = self.job, self.world.rank == 0
         refuse_missing(job.recipe.training.log, self.path)
         display = stack.enter_context(show_progress(self.progress if first else False))
-        directory = None
-        if self.path is not None and first:
-            directory = RunWriter(self.path, resume=restore is not None)
+        writes = self.path is not None and first
+        directory = RunWriter(cast(Path, self.path), resume=restore is not None) if writes else None
         metrics = None if directory is None else MetricsFile(directory)
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
         checkpointer = self._checkpointer()
         started = time.monotonic()
+        if restore is None:
+            self._estimate(display)
         job = job.with_features(Compute(self.device), partial(self._on_features, display))
-        passed = time.monotonic() - started
-        trainer = job.trainer(observers, passed, on_pause=checkpointer, world=self.world, device=self.device)
+        options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
+        trainer = job.trainer(observers, time.monotonic() - started, **options)
         if directory is not None and restore is None:  # a run that is resumed is locked already
             stack.enter_context(directory)
         if restore is not None:
@@ -261,6 +265,16 @@ class Execution:
             epochs=training.checkpoint_epochs,
             world=self.world,
         )
+
+    def _estimate(self, display: tuple[Observer, ...]) -> None:
+        """Say how long the run will take; what is wrong with a step is said when training takes it."""
+        data, train = self.job.recipe.data, self.job.prepared.splits.train
+        if not display or self.job.recipe.training.compile:
+            return
+        with suppress(TrainingError):
+            seconds = self.job.estimate_seconds(cached=decodes_once(data, train), budget=ESTIMATE)
+            for observer in display:
+                observer.on_estimate(seconds)
 
     def _on_features(self, display: tuple[Observer, ...], done: int, total: int) -> None:
         """Show how many features are computed; stop if that is asked for: those so far are kept."""

@@ -1,4 +1,4 @@
-"""Text for a terminal: what would control the terminal or hide a part of the text is made visible."""
+"""Text for a terminal: what would control it or hide a part of the text is made visible; times are rounded."""
 
 import re
 
@@ -20,3 +20,12 @@ def _code(found: "re.Match[str]") -> str:
     if 0xDC80 <= number <= 0xDCFF:  # a byte of a file name that is not UTF-8
         number -= 0xDC00
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in a unit that fits, with no more digits than are known."""
+    for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
+        count = seconds / length
+        if count < most:
+            return f"{max(1, round(count))} {unit}" if count >= 10 or unit == "s" else f"{count:.1f} {unit}"
+    return f"{seconds / 86400:.1f} days"

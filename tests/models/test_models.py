@@ -118,7 +118,11 @@ def test_auto_follows_the_inputs():
     auto = ModelSettings()
     assert resolve(auto, (20,)).name == "mlp"
     assert resolve(auto, (3, 32, 32)).name == "small_cnn"
-    assert resolve(auto, (3, 224, 224)).name == "timm/resnet18"
+    photos = resolve(auto, (3, 224, 224))
+    assert (photos.name, photos.pretrained, photos.train) == ("efficientnet_lite0", True, "head")
+    assert resolve(auto, (3, 224, 224), gpu=True).train == resolve(auto, (3, 224, 224), augmented=True).train == "all"
+    assert resolve(ModelSettings(attention=True), (3, 224, 224)).train == "all"
+    assert resolve(ModelSettings(name="timm/resnet18"), (3, 224, 224)).train == "all"
 
 
 def test_same_seed_same_weights():

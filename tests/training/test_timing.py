@@ -8,7 +8,7 @@ import torch
 from conftest import paint
 from torch import nn
 
-from pencil import check, recipe
+from pencil import assembly, recipe
 from pencil.check import check_recipe
 from pencil.data import Splits, from_arrays
 from pencil.errors import TrainingError
@@ -92,7 +92,9 @@ def folder_recipe(folder, *more):
 def test_images_are_read_as_in_training(tmp_path, cache, monkeypatch):
     chosen = folder_recipe(tmp_path / "photos", f"data.cache={cache}", "data.workers=0")
     seen = []
-    monkeypatch.setattr(check, "estimate_seconds", lambda trainer, cached: seen.append((trainer, cached)) or 1.0)
+    monkeypatch.setattr(
+        assembly, "estimate_seconds", lambda trainer, cached, budget: seen.append((trainer, cached)) or 1.0
+    )
     assert check_recipe(chosen).seconds == 1.0
     ((trainer, cached),) = seen
     assert cached is (cache == "auto") and (trainer.splits.train.inputs.in_memory is not None) is cached
@@ -112,7 +114,7 @@ def test_a_step_that_fails_is_a_reason_and_no_error(tmp_path, monkeypatch):
     def fail(*_words, **_options):
         raise TrainingError("the loss became nan")
 
-    monkeypatch.setattr(check, "estimate_seconds", fail)
+    monkeypatch.setattr(assembly, "estimate_seconds", fail)
     found = check_recipe(folder_recipe(tmp_path / "photos"))
     assert found.seconds is None and found.not_timed == "a step failed: the loss became nan" and not found.problems
 
@@ -130,13 +132,11 @@ def test_nothing_is_written_or_said(tmp_path, recwarn):
 
 
 def test_workers_share_the_cores(monkeypatch):
-    trainer = trainer_of(nn.Linear(4, 2))
     monkeypatch.setattr(timing_module.os, "sched_getaffinity", lambda _process: range(4), raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     overlapped = timing_module._overlapped
-    assert overlapped(trainer, 0, 10, 3) == 13
-    assert overlapped(trainer, 3, 10, 30) == 17.5  # 40 + 30 core seconds on 4 cores
-    assert overlapped(trainer, 1, 1, 30) == 30  # the one worker is the bottleneck
+    assert overlapped(4, 0, 10, 3) == 13
+    assert overlapped(4, 3, 10, 30) == 17.5  # 40 + 30 core seconds on 4 cores
+    assert overlapped(4, 1, 1, 30) == 30  # the one worker is the bottleneck
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Se
 from pencil.cli.output import echo
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
+from pencil.terminal import duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -239,22 +240,14 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
     if noise is not None:
         yield f"noise       {noise:.1%} of the labels really changed"
     size = "not run" if plan["parameters"] is None else f"{plan['parameters']:,} parameters"
-    yield f"model       {plan['model'] or recipe.model.name}, {size}"
+    head = ", of which the head is trained" if plan["trained_part"] == "head" else ""
+    yield f"model       {plan['model'] or recipe.model.name}, {size}{head}"
     epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
     yield f"method      {recipe.method['name']}; {epochs}"
     if result.seconds is not None:
-        yield f"time        about {_duration(result.seconds)} on this machine"
+        yield f"time        about {duration(result.seconds)} on this machine"
     else:
         yield f"time        not estimated: {result.not_timed}"
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in a unit that fits, with no more digits than are known."""
-    for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
-        count = seconds / length
-        if count < most:
-            return f"{max(1, round(count))} {unit}" if count >= 10 or unit == "s" else f"{count:.1f} {unit}"
-    return f"{seconds / 86400:.1f} days"
 
 
 def _ending(result: "CheckResult") -> Iterator[str]:

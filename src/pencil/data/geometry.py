@@ -78,6 +78,14 @@ def image_size(settings: DataSettings, inputs: Inputs) -> Size | None:
     return size
 
 
+def decodes_once(settings: DataSettings, examples: Examples) -> bool:
+    """Return whether training decodes every image only once."""
+    shape = examples.inputs.shape
+    if settings.cache != "auto" or shape is None or len(shape) != 3:
+        return settings.cache != "none"
+    return fits_memory(len(examples), (shape[1], shape[2]))
+
+
 def input_shape(settings: DataSettings, examples: Examples) -> tuple[int, ...]:
     """Return the shape of one input as a network will see it, before anything is prepared."""
     options = read_options(settings, image_size(settings, examples.inputs))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pencil.methods.base import Phase
-from pencil.terminal import visible
+from pencil.terminal import duration, visible
 from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
@@ -22,6 +22,9 @@ class Bar(Observer):
     def __init__(self, progress: Progress):
         self.progress = progress
         self.task = progress.add_task("starting", total=None, figures="")
+
+    def on_estimate(self, seconds: float) -> None:
+        self.progress.console.print(_estimate(seconds), markup=False, highlight=False)
 
     def on_features(self, done: int, total: int) -> None:
         self.progress.update(self.task, total=total, completed=done, description="features")
@@ -44,6 +47,10 @@ class Lines(Observer):
     def __init__(self) -> None:
         self.epochs, self._said_at = 0, 0.0
 
+    def on_estimate(self, seconds: float) -> None:
+        sys.stderr.write(f"{_estimate(seconds)}\n")
+        sys.stderr.flush()
+
     def on_features(self, done: int, total: int) -> None:
         now = time.monotonic()
         if done == total or now - self._said_at >= SECONDS_PER_LINE:
@@ -58,6 +65,10 @@ class Lines(Observer):
         line = f"epoch {record['epoch']}/{self.epochs} {record['phase']}: {describe(record)} {record['seconds']:.1f} s"
         sys.stderr.write(visible(line) + "\n")
         sys.stderr.flush()
+
+
+def _estimate(seconds: float) -> str:
+    return f"training will take about {duration(seconds)} on this machine"
 
 
 def describe(record: Record) -> str:

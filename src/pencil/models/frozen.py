@@ -37,9 +37,6 @@ class FrozenNetwork(nn.Module):
         "mlp" or "linear".
     """
 
-    prediction_rows = 8
-    """Images per forward pass: their activations stay in the cache of a CPU."""
-
     def __init__(self, backbone: nn.Module, input_shape: Sequence[int], num_classes: int, head: Head):
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()

@@ -1,6 +1,7 @@
 """A finished run as an object: its network, its labels and its numbers."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import prepare_inputs
 from pencil.data.transform import Normalization
 from pencil.errors import DataError, ModelError, RunError
-from pencil.models import build
+from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
 from pencil.runs.directory import RunData, RunReader
@@ -22,8 +23,10 @@ from pencil.runs.results import input_type
 from pencil.runs.summary import Summary
 from pencil.training import Record
 from pencil.training.compute import Compute
-from pencil.training.evaluation import predict_logits
+from pencil.training.evaluation import BATCH, predict_logits
+from pencil.training.features import CHUNK
 from pencil.training.metrics import to_probs
+from pencil.training.threads import in_threads
 from pencil.user_file import Trust, as_trust, describe_refusal
 
 
@@ -126,7 +129,11 @@ class Run:
                     f"{expected[0]}."
                 )
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        return predict_logits(self.model, inputs, rows, forward=forward, compute=Compute(device), finite=True)
+        threads = isinstance(self.model, FrozenNetwork) and device.type == "cpu"
+        with in_threads(forward) if threads else nullcontext(forward) as run:
+            size = CHUNK if threads else BATCH
+            compute = Compute(device)
+            return predict_logits(self.model, inputs, rows, forward=run, batch_size=size, compute=compute, finite=True)
 
 
 def open_run(

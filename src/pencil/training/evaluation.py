@@ -25,7 +25,7 @@ def predict_logits(
     rows: Tensor | None = None,
     *,
     forward: Callable[[Tensor], Tensor] | None = None,
-    batch_size: int | None = None,
+    batch_size: int = BATCH,
     compute: Compute = CPU,
     after_batch: Callable[[], None] | None = None,
     finite: bool = False,
@@ -41,7 +41,7 @@ def predict_logits(
     forward
         Called in place of the model: a compiled version of it, or another output, of any shape per row.
     batch_size, compute
-        How the forward passes run; by default a network's own ``prediction_rows`` on a CPU, or 512 rows.
+        How the forward passes run.
     after_batch
         Called after every batch.
     finite
@@ -52,8 +52,6 @@ def predict_logits(
     model.eval()
     found: list[tuple[Tensor | None, Tensor]] = []
     rows = torch.arange(len(inputs)) if rows is None else rows
-    if batch_size is None:
-        batch_size = getattr(model, "prediction_rows", BATCH) if compute.device.type == "cpu" else BATCH
     for values, kept in inputs.batches(rows.split(batch_size)):
         with compute.context():
             outputs = run(compute.place(values)).float().cpu() if len(values) else None

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,14 +19,14 @@ from pencil.data.transform import Normalization
 from pencil.errors import DataError, ModelError
 from pencil.models import FrozenNetwork, ModelSettings
 from pencil.models.weights import state_digest
+from pencil.seeding import generator
 from pencil.training.compute import CPU, Compute
+from pencil.training.threads import in_threads
 
 VERSION = 1
 """Of how features are computed; another one does not find the features of this one."""
 CHUNK = 64
 """Images that are decoded, passed through the network and saved together."""
-ROWS_ON_CPU, ROWS_ON_GPU = 4, 256
-"""Images per forward pass; on a CPU so few that their activations stay in its cache."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,29 @@ def compute_features(
     return Features(Splits(**examples), normalization, extraction.computed)
 
 
+def count_missing(splits: Splits, width: int, folder: Path | None) -> int:
+    """Return how many images have no features in the folder; it is not made if it is missing."""
+    digests = [one for name, part in vars(splits).items() if part is not None for one in _digests(name, part)]
+    if folder is None or not folder.is_dir():
+        return len(set(digests))
+    return len(FeatureStore(folder, width).missing(digests))
+
+
+def random_features(splits: Splits, width: int) -> Splits:
+    """Return the same examples with random numbers as features, to time training with."""
+
+    def made(part: Examples | None) -> Examples | None:
+        if part is None:
+            return None
+        values = torch.randn(len(part), width, generator=generator(0, "random features")).half()
+        plain = Normalization((0.0,) * width, (1.0,) * width)
+        return replace(part, inputs=TensorInputs(values).normalized(plain), rows=torch.arange(len(part)))
+
+    train = made(splits.train)
+    assert train is not None
+    return Splits(train, made(splits.validation), made(splits.test))
+
+
 def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings) -> str:
     """Return a name that changes with everything that features depend on except the image."""
     geometry = data.model_dump(mode="json", include={"resize", "crop", "normalize"})
@@ -117,8 +140,6 @@ class _Extraction:
     ):
         self.compute = compute._replace(memory_format=torch.channels_last)
         self.network = self.compute.place_network(network.extractor())
-        on_cpu = compute.device.type == "cpu"
-        self.rows, self.threads = (ROWS_ON_CPU, torch.get_num_threads()) if on_cpu else (ROWS_ON_GPU, 1)
         self.store, self.report = store, report
         self.computed = self.total = 0
         self.unreadable: set[bytes] = set()
@@ -133,13 +154,12 @@ class _Extraction:
             places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equal ones
             wanted.append((part, {digest: places[digest] for digest in dict.fromkeys(digests) if digest in missing}))
         self.total = sum(len(places) for _, places in wanted)
-        # Threads with an image each do not wait for one another, as the threads inside an operation do: on a busy
-        # machine that is several times as fast.
-        with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        on_cpu = self.compute.device.type == "cpu"
+        with in_threads(self._features) if on_cpu else nullcontext(self._features) as features:
             for part, places in wanted:
-                self._compute(part, places, pool)
+                self._compute(part, places, features)
 
-    def _compute(self, part: Examples, places: dict[bytes, int], pool: ThreadPoolExecutor) -> None:
+    def _compute(self, part: Examples, places: dict[bytes, int], features: Callable[[Tensor], Tensor]) -> None:
         """Compute and save the features of these rows, given by digest."""
         digests, rows = list(places), torch.tensor(list(places.values()), dtype=torch.int64)
         chunks = rows.split(CHUNK) if len(rows) else ()
@@ -149,8 +169,7 @@ class _Extraction:
                 self.unreadable |= {one for one, readable in zip(of_chunk, kept.tolist(), strict=True) if not readable}
                 of_chunk = [one for one in of_chunk if one not in self.unreadable]
             if of_chunk:
-                features = torch.cat(list(pool.map(self._features, values.split(self.rows))))
-                self.store.add(of_chunk, features.numpy())
+                self.store.add(of_chunk, features(values).numpy())
             self.computed += len(of_chunk)
             if self.report is not None:
                 self.report(self.computed, self.total)

@@ -16,6 +16,9 @@ Record = dict[str, Any]
 class Observer:
     """Watches training, as a progress display or a run directory does. Every hook is optional."""
 
+    def on_estimate(self, seconds: float) -> None:
+        """Before anything is computed: features and training will take about this long."""
+
     def on_features(self, done: int, total: int) -> None:
         """Before training of a head: the features of this many images have been computed."""
 

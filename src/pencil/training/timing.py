@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import repeat
 from statistics import median
 
@@ -12,10 +13,12 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import View
-from pencil.data.examples import Batch
+from pencil.data.examples import Batch, Splits
 from pencil.data.transform import rows_within
+from pencil.models import FrozenNetwork
 from pencil.seeding import seeded
 from pencil.training.evaluation import BATCH
+from pencil.training.threads import in_threads
 from pencil.training.trainer import Trainer
 
 BUDGET = 3.0
@@ -62,6 +65,45 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
     if source.reading is not None and cached:
         once = sum(trainer.splits.sizes().values()) * source.reading / max(1, source.workers)
     return once + epochs * epoch + predictions * sum(trainer.splits.sizes().values()) * row
+
+
+def estimate_features(splits: Splits, network: FrozenNetwork, missing: int, budget: float = BUDGET) -> float:
+    """Return how long it takes to compute the features of ``missing`` images; a few of them are computed.
+
+    Parameters
+    ----------
+    splits, network
+        As in :func:`pencil.training.features.compute_features`.
+    missing
+        How many images have no features yet.
+    budget
+        Seconds that the estimate may take, more or less.
+    """
+    if missing == 0:
+        return 0.0
+    inputs, rows, until = splits.train.inputs, splits.train.rows, time.perf_counter() + budget
+    extractor, reading, computing = network.extractor(), list[float](), list[float]()
+    with in_threads(extractor) as forward:
+        for chunk in rows.split(READ_ROWS):
+            values = torch.empty(0)
+
+            def read(chunk: Tensor = chunk) -> None:
+                nonlocal values
+                values = next(iter(inputs.in_process().batches([chunk]))).values
+
+            reading.append(_seconds_of(read) / len(chunk))
+            if len(values):
+                computing.append(_seconds_of(partial(forward, values)) / len(values))
+            if len(computing) > 1 and time.perf_counter() > until:
+                break
+    workers = getattr(inputs, "workers", 0)
+    per_image = _overlapped(torch.get_num_threads(), workers, _typical(computing), _typical(reading))
+    return missing * per_image
+
+
+def _typical(seconds: list[float]) -> float:
+    """The median without the first one, in which memory is taken and kernels are chosen."""
+    return median(seconds[1:] or seconds or [0.0])
 
 
 class _Source:
@@ -174,16 +216,16 @@ def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, c
     if source.reading is None or cached:
         return computing
     reading = source.reading * (len(splits.train) + evaluated)
-    return len(splits.sizes()) * source.starting + _overlapped(trainer, source.workers, computing, reading)
+    threads = 1 if trainer.compute.device.type == "cuda" else torch.get_num_threads()
+    return len(splits.sizes()) * source.starting + _overlapped(threads, source.workers, computing, reading)
 
 
-def _overlapped(trainer: Trainer, workers: int, computing: float, reading: float) -> float:
+def _overlapped(threads: int, workers: int, computing: float, reading: float) -> float:
     """Return the seconds of computing while worker processes read; both share the cores of this machine."""
     if not workers:
         return computing + reading
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = 1 if trainer.compute.device.type == "cuda" else min(cores, torch.get_num_threads())
-    return max(computing, reading / workers, (threads * computing + reading) / cores)
+    return max(computing, reading / workers, (min(threads, cores) * computing + reading) / cores)
 
 
 class _EnoughError(Exception):

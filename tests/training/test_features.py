@@ -1,0 +1,149 @@
+"""Training on features of a frozen backbone: the same as computed by hand, kept, found again, resumed."""
+
+import shutil
+
+import commands
+import numpy as np
+import pytest
+import torch
+from conftest import paint, truncate
+from PIL import Image
+
+import pencil
+from pencil import recipe
+from pencil.assembly import assemble
+from pencil.check import check_recipe
+from pencil.data.sources import load
+from pencil.errors import DataError, Stopped
+from pencil.job import run_recipe
+from pencil.training import features as features_module
+from pencil.training.checkpointing import Checkpointer
+from pencil.training.features import compute_features, count_missing
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Forty pictures of 96 x 72 pixels: bright ones and dark ones, four of them in the wrong folder."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    for number in range(40):
+        bright = number % 2 == 0
+        given = bright if number >= 4 else not bright
+        path = paint(folder / f"{'bright' if given else 'dark'}/{number}.png", number, (72, 96))
+        pixels = np.asarray(Image.open(path)) // 2 + (127 if bright else 0)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return folder
+
+
+def photo_recipe(folder, *more, method="elr", epochs=4):
+    tree = {"data": {"source": str(folder), "workers": 0}, "method": {"name": method}, "training": {"epochs": epochs}}
+    for key, value in more:
+        tree = recipe.assign(tree, key.split("."), value)
+    return recipe.parse(tree)
+
+
+def test_features_are_those_of_the_backbone(photos, tmp_path):
+    job = assemble(photo_recipe(photos), load(photo_recipe(photos).data))
+    found = compute_features(job.prepared.splits, job.network, tmp_path / "store")
+    assert found.computed == 40
+    train = job.prepared.splits.train
+    images = train.some_inputs(4)
+    with torch.no_grad():
+        by_hand = job.network.eval().backbone(torch.nn.functional.interpolate(images, (112, 149), mode="bilinear"))
+    stored = found.splits.train.inputs.raw(torch.arange(4)).values.float()
+    torch.testing.assert_close(stored, by_hand, rtol=2e-3, atol=2e-3)
+    scaled = next(iter(found.splits.train.inputs.batches([torch.arange(len(train))]))).values
+    torch.testing.assert_close(scaled.mean(dim=0), torch.zeros(1280), atol=1e-3, rtol=0)
+    again = compute_features(job.prepared.splits, job.network, tmp_path / "store")
+    assert again.computed == 0 and count_missing(job.prepared.splits, 1280, tmp_path / "store") == 0
+    torch.testing.assert_close(again.splits.train.inputs.in_memory, found.splits.train.inputs.in_memory)
+
+
+def test_a_run_on_photos_predicts_and_opens_like_any_other(photos, tmp_path):
+    run = run_recipe(photo_recipe(photos, epochs=8), tmp_path / "run")
+    assert run.recipe.model.train == "head" and run.recipe.model.name == "efficientnet_lite0"
+    assert run.environment["first_weights"]["pretrained"] == "efficientnet_lite0"
+    again = pencil.open_run(tmp_path / "run")
+    inputs = load(run.recipe.data).train.inputs
+    torch.testing.assert_close(again.predict_inputs(inputs), run.predict_inputs(inputs))
+    bright = run.predict_inputs(inputs)[:, run.classes.index("bright")] > 0.5
+    truth = torch.tensor([int(str(name).split("/")[1][:-4]) % 2 == 0 for name in inputs.encoded.names])
+    assert (bright == truth).float().mean() > 0.85
+    best = pencil.open_run(tmp_path / "run", epoch="best")
+    assert set(best.model.state_dict()) == set(run.model.state_dict())
+    assert (tmp_path / "run/report.html").is_file()
+
+
+def test_a_second_run_finds_the_features(photos, tmp_path, monkeypatch):
+    settings = ("data.cache", str(tmp_path / "cache"))
+    run_recipe(photo_recipe(photos, settings))
+
+    def fail(*_words):
+        raise AssertionError("features are computed again")
+
+    monkeypatch.setattr(features_module._Extraction, "_compute", lambda self, part, places, run: places and fail())
+    run_recipe(photo_recipe(photos, settings, method="cross_entropy"))
+    with pytest.raises(AssertionError, match="computed again"):
+        run_recipe(photo_recipe(photos, settings, ("data.resize", 80)))
+
+
+def test_stopped_extraction_goes_on_where_it_was(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(features_module, "CHUNK", 16)
+    job = assemble(photo_recipe(photos), load(photo_recipe(photos).data))
+
+    def stop(done, _total):
+        if done >= 16:
+            raise Stopped("enough")
+
+    with pytest.raises(Stopped):
+        compute_features(job.prepared.splits, job.network, tmp_path / "store", report=stop)
+    assert count_missing(job.prepared.splits, 1280, tmp_path / "store") == 24
+    assert compute_features(job.prepared.splits, job.network, tmp_path / "store").computed == 24
+
+
+def test_resume_is_exact(photos, tmp_path, monkeypatch):
+    whole = run_recipe(photo_recipe(photos, epochs=6), tmp_path / "whole")
+    save_or_stop = Checkpointer.__call__
+
+    def stop(self, trainer):
+        if len(trainer.records) == 3:
+            self.request.signal = "SIGTERM"
+        save_or_stop(self, trainer)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(Checkpointer, "__call__", stop)
+        run_recipe(photo_recipe(photos, epochs=6), tmp_path / "run")
+    resumed = run_recipe(photo_recipe(photos, epochs=6), tmp_path / "run", resume=True)
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    assert resumed.labels.table.equals(whole.labels.table)
+
+
+def test_unreadable_photos_are_skipped_or_named(photos, tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(photos, folder)
+    truncate(next(iter(sorted((folder / "dark").iterdir()))))
+    with pytest.raises(DataError, match="cannot be read"):
+        run_recipe(photo_recipe(folder))
+    with pytest.warns(UserWarning, match="left out"):
+        run = run_recipe(photo_recipe(folder, ("data.unreadable", "skip")))
+    assert len(run.labels) == 40
+
+
+def test_check_plans_a_head_and_writes_nothing(photos, tmp_path):
+    found = check_recipe(photo_recipe(photos, ("data.cache", str(tmp_path / "cache"))))
+    assert not found.problems and found.plan["trained_part"] == "head" and found.seconds > 0
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_user_dataset_of_photos_trains_a_head(photos):
+    images = torch.rand(24, 3, 96, 96) * torch.linspace(0.2, 1, 24)[:, None, None, None]
+    items = [(image, int(number >= 12)) for number, image in enumerate(images)]
+    run = pencil.fit("auto", items, method="cross_entropy", epochs=3)
+    assert run.recipe.model.train == "head" and run.predict_probs(images).shape == (24, 2)
+
+
+def test_export_has_backbone_and_head_in_one_file(photos, tmp_path):
+    run_recipe(photo_recipe(photos), tmp_path / "run")
+    commands.pencil("export", "run", "--format", "torch-export", "--out", "net.pt2", cwd=tmp_path)
+    program = torch.export.load(tmp_path / "net.pt2").module()
+    assert program(torch.zeros(2, 3, 72, 96, dtype=torch.uint8)).shape == (2, 2)
