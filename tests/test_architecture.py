@@ -19,7 +19,7 @@ ORDER = [
     ("runs",),
     ("loggers", "export", "report", "review"),
     ("audit",),
-    ("assembly",),
+    ("assembly", "trial"),
     ("job",),
     ("check",),
     ("fitting",),

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -36,6 +36,7 @@ from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
+from pencil.trial import Trial, try_networks
 from pencil.user_file import Trust
 
 ESTIMATE = 1.0
@@ -79,6 +80,7 @@ def run_recipe(
     """
     if out is not None and not callable(out):
         refuse_path(Path(out))
+    started, trial = time.monotonic(), None
     with ExitStack() as stack:
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
@@ -93,8 +95,11 @@ def run_recipe(
             restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
             loaded = load(recipe.data) if data is None else data
+            if model is None:
+                trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, gpu=device.type == "cuda"))
+                recipe = recipe if trial is None else recipe.model_copy(update={"model": trial.model})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
-        return Execution(job, start.path, world, device, request, progress).run(stack, restore)
+        return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
 
 
 def resume_run(
@@ -214,6 +219,8 @@ class Execution:
     device: torch.device
     request: StopRequest | None = None
     progress: bool | None = None
+    trial: Trial | None = None
+    started: float = field(default_factory=time.monotonic)
 
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
         """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
@@ -226,18 +233,18 @@ class Execution:
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
         checkpointer = self._checkpointer()
-        started = time.monotonic()
         if restore is None:
-            self._estimate(display)
+            self._announce(display)
         job = job.with_features(Compute(self.device), partial(self._on_features, display))
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
-        trainer = job.trainer(observers, time.monotonic() - started, **options)
+        trainer = job.trainer(observers, time.monotonic() - self.started, **options)
         if directory is not None and restore is None:  # a run that is resumed is locked already
             stack.enter_context(directory)
         if restore is not None:
             restore(trainer)
         if directory is not None and restore is None:
-            directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights), job.rows)
+            trial = None if self.trial is None else asdict(self.trial)
+            directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights, trial), job.rows)
         elif directory is not None:
             directory.truncate_metrics(trainer.records)
         if trackers is not None:
@@ -266,8 +273,11 @@ class Execution:
             world=self.world,
         )
 
-    def _estimate(self, display: tuple[Observer, ...]) -> None:
-        """Say how long the run will take; what is wrong with a step is said when training takes it."""
+    def _announce(self, display: tuple[Observer, ...]) -> None:
+        """Say which network was chosen and how long the run will take; a step that fails is reported by training."""
+        if self.trial is not None:
+            for observer in display:
+                observer.on_choice(self.trial.describe())
         data, train = self.job.recipe.data, self.job.prepared.splits.train
         if not display or self.job.recipe.training.compile:
             return

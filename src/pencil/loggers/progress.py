@@ -23,8 +23,11 @@ class Bar(Observer):
         self.progress = progress
         self.task = progress.add_task("starting", total=None, figures="")
 
+    def on_choice(self, sentence: str) -> None:
+        self.progress.console.print(visible(sentence), markup=False, highlight=False)
+
     def on_estimate(self, seconds: float) -> None:
-        self.progress.console.print(_estimate(seconds), markup=False, highlight=False)
+        self.on_choice(_estimate(seconds))
 
     def on_features(self, done: int, total: int) -> None:
         self.progress.update(self.task, total=total, completed=done, description="features")
@@ -47,16 +50,18 @@ class Lines(Observer):
     def __init__(self) -> None:
         self.epochs, self._said_at = 0, 0.0
 
-    def on_estimate(self, seconds: float) -> None:
-        sys.stderr.write(f"{_estimate(seconds)}\n")
+    def on_choice(self, sentence: str) -> None:
+        sys.stderr.write(f"{visible(sentence)}\n")
         sys.stderr.flush()
+
+    def on_estimate(self, seconds: float) -> None:
+        self.on_choice(_estimate(seconds))
 
     def on_features(self, done: int, total: int) -> None:
         now = time.monotonic()
         if done == total or now - self._said_at >= SECONDS_PER_LINE:
             self._said_at = now
-            sys.stderr.write(f"features of {done:,}/{total:,} images\n")
-            sys.stderr.flush()
+            self.on_choice(f"features of {done:,}/{total:,} images")
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
         self.epochs = sum(phase.epochs for phase in phases)

@@ -168,7 +168,9 @@ def input_type(inputs: Inputs) -> Literal["uint8", "float"]:
     return "uint8" if inputs.dtype == torch.uint8 else "float"
 
 
-def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str] | None = None) -> dict[str, Any]:
+def describe_environment(
+    fingerprints: Mapping[str, str], weights: dict[str, str] | None = None, trial: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return what a result may depend on besides the recipe.
 
     Parameters
@@ -177,6 +179,8 @@ def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str
         A digest of keys and labels for each split as loaded (before noise and split), and of the reviewed labels.
     weights : dict, optional
         Where the first weights came from.
+    trial : dict, optional
+        The accuracies by which the network was chosen.
     """
     return {
         "pencil": __version__,
@@ -189,6 +193,7 @@ def describe_environment(fingerprints: Mapping[str, str], weights: dict[str, str
         "threads": torch.get_num_threads(),
         "data_fingerprint": dict(fingerprints),
         "first_weights": weights,
+        "trial": trial,
     }
 
 

@@ -16,6 +16,9 @@ Record = dict[str, Any]
 class Observer:
     """Watches training, as a progress display or a run directory does. Every hook is optional."""
 
+    def on_choice(self, sentence: str) -> None:
+        """Something was chosen before training, as the sentence says."""
+
     def on_estimate(self, seconds: float) -> None:
         """Before anything is computed: features and training will take about this long."""
 
