@@ -13,6 +13,7 @@ from torch import nn
 from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
+from pencil.models.fast import fast_cnn
 from pencil.models.feature_map import feature_extractor
 from pencil.models.libraries import timm_network, torchvision_network
 from pencil.models.probe import first_line
@@ -26,6 +27,7 @@ __all__ = [
     "AttentionNetwork",
     "ModelSettings",
     "build",
+    "fast_cnn",
     "mlp",
     "preact_resnet32",
     "provenance",
@@ -36,6 +38,7 @@ __all__ = [
 
 OURS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
+    "fast_cnn": fast_cnn,
     "preact_resnet32": preact_resnet32,
     "resnet34_cifar": resnet34_cifar,
 }
