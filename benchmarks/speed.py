@@ -3,11 +3,10 @@
     python benchmarks/speed.py [--widths 0.25 0.5] [--batches 128 256 512] [--rounds N] [--precision fp32 bf16]
                                [--compile] [--json]
 
-For each width, batch size and memory format: steps of our trainer (cross-entropy; reading, crops and flips included) and
-of a bare PyTorch loop on the same network and the same number of random images, in turns in one process, so that
-whatever else the machine does affects both. Every round also times the product of two large fp32 matrices. Ratios are
-within a round, and medians over rounds are printed. A step counts as three forward passes, whose floating point
-operations torch counts.
+For each width, batch size and memory format, epochs of our trainer (cross-entropy, with crops and flips) and of a bare
+PyTorch loop on the same network and images take turns in one process, so that whatever else the machine does affects
+both. Every round also times the product of two large fp32 matrices. Ratios are within a round; medians over rounds are
+printed. A step counts as three forward passes, whose floating point operations torch counts.
 """
 
 import argparse

@@ -42,7 +42,15 @@ def test_a_number_is_a_constant():
 
 
 @pytest.mark.parametrize(
-    "bad", ["fast", True, {"kind": "step", "start": 1}, {"kind": "stp"}, {"kind": "triangle", "peak": 1, "warmup": 2}, {"kind": "linear", "strt": 1}]
+    "bad",
+    [
+        "fast",
+        True,
+        {"kind": "step", "start": 1},
+        {"kind": "stp"},
+        {"kind": "triangle", "peak": 1, "warmup": 2},
+        {"kind": "linear", "strt": 1},
+    ],
 )
 def test_bad_schedules_are_refused(bad):
     with pytest.raises(ValidationError):

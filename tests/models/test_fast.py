@@ -27,7 +27,8 @@ def counted(width, side=32):
 
 
 @pytest.mark.parametrize(
-    ("width", "parameters", "flops"), [(0.25, 126_784, 20_270_144), (0.5, 497_792, 66_132_544), (1.0, 1_972_480, 236_294_720)]
+    ("width", "parameters", "flops"),
+    [(0.25, 126_784, 20_270_144), (0.5, 497_792, 66_132_544), (1.0, 1_972_480, 236_294_720)],
 )
 def test_size_and_operations(width, parameters, flops):
     network = fast_cnn(3, 10, width=width)

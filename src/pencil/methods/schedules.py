@@ -18,7 +18,9 @@ class _Schedule:
 
     def scaled(self, factor: float) -> Self:
         """Return the same schedule with every value multiplied by ``factor``."""
-        values = {name: getattr(self, name) * factor for name in ("value", "start", "peak", "end") if hasattr(self, name)}
+        values = {
+            name: getattr(self, name) * factor for name in ("value", "start", "peak", "end") if hasattr(self, name)
+        }
         return replace(self, **values)  # type: ignore[type-var]
 
     def stretched(self, ratio: float) -> Self:
