@@ -23,13 +23,6 @@ class FastStage(nn.Module):
         self.bn1 = nn.BatchNorm2d(outer)
         self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outer)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw new weights. As many channels as possible start as copies of their inputs (Dirac)."""
-        for convolution in (self.conv1, self.conv2):
-            convolution.reset_parameters()
-            nn.init.dirac_(convolution.weight[: convolution.in_channels])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map of half the height and width."""
