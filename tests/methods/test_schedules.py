@@ -1,7 +1,16 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from pencil.methods.schedules import Constant, Cosine, Linear, MultiplyEvery, Schedule, StepDecay, as_schedule
+from pencil.methods.schedules import (
+    Constant,
+    Cosine,
+    Linear,
+    MultiplyEvery,
+    Schedule,
+    StepDecay,
+    Triangle,
+    as_schedule,
+)
 
 adapter = TypeAdapter(Schedule)
 
@@ -14,6 +23,10 @@ adapter = TypeAdapter(Schedule)
         (MultiplyEvery(0.1, 0.94, 2), {0: 0.1, 1.9: 0.1, 2: 0.094, 9: 0.1 * 0.94**4}),
         (Linear(3000.0), {0: 3000.0, 5: 1500.0, 10: 0.0}),
         (Cosine(1.0), {0: 1.0, 5: 0.5, 10: 0.0}),
+        (Triangle(1.0, start=0.2, end=0.1, warmup=0.25), {0: 0.2, 1.25: 0.6, 2.5: 1.0, 5.5: 0.64, 10: 0.1}),
+        (Triangle(0.4), {0: 0.0, 1: 0.2, 2: 0.4, 6: 0.2, 10: 0.0}),
+        (Triangle(0.4, warmup=0.0), {0: 0.4, 5: 0.2, 10: 0.0}),
+        (Triangle(0.4, warmup=1.0), {0: 0.0, 5: 0.2, 10: 0.4}),
     ],
 )
 def test_values_over_a_phase_of_ten_epochs(schedule, values):
@@ -29,7 +42,15 @@ def test_a_number_is_a_constant():
 
 
 @pytest.mark.parametrize(
-    "bad", ["fast", True, {"kind": "step", "start": 1}, {"kind": "stp"}, {"kind": "linear", "strt": 1}]
+    "bad",
+    [
+        "fast",
+        True,
+        {"kind": "step", "start": 1},
+        {"kind": "stp"},
+        {"kind": "triangle", "peak": 1, "warmup": 2},
+        {"kind": "linear", "strt": 1},
+    ],
 )
 def test_bad_schedules_are_refused(bad):
     with pytest.raises(ValidationError):

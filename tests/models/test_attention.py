@@ -39,6 +39,7 @@ KINDS = [
     ("small_cnn", {"width": 4, "pool": True}, 28, (7, 7), lambda plain, features: plain[14:](features)),
     ("preact_resnet32", {"widths": [4, 4, 8]}, 32, (8, 8), pooled("fc")),
     ("resnet34_cifar", {}, 8, (1, 1), pooled("fc")),
+    ("fast_cnn", {"width": 0.125}, 32, (3, 3), lambda plain, features: plain.fc(features.amax((2, 3))) / 9),
 ]
 
 

@@ -5,7 +5,7 @@ then indexed, so neither the order of the rows nor the batch of a row changes it
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,12 @@ class Augmentation:
     crop_padding
         Pixels of zero padding on each side before the random crop, 0 to 127.
     flip
-        Whether to flip half of the images horizontally.
+        Whether to flip images horizontally: half of them, drawn anew in every epoch, or with "alternate" each image in
+        every second epoch, half of them in the first.
     """
 
     crop_padding: int = 0
-    flip: bool = False
+    flip: bool | Literal["alternate"] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.crop_padding <= 127:
@@ -46,8 +47,15 @@ class Augmentation:
         else:
             columns = [torch.randint(0, span, (rows,), generator=random, dtype=kind) for span in spans]
             offsets = torch.stack(columns, dim=1)
-        flips = torch.rand(rows, generator=random) < 0.5 if self.flip else None
+        flips = self._flips(rows, seed, epoch, random)
         return Draws(self.crop_padding, frame.cropped, offsets if max(spans) > 1 else None, flips)
+
+    def _flips(self, rows: int, seed: int, epoch: int, random: torch.Generator) -> Tensor | None:
+        """Return which images an epoch flips; ``random`` is the generator of that epoch."""
+        if self.flip == "alternate":
+            first = torch.rand(rows, generator=generator(seed, "augmentation", "flip")) < 0.5
+            return first ^ (epoch % 2 == 1)
+        return torch.rand(rows, generator=random) < 0.5 if self.flip else None
 
 
 class Frame(NamedTuple):

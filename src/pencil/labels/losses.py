@@ -34,9 +34,12 @@ def row_dot(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum(dim=1)
 
 
-def cross_entropy(logits: Tensor, given_labels: Tensor) -> Tensor:
-    """CE(y_hat, f), Eq. 1, for class indices or for distributions."""
-    return functional.cross_entropy(at_least_fp32(logits), given_labels)
+def cross_entropy(logits: Tensor, given_labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """CE(y_hat, f), Eq. 1, for class indices or for distributions.
+
+    With label smoothing (Szegedy et al. 2016) this fraction of ``y_hat`` is spread evenly over all classes.
+    """
+    return functional.cross_entropy(at_least_fp32(logits), given_labels, label_smoothing=label_smoothing)
 
 
 def forward_kl(logits: Tensor, label_logits: Tensor) -> Tensor:

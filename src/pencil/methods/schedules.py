@@ -18,7 +18,9 @@ class _Schedule:
 
     def scaled(self, factor: float) -> Self:
         """Return the same schedule with every value multiplied by ``factor``."""
-        values = {name: getattr(self, name) * factor for name in ("value", "start", "end") if hasattr(self, name)}
+        values = {
+            name: getattr(self, name) * factor for name in ("value", "start", "peak", "end") if hasattr(self, name)
+        }
         return replace(self, **values)  # type: ignore[type-var]
 
     def stretched(self, ratio: float) -> Self:
@@ -125,7 +127,25 @@ class Steps(_Schedule):
         return replace(self, at=tuple(mark * ratio for mark in self.at))
 
 
-AnySchedule = Constant | StepDecay | MultiplyEvery | Steps | Linear | Cosine
+@dataclass(frozen=True)
+class Triangle(_Schedule):
+    """Linear from ``start`` to ``peak`` over the first ``warmup`` of the phase, a fraction, then linear to ``end``."""
+
+    peak: Level
+    start: Level = 0.0
+    end: Level = 0.0
+    warmup: Annotated[float, Field(ge=0, le=1)] = 0.2
+    kind: Literal["triangle"] = "triangle"
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        done = epoch / epochs
+        if done < self.warmup:
+            return self.start + (self.peak - self.start) * done / self.warmup
+        left = (1 - done) / (1 - self.warmup) if self.warmup < 1 else 1.0
+        return self.end + (self.peak - self.end) * left
+
+
+AnySchedule = Constant | StepDecay | MultiplyEvery | Steps | Linear | Cosine | Triangle
 
 
 def as_schedule(value: Any) -> Any:

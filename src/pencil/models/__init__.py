@@ -15,6 +15,7 @@ from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.bundled import BUNDLES, load_bundled
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
+from pencil.models.fast import fast_cnn
 from pencil.models.feature_map import feature_extractor
 from pencil.models.frozen import FrozenNetwork, Head, make_head, without_output_layer
 from pencil.models.libraries import pretrained_normalization, timm_network, torchvision_network
@@ -32,6 +33,7 @@ __all__ = [
     "build",
     "build_head",
     "expected_normalization",
+    "fast_cnn",
     "mlp",
     "preact_resnet32",
     "provenance",
@@ -42,6 +44,7 @@ __all__ = [
 
 OURS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": small_cnn,
+    "fast_cnn": fast_cnn,
     "preact_resnet32": preact_resnet32,
     "resnet34_cifar": resnet34_cifar,
 }
