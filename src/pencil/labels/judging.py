@@ -88,7 +88,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     predicted = train.log_probs[met].argmax(dim=1)
     shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
-    knows, ceiling = not is_chance(right, labels), _upper_limit(~right)
+    knows, ceiling = not is_chance(right, labels), upper_limit(~right)
     noise = estimate_noise(train.subset(met), logits, labels, shape)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
@@ -221,7 +221,7 @@ def _abstain(
     return Judgement(probs, held_probs, scores, held_scores, noise, ceiling, False, 0.0)
 
 
-def _upper_limit(wrong: Tensor) -> float:
+def upper_limit(wrong: Tensor) -> float:
     """Return the upper end of the 95 % Wilson interval of a fraction."""
     n, p, z = len(wrong), float(wrong.double().mean()), NORMAL_95
     centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
