@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pencil._version import __version__
 from pencil.data.examples import Examples, Splits
+from pencil.data.given import most_probable
 from pencil.data.inputs import Inputs
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
@@ -155,7 +156,8 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:
     reading = read_labels(label_probs, train.given_labels)
     found["changed"] = int(reading.changed.sum())
     if clean is not None:
-        found["correct_before"] = float((reading.given == clean).double().mean())
+        decided = ~reading.undecided
+        found["correct_before"] = float((reading.given == clean)[decided].double().mean()) if decided.any() else 0.0
         found["correct_after"] = float((reading.corrected == clean).double().mean())
         found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
         found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
@@ -214,7 +216,8 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
     names = pa.array(examples.classes)
 
     def named(labels: Tensor) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
+        codes = labels.numpy().astype(np.int32)
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), names)
 
     return pa.table(
         {
@@ -226,12 +229,12 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "margin": reading.margin.float().numpy(),
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
-            "issue_score": _without_pinned(issues, examples).float().numpy(),
-            "mean_margin": dynamics.margin.float().numpy(),
-            "disagreement": dynamics.disagreement.float().numpy(),
+            "issue_score": _without_pinned(issues, examples).masked_fill(reading.undecided, 0.0).float().numpy(),
+            "mean_margin": dynamics.margin.masked_fill(reading.undecided, torch.nan).float().numpy(),
+            "disagreement": dynamics.disagreement.masked_fill(reading.undecided, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
-            **({"undecided": reading.undecided.numpy()} if examples.given_labels.ndim == 2 else {}),
+            **_candidates(examples, reading.undecided),
         }
     )
 
@@ -277,6 +280,13 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
 def _pinned(examples: Examples) -> dict[str, Any]:
     """Return one more column if some labels are reviewed ones."""
     return {} if examples.pinned is None else {"pinned": examples.pinned.numpy()}
+
+
+def _candidates(examples: Examples, undecided: Tensor) -> dict[str, Any]:
+    """Return one more column if labels were given as distributions: the classes that tie in undecided rows."""
+    if examples.given_labels.ndim == 1:
+        return {}
+    return {"candidates": _present(most_probable(examples.given_labels) & undecided[:, None], examples.classes)}
 
 
 def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
