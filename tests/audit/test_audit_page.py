@@ -79,7 +79,15 @@ def test_the_last_answer_ends_it(blind):
 
 def everything(browser, rows):
     """All that the page can get, with headers; pictures as bytes."""
-    paths = ["/", "/static/audit.js", "/static/audit.css", "/api/begin", "/api/row", "/api/pictures"]
+    paths = [
+        "/",
+        "/static/audit.js",
+        "/static/common.js",
+        "/static/audit.css",
+        "/api/begin",
+        "/api/row",
+        "/api/pictures",
+    ]
     paths += [f"/api/row?at={at}" for at in range(3)]
     paths += [f"/{kind}/{at}" for at in range(rows) for kind in ("picture", "numbers")]
     return {path: browser.get(path) for path in paths}
@@ -208,7 +216,8 @@ def test_the_guard_of_the_review_stands_before_it(blind, run):
 def test_the_page_puts_text_in_as_text_only():
     from importlib import resources
 
-    script = (resources.files("pencil.audit") / "static" / "audit.js").read_text()
+    files = (("audit", "audit.js"), ("review", "common.js"))
+    script = "".join((resources.files(f"pencil.{package}") / "static" / name).read_text() for package, name in files)
     assert not [
         word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(") if word in script
     ]

@@ -7,7 +7,7 @@ import pytest
 from pencil.labels.verdict import DO_NOT_USE, DOUBTFUL, RELIABLE, Facts, decide
 
 GOOD = Facts(
-    knows=True, held_out_rows=500, epochs=30, accuracy=0.8, best_accuracy=0.81, low=0.08, high=0.2, ceiling=0.25,
+    knows=True, held_out_rows=500, epochs=30, score=0.8, best_score=0.81, low=0.08, high=0.2, ceiling=0.25,
     expected_before=0.88, expected_after=0.95, changed=0.1, mismatch=0.01,
 )  # fmt: skip
 
@@ -23,9 +23,9 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"knows": False}, DO_NOT_USE, "no better than chance"),
         ({"expected_after": 0.8}, DO_NOT_USE, "fewer labels are right after correction (80.0 %) than before (88.0 %)"),
         ({"changed": 0.4}, DO_NOT_USE, "40.0 % of the labels changed"),
-        ({"accuracy": 0.6}, DO_NOT_USE, "fell from 81.0 % at its best epoch to 60.0 %"),
-        ({"accuracy": 0.74}, DOUBTFUL, "fell from 81.0 % at its best epoch to 74.0 %"),
-        ({"held_out_rows": 0, "accuracy": None, "best_accuracy": None}, DOUBTFUL, "no rows were held out"),
+        ({"score": 0.6}, DO_NOT_USE, "fell from 81.0 % at its best epoch to 60.0 %"),
+        ({"score": 0.74}, DOUBTFUL, "fell from 81.0 % at its best epoch to 74.0 %"),
+        ({"held_out_rows": 0, "score": None, "best_score": None}, DOUBTFUL, "no rows were held out"),
         ({"held_out_rows": 20}, DOUBTFUL, "only 20 rows were held out"),
         ({"epochs": 3}, DOUBTFUL, "only 3 epochs"),
         ({"low": 0.0, "high": 0.5}, DOUBTFUL, "from 0.0 % to 50.0 %"),
@@ -40,4 +40,4 @@ def test_each_fact_decides(change, level, reason):
 
 
 def test_an_insignificant_fall_is_none():
-    assert decide(replace(GOOD, held_out_rows=60, best_accuracy=0.86)).level == RELIABLE
+    assert decide(replace(GOOD, held_out_rows=60, best_score=0.86)).level == RELIABLE

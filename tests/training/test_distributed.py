@@ -68,7 +68,10 @@ def train(name, layout="replicated", make=blobs, epochs=4, rows=83, top_k=None):
     records = [{k: v for k, v in record.items() if k != "seconds"} for record in outcome.records]
     weights = {name: value.numpy() for name, value in outcome.model.state_dict().items()}
     held = None if trainer.method.labels is None else len(trainer.method.labels.given_labels)
-    return {"weights": weights, "labels": outcome.label_probs.numpy(), "records": records, "held": held}
+    scores = outcome.judgement.issue_scores.numpy()
+    return {
+        "weights": weights, "labels": outcome.label_probs.numpy(), "scores": scores, "records": records, "held": held
+    }  # fmt: skip
 
 
 def jobs():
@@ -104,6 +107,7 @@ def agree(one, other, name):
     for key, value in one["weights"].items():
         np.testing.assert_allclose(other["weights"][key], value, rtol=0, atol=1e-12, err_msg=name)
     np.testing.assert_allclose(other["labels"], one["labels"], rtol=0, atol=1e-12, err_msg=name)
+    np.testing.assert_allclose(other["scores"], one["scores"], rtol=0, atol=1e-5, err_msg=name)  # dynamics are fp32
     for record, theirs in zip(one["records"], other["records"], strict=True):
         assert record.keys() == theirs.keys()
         for key, value in record.items():

@@ -62,6 +62,7 @@ def halting_at(call):
 def same(first, second):
     assert first.label_probs.equal(second.label_probs)
     assert first.best_epoch == second.best_epoch
+    assert first.judgement.issue_scores.equal(second.judgement.issue_scores)
     for weights, others in (
         (first.model.state_dict(), second.model.state_dict()),
         (first.best_weights, second.best_weights),

@@ -113,9 +113,10 @@ def measure(answers: Answers) -> tuple[AuditSummary, Recalibration | None]:
     sample, labels = answers.sample, answers.sample.labels
     confidence = confidences(labels)
     given_probability = np.nan_to_num(labels.given_probability.astype(np.float64)).clip(0, 1)
+    given_probability[labels.given_codes < 0] = 1.0  # no given label that could be wrong
     wrong = answers.differs(labels.corrected_codes)
     found = {
-        "given_wrong": _estimate(answers, answers.differs(labels.given_codes), 1 - given_probability),
+        "given_wrong": _estimate(answers, _without_none(answers, labels.given_codes), 1 - given_probability),
         "corrected_right": _estimate(answers, wrong, 1 - confidence).complement,
     }
     if sample.strata.changed.any():
@@ -134,6 +135,13 @@ def measure(answers: Answers) -> tuple[AuditSummary, Recalibration | None]:
         **{name: Interval.model_validate(fraction) for name, fraction in found.items()},
     )
     return audit, scaling
+
+
+def _without_none(answers: Answers, given: np.ndarray) -> np.ndarray:
+    """Return whether each given label is wrong; a row without one is not."""
+    wrong = answers.differs(given)
+    wrong[given[answers.rows] < 0] = 0.0
+    return wrong
 
 
 def _estimate(

@@ -29,6 +29,7 @@ def build_app(blind: Blind, access: Access) -> ASGIApp:
     answers = _Answers(blind, access)
     routes = [
         Route("/", static("audit.html", "pencil.audit")),
+        Route("/static/common.js", static("common.js")),
         Route("/static/audit.js", static("audit.js", "pencil.audit")),
         Route("/static/audit.css", static("audit.css", "pencil.audit")),
         Route("/static/style.css", static("style.css")),

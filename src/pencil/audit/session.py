@@ -86,7 +86,7 @@ class Blind:
         labels = sample.labels.slice(row, 1)
         probable = np.argsort(-labels.probs[0], kind="stable")
         wanted = [int(labels.given_codes[0]), int(labels.corrected_codes[0]), *probable.tolist()]
-        chosen = list(dict.fromkeys(wanted))[:PROBABLE]
+        chosen = list(dict.fromkeys(code for code in wanted if code >= 0))[:PROBABLE]
         others = [int(code) for code in rng.permutation(classes) if code not in chosen]
         chosen += others[: OFFERED - PROBABLE]
         return [chosen[place] for place in rng.permutation(OFFERED)]

@@ -46,6 +46,9 @@ def refuse_telling_keys(sample: Sample) -> None:
     """Raise :class:`RunError` if the keys of a run contain the given labels."""
     rng = np.random.default_rng(0)
     rows = sample.population[rng.permutation(len(sample.population))[:1000]].tolist()
+    rows = [row for row in rows if sample.labels.given_codes[row] >= 0]
+    if not rows:
+        return
     keys = [sample.labels.keys[row].as_py() for row in rows]
     given = [str(sample.labels.given_labels[row]) for row in rows]
     own = np.mean([name in key for key, name in zip(keys, given, strict=True)])

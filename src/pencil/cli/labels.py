@@ -110,7 +110,8 @@ def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
     if level == "reliable":
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
-    remedy = "look at its labels with `pencil review`, or measure them with `pencil audit`"
+    audit = "" if reader.labels.multilabel else ", or measure them with `pencil audit`"
+    remedy = f"look at its labels with `pencil review`{audit}"
     if refuse:
         raise RunError(f"{seen}; expected a reliable run for an export; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)

@@ -97,7 +97,8 @@ def _next_commands(run: "Run", path: "Path") -> list[str]:
     predict = f"new inputs       {pencil} predict {path} DATA"
     verdict = run.summary.verdict
     if verdict is not None and verdict.level != "reliable":
-        return [f"look at labels   {pencil} review {path}", f"measure them     {pencil} audit {path}", predict]
+        audit = [] if run.multilabel else [f"measure them     {pencil} audit {path}"]
+        return [f"look at labels   {pencil} review {path}", *audit, predict]
     return [f"labels to fix    {pencil} labels {path} --only-changed{entries} | head", predict]
 
 

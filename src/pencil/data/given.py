@@ -238,8 +238,12 @@ def has_tie(given_labels: Tensor) -> Tensor:
     """Return which rows have no given label: distributions whose largest probability several classes share."""
     if given_labels.ndim == 1:
         return torch.zeros(len(given_labels), dtype=torch.bool, device=given_labels.device)
-    largest = given_labels.amax(dim=1, keepdim=True)
-    return torch.isclose(given_labels, largest, rtol=0, atol=1e-6).sum(dim=1) > 1
+    return most_probable(given_labels).sum(dim=1) > 1
+
+
+def most_probable(distributions: Tensor) -> Tensor:
+    """Return which classes of each row have the largest probability, as a mask: more than one where they tie."""
+    return torch.isclose(distributions, distributions.amax(dim=1, keepdim=True), rtol=0, atol=1e-6)
 
 
 def as_distribution(given_labels: Tensor, num_classes: int) -> Tensor:

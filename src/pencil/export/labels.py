@@ -207,6 +207,12 @@ def _write_csv(batch: pa.RecordBatch, target: BinaryIO) -> None:
     target.write(text.getvalue())
 
 
+def _rounded(column: Any) -> Any:
+    """Round to six digits; NaN, as of a row without a given label, is an empty cell."""
+    column = column.cast(pa.float64())
+    return pc.round(pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column), 6)
+
+
 def _csv_cells(column: Any, rounded: bool = False) -> Any:
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -214,7 +220,7 @@ def _csv_cells(column: Any, rounded: bool = False) -> Any:
     if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
         return joined_column(column)
     if pa.types.is_floating(kind):
-        return pc.round(column.cast(pa.float64()), 6) if rounded else column
+        return _rounded(column) if rounded else column
     if pa.types.is_boolean(kind):
         return pc.utf8_capitalize(column.cast(pa.string()))  # True and False
     if pa.types.is_integer(kind) or pa.types.is_null(kind):

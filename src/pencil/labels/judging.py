@@ -84,15 +84,16 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
         reference, reference_given = held_out, held_out_given
     usable = (reference.visits > 0) & ~has_tie(reference_given)
     logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
-    met = train.visits > 0
+    met = (train.visits > 0) & ~has_tie(given)
     predicted = train.log_probs[met].argmax(dim=1)
     shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
-    knows, ceiling = not is_chance(right, labels), _upper_limit(~right)
+    knows, ceiling = not is_chance(right, labels), upper_limit(~right)
     noise = estimate_noise(train.subset(met), logits, labels, shape)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
-    rarity = log_rarity(torch.cat([hard_labels(given), hard_labels(reference_given)]), num_classes)
+    named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
+    rarity = log_rarity(torch.cat(named), num_classes)
     matched, trust, mismatch = noise, 1.0, 0.0
     if reference is not train:
         matched, trust, mismatch = match_held_out(train.subset(met), given[met], logits, labels, noise)
@@ -175,8 +176,11 @@ def as_given(given: Tensor, num_classes: int, rate: float) -> Tensor:
 def _issue_scores(
     rows: Evidence, given: Tensor, noise: NoiseModel, reference: Evidence, reference_given: Tensor, rarity: Tensor
 ) -> Tensor:
-    """Rank rows by the mean log-probability of their label, then give them the values of the reference rows."""
-    met, usable = rows.visits > 0, reference.visits > 0
+    """Rank rows by the mean log-probability of their label, then give them the values of the reference rows.
+
+    A row whose classes tie has no given label that could be wrong: 0.
+    """
+    met, usable = (rows.visits > 0) & ~has_tie(given), (reference.visits > 0) & ~has_tie(reference_given)
     probs = posterior(reference.log_probs[usable].double(), reference_given[usable], noise, rarity=rarity).exp()
     labels = hard_labels(reference_given)[usable]
     wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
@@ -184,21 +188,22 @@ def _issue_scores(
     if met.any():
         boosted = rows.log_given[met].double() + rarity[hard_labels(given)[met]]
         scores[met] = match_quantiles(-boosted, wrong)
-    return scores.clamp(0, 1)
+    return scores.clamp(0, 1).masked_fill(has_tie(given), 0.0)
 
 
 def _keep_classes(probs: Tensor, given: Tensor, rate: float) -> tuple[Tensor, tuple[int, ...]]:
     """A class that no corrected label would have any more was not learned: rows with its name stay as given."""
     hard = hard_labels(given)
     kept = probs.argmax(dim=1).bincount(minlength=probs.shape[1])
-    lost = tuple(((hard.bincount(minlength=probs.shape[1]) > 0) & (kept == 0)).nonzero()[:, 0].tolist())
+    named = hard[~has_tie(given)].bincount(minlength=probs.shape[1])
+    lost = tuple(((named > 0) & (kept == 0)).nonzero()[:, 0].tolist())
     return _give_back(probs, given, lost, rate), lost
 
 
 def _give_back(probs: Tensor, given: Tensor, classes: tuple[int, ...], rate: float) -> Tensor:
     if not classes:
         return probs
-    rows = torch.isin(hard_labels(given), torch.tensor(classes))
+    rows = torch.isin(hard_labels(given), torch.tensor(classes)) & ~has_tie(given)
     return torch.where(rows[:, None], as_given(given, probs.shape[1], min(rate, 0.49)), probs)
 
 
@@ -221,7 +226,7 @@ def _abstain(
     return Judgement(probs, held_probs, scores, held_scores, noise, ceiling, False, 0.0)
 
 
-def _upper_limit(wrong: Tensor) -> float:
+def upper_limit(wrong: Tensor) -> float:
     """Return the upper end of the 95 % Wilson interval of a fraction."""
     n, p, z = len(wrong), float(wrong.double().mean()), NORMAL_95
     centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5

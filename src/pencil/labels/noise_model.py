@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels
+from pencil.data.given import hard_labels, has_tie
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.linspace(0.0, 0.98, 99, dtype=torch.float64)
@@ -144,7 +144,8 @@ def posterior(
     scores = log_p + trust * likelihood.log()
     if rarity is not None:
         hard = hard_labels(given)
-        scores = scores.scatter_add(1, hard[:, None], rarity.to(scores)[hard][:, None])
+        weights = rarity.to(scores)[hard].masked_fill(has_tie(given), 0.0)
+        scores = scores.scatter_add(1, hard[:, None], weights[:, None])
     return scores.log_softmax(dim=1)
 
 

@@ -16,11 +16,11 @@ class LabelReading:
     Attributes
     ----------
     given, corrected
-        Class indices.
+        Class indices; ``given`` is -1 for undecided rows.
     confidence
         Probability of the corrected class.
     given_probability
-        Probability of the given class.
+        Probability of the given class; NaN for undecided rows.
     margin
         Confidence minus the second largest probability.
     entropy
@@ -28,7 +28,7 @@ class LabelReading:
     changed
         Whether the corrected class differs from the given one; never for undecided rows.
     undecided
-        Whether the given distribution has a tie, so that there is no given class; ``given`` is the first of them.
+        Whether the given distribution has a tie, so that there is no given class.
     """
 
     given: Tensor
@@ -56,10 +56,10 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     best = label_probs.topk(2, dim=1)
     corrected = best.indices[:, 0]
     return LabelReading(
-        given=given,
+        given=given.masked_fill(undecided, -1),
         corrected=corrected,
         confidence=best.values[:, 0],
-        given_probability=label_probs.gather(1, given[:, None])[:, 0],
+        given_probability=label_probs.gather(1, given[:, None])[:, 0].masked_fill(undecided, torch.nan),
         margin=best.values[:, 0] - best.values[:, 1],
         entropy=torch.special.entr(label_probs).sum(dim=1),
         changed=(corrected != given) & ~undecided,

@@ -15,7 +15,7 @@ WIDE = 0.35
 MISMATCH = 0.04
 """Averages over training and held-out rows that differ more than this were not judged alike."""
 HARM, DROP = 0.005, 0.05
-"""An expected loss of right labels, and a fall of the held-out accuracy, that count."""
+"""An expected loss of right labels, and a fall of the held-out score, that count."""
 SIGNIFICANT = 3.0
 
 
@@ -29,8 +29,9 @@ class Facts:
         Whether held-out labels are predicted better than chance.
     held_out_rows, epochs
         How much was observed.
-    accuracy, best_accuracy
-        Agreement with held-out labels at the end and at the best epoch, None without held-out rows.
+    score, best_score, score_name
+        Agreement with held-out labels, or mAP of multi-label data, at the end and at the best epoch; None without
+        held-out rows.
     low, high, ceiling
         Interval of the noise rate, and the fraction of held-out labels that the network disagrees with.
     expected_before, expected_after
@@ -46,8 +47,8 @@ class Facts:
     knows: bool
     held_out_rows: int
     epochs: int
-    accuracy: float | None
-    best_accuracy: float | None
+    score: float | None
+    best_score: float | None
     low: float
     high: float
     ceiling: float
@@ -57,6 +58,7 @@ class Facts:
     mismatch: float
     halved_classes: tuple[str, ...] = ()
     kept_classes: tuple[str, ...] = ()
+    score_name: str = "agreement with"
 
 
 @dataclass(frozen=True)
@@ -114,25 +116,25 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def _fall(facts: Facts) -> float:
-    """How far the held-out accuracy has fallen since its best epoch, where that is significant."""
-    if facts.accuracy is None or facts.best_accuracy is None or not facts.held_out_rows:
+    """How far the held-out score has fallen since its best epoch, where that is significant."""
+    if facts.score is None or facts.best_score is None or not facts.held_out_rows:
         return 0.0
-    fall = facts.best_accuracy - facts.accuracy
-    error = (facts.best_accuracy * (1 - facts.best_accuracy) / facts.held_out_rows) ** 0.5
+    fall = facts.best_score - facts.score
+    error = (facts.best_score * (1 - facts.best_score) / facts.held_out_rows) ** 0.5
     return float(fall) if fall > SIGNIFICANT * error else 0.0
 
 
 def _fallen(facts: Facts) -> str:
-    assert facts.best_accuracy is not None and facts.accuracy is not None
+    assert facts.best_score is not None and facts.score is not None
     return (
-        f"agreement with held-out labels fell from {_percent(facts.best_accuracy)} at its best epoch to "
-        f"{_percent(facts.accuracy)}: the network got worse"
+        f"{facts.score_name} held-out labels fell from {_percent(facts.best_score)} at its best epoch to "
+        f"{_percent(facts.score)}: the network got worse"
     )
 
 
 def _praise(facts: Facts) -> str:
-    agreement = "" if facts.accuracy is None else f"; it agrees with {_percent(facts.accuracy)} of the held-out labels"
-    return f"training and held-out rows agree about the network's knowledge{agreement}"
+    score = "" if facts.score is None else f"; its {facts.score_name} the held-out labels is {_percent(facts.score)}"
+    return f"training and held-out rows agree about the network's knowledge{score}"
 
 
 def _percent(fraction: float) -> str:

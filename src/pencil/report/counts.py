@@ -31,6 +31,8 @@ class Counts:
         Labels whose class leads by less than 20 points of probability.
     median : float or None
         The median confidence of the changes.
+    undecided : int
+        Rows without a given label, because annotators disagree.
     """
 
     labels: int
@@ -38,6 +40,7 @@ class Counts:
     confident: int
     doubtful: int
     median: float | None
+    undecided: int = 0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class Moves:
     given: np.ndarray
     corrected: np.ndarray
     times: np.ndarray
+    filled_in: np.ndarray
+    """How often each class is the label of a row for which none was given."""
 
     def totals(self, of: np.ndarray, where: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Sum the times by class."""
@@ -92,10 +97,10 @@ class Moves:
 
 def moves_of(labels: LabelTable) -> Moves:
     """Count the pairs of given and corrected class of single-label data."""
-    size = len(labels.classes)
-    flat = labels.given_codes.astype(np.int64) * size + labels.corrected_codes
-    pairs, times = np.unique(flat, return_counts=True)
-    return Moves(labels.classes, pairs // size, pairs % size, times)
+    size, given, corrected = len(labels.classes), labels.given_codes.astype(np.int64), labels.corrected_codes
+    decided = given >= 0
+    pairs, times = np.unique((given * size + corrected)[decided], return_counts=True)
+    return Moves(labels.classes, pairs // size, pairs % size, times, np.bincount(corrected[~decided], minlength=size))
 
 
 def count_rows(labels: LabelTable) -> Counts:
@@ -108,6 +113,7 @@ def count_rows(labels: LabelTable) -> Counts:
         confident=int((moved >= CONFIDENT).sum()),
         doubtful=int((labels["margin"].to_numpy() < CLOSE).sum()),
         median=float(np.median(moved)) if len(moved) else None,
+        undecided=int((labels.given_codes < 0).sum()),
     )
 
 
@@ -140,7 +146,7 @@ def transitions(moves: Moves) -> Transitions:
 
 def class_lines(moves: Moves) -> list[ClassLine]:
     """Return one line for each class of single-label data."""
-    given, corrected = moves.totals(moves.given), moves.totals(moves.corrected)
+    given, corrected = moves.totals(moves.given), moves.totals(moves.corrected) + moves.filled_in
     changed = moves.given != moves.corrected
     left, came = moves.totals(moves.given, changed), moves.totals(moves.corrected, changed)
     columns = (given.tolist(), corrected.tolist(), left.tolist(), came.tolist(), (left / given.clip(min=1)).tolist())

@@ -22,12 +22,13 @@ CASES, HELD_OUT = 24, 12
 class Case:
     """One row (or one class of it): given and corrected label, confidence, and the input if it is known.
 
-    ``rival`` is the most probable other class, or for multi-label data the class that the case is about.
+    ``given`` is None where annotators disagree. ``rival`` is the most probable other class, or for multi-label data the
+    class that the case is about.
     """
 
     key: str
     split: str
-    given: str
+    given: str | None
     corrected: str
     confidence: float
     rival: str = ""

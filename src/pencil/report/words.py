@@ -42,7 +42,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     most : (str, str, int), optional
         The most frequent change: given class, corrected class, and how many labels.
     """
-    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_confidence(counts)]
+    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_undecided(counts), *_confidence(counts)]
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
@@ -77,9 +77,8 @@ def _reasons(run: RunData) -> list[str]:
     if found is None:
         return []
     reasons = "; ".join(found.reasons)
-    advice = (
-        "" if found.level == "reliable" else " Look at labels with `pencil review`, or measure them: `pencil audit`."
-    )
+    audit = "" if run.multilabel else ", or measure them: `pencil audit`"
+    advice = "" if found.level == "reliable" else f" Look at labels with `pencil review`{audit}."
     return [f"{reasons[:1].upper()}{reasons[1:]}.{advice}"]
 
 
@@ -102,6 +101,16 @@ def _changes(run: RunData, counts: Counts) -> list[str]:
     return [
         f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {percent(counts.changed / counts.labels)}. "
         "This is what the method changed, not the noise rate."
+    ]
+
+
+def _undecided(counts: Counts) -> list[str]:
+    if not counts.undecided:
+        return []
+    rows = "One row has" if counts.undecided == 1 else f"{counts.undecided:,} rows have"
+    return [
+        f"{rows} no given label, because annotators disagree: labels are filled in, and count as neither changed nor "
+        "wrong."
     ]
 
 

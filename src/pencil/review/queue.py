@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
+from pencil.runs.layout import LABELS
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
 PAIRS = 500
 """At most this many pairs of given and corrected label are offered, the most frequent first."""
-SHOWN = ("all", "changed", "kept")
+SHOWN = ("all", "changed", "kept", "undecided")
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which rows are shown: one pair of given and corrected (by code), a range of confidence, changed or kept."""
+    """Which rows are shown: one pair of given and corrected (by code), a range of confidence, changed or kept.
+
+    Undecided rows have no given label, because annotators disagree: their labels are neither changed nor kept.
+    """
 
     show: str = "all"
     pair: tuple[int, int] | None = None
@@ -41,7 +46,9 @@ class Queue:
     """
 
     def __init__(self, run: Path):
-        self.labels = RunReader(run).read_labels(COLUMNS)
+        reader = RunReader(run)
+        candidates = ("candidates",) if "candidates" in pq.read_schema(reader.path / LABELS).names else ()
+        self.labels = reader.read_labels((*COLUMNS, *candidates))
         self.classes, self.multilabel = self.labels.classes, self.labels.multilabel
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
@@ -64,7 +71,8 @@ class Queue:
         """Return the rows that pass a filter, in order."""
         kept = np.ones(len(self), dtype=bool)
         if chosen.show != "all":
-            kept &= self.changed == (chosen.show == "changed")
+            undecided = np.zeros_like(kept) if self.multilabel else self.given.codes < 0
+            kept &= {"changed": self.changed, "kept": ~self.changed & ~undecided, "undecided": undecided}[chosen.show]
         if chosen.pair is not None:
             kept &= (self.given.codes == chosen.pair[0]) & (self.corrected.codes == chosen.pair[1])
         if (chosen.low, chosen.high) != (0.0, 1.0):
@@ -87,6 +95,11 @@ class Queue:
             for code, count in zip(found[most].tolist(), counts[most].tolist(), strict=True)
         ]
 
+    def candidates(self, row: int) -> list[str]:
+        """Return the classes between which annotators are divided; none for a row with a given label."""
+        found: list[str] = self.labels["candidates"][row].as_py() if "candidates" in self.labels.column_names else []
+        return found
+
     def describe(self, row: int) -> dict[str, Any]:
         """Return what the page shows of a row."""
         key, split = self.where(row)
@@ -96,6 +109,7 @@ class Queue:
             "key": key,
             "split": split,
             "given": self.given[row],
+            "candidates": self.candidates(row),
             "corrected": self.corrected[row],
             "confidence": confidence if np.isfinite(confidence) else None,
             "issue_score": float(np.nan_to_num(self.labels.issue_score[row])),

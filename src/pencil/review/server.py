@@ -51,6 +51,7 @@ def build_app(review: Review, access: Access) -> ASGIApp:
     answers = _Answers(review, access)
     routes = [
         Route("/", static("index.html")),
+        Route("/static/common.js", static("common.js")),
         Route("/static/app.js", static("app.js")),
         Route("/static/style.css", static("style.css")),
         Route("/favicon.ico", nothing),

@@ -98,6 +98,8 @@ class Review:
         if kind not in KINDS or kind == "none":  # which only an audit asks for
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
+        if kind == "reject" and given is None:
+            raise RefusedError("this row has no given label to return to: annotators disagree; choose a class")
         label: Label | None = {"accept": corrected, "reject": given}.get(kind)
         if kind == "other":
             label = self._chosen(codes)

@@ -170,7 +170,7 @@ class RunReader:
 
     @cached_property
     def verdict(self) -> tuple[str, list[str]] | None:
-        """The verdict of the run and its reasons, without the rest of the summary; None for multi-label data."""
+        """The verdict of the run and its reasons, without the rest of the summary; None if it has none."""
         tree = self._read(SUMMARY, read_json)
         found = tree.get("verdict") if isinstance(tree, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):

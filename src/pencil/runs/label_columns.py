@@ -48,7 +48,7 @@ def check_columns(table: pa.Table, wanted: Iterable[str] | None) -> None:
     table.validate(full=True)  # text that is not UTF-8, lists that end outside
     for name in names:
         _check_type(table, name, multilabel, len(classes))
-    for name in {"given", "corrected"}.intersection(names):
+    for name in {"given", "corrected", "candidates"}.intersection(names):
         _check_classes(table[name], name, classes)
 
 
@@ -81,8 +81,9 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
     kind, expected = table.schema.field(name).type, ""
     if name in ("key", "split") and not (pa.types.is_string(kind) if name == "key" else _is_text(kind)):
         expected = "text"
-    elif name in ("given", "corrected") and not (_is_texts(kind) if multilabel else _is_text(kind)):
-        expected = "lists of text" if multilabel else "text"
+    elif name in ("given", "corrected", "candidates"):
+        lists = multilabel or name == "candidates"
+        expected = "" if (_is_texts(kind) if lists else _is_text(kind)) else "lists of text" if lists else "text"
     elif name in FLOATS and not pa.types.is_float32(kind):
         expected = "float"
     elif name == "changed" and not (pa.types.is_int32(kind) if multilabel else pa.types.is_boolean(kind)):
@@ -93,7 +94,9 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = f"lists of {classes} floats, one for each class"
     if expected:
         raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
-    if name in (*SINGLE_LABEL, *MULTILABEL, "pinned", "audited_confidence") and _nulls(table[name]):
+    filled = {*SINGLE_LABEL, *MULTILABEL, "pinned", "candidates", "audited_confidence"}
+    may_be_empty = not multilabel and name == "given"  # where annotators disagree
+    if name in filled and not may_be_empty and _nulls(table[name]):
         raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
 
 
@@ -101,7 +104,7 @@ def _check_classes(column: pa.ChunkedArray, name: str, classes: Sequence[str]) -
     for chunk in column.chunks:
         values = chunk.flatten() if pa.types.is_list(chunk.type) else chunk
         found = values.dictionary if pa.types.is_dictionary(values.type) else pc.unique(values)
-        unknown = [value for value in found.to_pylist() if value not in classes]
+        unknown = [value for value in found.to_pylist() if value is not None and value not in classes]
         if unknown:
             raise ValueError(f"the column {name!r} names the class {unknown[0]!r}; expected one of the {len(classes)}")
 

@@ -28,20 +28,22 @@ GIVEN_PROBS, PROBS = "given_probabilities", "distribution"
 
 @dataclass(frozen=True)
 class CodedLabels:
-    """A column of labels as integer codes; ``names[code]`` is the label."""
+    """A column of labels as integer codes; ``names[code]`` is the label, and -1 is none."""
 
     codes: np.ndarray
     names: Sequence[Label]
 
-    def __getitem__(self, row: int) -> Label:
-        return self.names[int(self.codes[row])]
+    def __getitem__(self, row: int) -> Label | None:
+        code = int(self.codes[row])
+        return None if code < 0 else self.names[code]
 
 
 class LabelTable:
     """The labels of a run: what was given, what it was corrected to, and how confident the correction is.
 
-    In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool. In multi-label data
-    they are lists of class names, and ``changed`` counts the entries of the row that changed.
+    In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool; ``given`` is null where
+    annotators disagree. In multi-label data they are lists of class names, and ``changed`` counts the entries of the
+    row that changed.
 
     Parameters
     ----------
@@ -217,12 +219,12 @@ class LabelTable:
 
     @cached_property
     def issue_score(self) -> np.ndarray:
-        """The probability that the given label is wrong; for multi-label data that of the most suspicious entry."""
+        """The probability that the given label is wrong; for multi-label data that at least one known entry is."""
         return _numbers(self.table["issue_score"])
 
     @cached_property
     def given_probability(self) -> np.ndarray:
-        """The probability of the given class of single-label data."""
+        """The probability of the given class of single-label data; NaN where none is given."""
         return _numbers(self.table["given_probability"])
 
     @cached_property
@@ -262,7 +264,7 @@ class LabelTable:
 
     @property
     def given_labels(self) -> CodedLabels:
-        """The given labels as codes: positions of classes, or one code for each set of classes that occurs."""
+        """The given labels as codes: positions of classes (-1 for none), or one for each set of classes that occurs."""
         return self._coded[0]
 
     @property
@@ -353,6 +355,14 @@ def _numbers(column: Any) -> np.ndarray:
     return np.from_dlpack(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
 
 
+def _indices(array: Any) -> np.ndarray:
+    """Return the indices of a dictionary, -1 where a row has none."""
+    if not array.null_count:
+        return _numbers(array)
+    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
+    return np.where(_numbers(array.is_valid()) > 0, _numbers(values), -1)
+
+
 def _matrix(column: pa.ChunkedArray, width: int) -> np.ndarray:
     """Return a column of lists of one length as a matrix."""
     return _numbers(pc.list_flatten(column)).reshape(len(column), width)
@@ -371,8 +381,8 @@ def _code_classes(columns: Sequence[Any], classes: Sequence[str]) -> list[CodedL
                 f"the label table names the class {unknown[0]!r}; expected one of the {len(classes)} classes in its "
                 "metadata; read the file of a run."
             )
-        to_class = np.array([code[name] for name in names], dtype=np.int32)
-        coded.append(CodedLabels(to_class[_numbers(column.indices)], classes))
+        to_class = np.array([*(code[name] for name in names), -1], dtype=np.int32)
+        coded.append(CodedLabels(to_class[_indices(column.indices)], classes))
     return coded
 
 

@@ -38,14 +38,15 @@ def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) 
     chosen = present.argmax(axis=1)
     codes = labels.corrected_codes.copy()
     codes[picked] = chosen
-    same = labels.given_codes[picked] == chosen
+    given = labels.given_codes[picked]
+    same, differs = given == chosen, (given != chosen) & (given >= 0)
     return {
         "corrected": pa.DictionaryArray.from_arrays(pa.array(codes), names).cast(table.schema.field("corrected").type),
-        "given_probability": _changed_at(table["given_probability"], picked, same),
+        "given_probability": _changed_at(table["given_probability"], picked, np.where(given < 0, np.nan, same)),
         "margin": _changed_at(table["margin"], picked, 1.0),
         "entropy": _changed_at(table["entropy"], picked, 0.0),
-        "changed": _changed_at(table["changed"], picked, ~same),
-        "issue_score": _changed_at(table["issue_score"], picked, ~same),
+        "changed": _changed_at(table["changed"], picked, differs),
+        "issue_score": _changed_at(table["issue_score"], picked, differs),
         "distribution": _changed_probs(labels, picked, present),
     }
 

@@ -14,8 +14,11 @@ from torch import Tensor
 
 from pencil._version import __version__
 from pencil.data.examples import Examples, Splits
+from pencil.data.given import most_probable
 from pencil.data.inputs import Inputs
 from pencil.labels.dynamics import Evidence, TrainingDynamics
+from pencil.labels.entry_dynamics import EntryEvidence
+from pencil.labels.entry_judging import row_issue_scores
 from pencil.labels.reading import EntryReading, read_entries, read_labels, reliability
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
@@ -27,18 +30,16 @@ from pencil.training.metrics import SCORES, correct_entries
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """What training says about the given labels of some rows of single-label data: issue scores, and dynamics."""
+    """What training says about the given labels of some rows: issue scores, and dynamics."""
 
     issue_scores: Tensor
-    dynamics: Evidence
+    dynamics: Evidence | EntryEvidence
 
 
-def row_evidence(outcome: Outcome) -> tuple[RowEvidence | None, RowEvidence | None]:
-    """Return the evidence about training rows and held-out rows; none for multi-label data."""
-    judgement, train, held_out = outcome.judgement, outcome.dynamics, outcome.validation_dynamics
-    if judgement is None or train is None:
-        return None, None
-    found = RowEvidence(judgement.issue_scores, train)
+def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
+    """Return the evidence about training rows and held-out rows."""
+    judgement, held_out = outcome.judgement, outcome.validation_dynamics
+    found = RowEvidence(judgement.issue_scores, outcome.dynamics)
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
     return found, RowEvidence(judgement.held_out_issue_scores, held_out)
@@ -100,7 +101,6 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
     """
     train, records = splits.train, outcome.records
     best, last = records[outcome.best_epoch - 1], records[-1]
-    verdict = verdict_of(splits, outcome)
 
     def score(split: str) -> Score | None:
         name = f"{split}_{SCORES[train.multilabel]}"
@@ -117,7 +117,7 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         labels=summarize_labels(train, outcome.label_probs).model_copy(
             update={"detection": detection_of(splits, outcome)}
         ),
-        verdict=None if verdict is None else VerdictSummary.model_validate(verdict),
+        verdict=VerdictSummary.model_validate(verdict_of(splits, outcome)),
         findings={**_noise_rate(outcome), **outcome.findings},
         injected_noise_rate=noise_rate,
         data=DataSummary(
@@ -131,9 +131,9 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
 
 
 def _noise_rate(outcome: Outcome) -> dict[str, Any]:
-    """The estimated noise rate of single-label data, with what cannot be excluded."""
+    """The estimated noise rate, with what cannot be excluded."""
     judgement = outcome.judgement
-    if judgement is None or not judgement.knows:
+    if not judgement.knows:
         return {}
     noise = judgement.noise
     return {"noise_rate": {"estimate": noise.rate, "low": noise.low, "high": noise.high}}
@@ -156,7 +156,8 @@ def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:
     reading = read_labels(label_probs, train.given_labels)
     found["changed"] = int(reading.changed.sum())
     if clean is not None:
-        found["correct_before"] = float((reading.given == clean).double().mean())
+        decided = ~reading.undecided
+        found["correct_before"] = float((reading.given == clean)[decided].double().mean()) if decided.any() else 0.0
         found["correct_after"] = float((reading.corrected == clean).double().mean())
         found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
         found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
@@ -207,17 +208,21 @@ def _repairs(given: Tensor, corrected: Tensor, clean: Tensor, changed: Tensor) -
 
 def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
     if examples.multilabel:
-        return _entry_columns(examples, label_probs, split)
+        return _entry_columns(examples, label_probs, split, evidence)
     if evidence is None:
         seen_once = TrainingDynamics(examples.given_labels, examples.num_classes)
         seen_once.add(torch.arange(len(examples)), label_probs.clamp_min(1e-12).log())
         dynamics = seen_once.evidence()
-        evidence = RowEvidence(1 - dynamics.log_given.exp(), dynamics)
+        issues = 1 - dynamics.log_given.exp()
+    else:
+        assert isinstance(evidence.dynamics, Evidence)
+        dynamics, issues = evidence.dynamics, evidence.issue_scores
     reading = read_labels(label_probs, examples.given_labels)
     names = pa.array(examples.classes)
 
     def named(labels: Tensor) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(labels.numpy().astype(np.int32)), names)
+        codes = labels.numpy().astype(np.int32)
+        return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), names)
 
     return pa.table(
         {
@@ -229,20 +234,21 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "margin": reading.margin.float().numpy(),
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
-            "issue_score": _without_pinned(evidence.issue_scores, examples).float().numpy(),
-            "mean_margin": evidence.dynamics.margin.float().numpy(),
-            "disagreement": evidence.dynamics.disagreement.float().numpy(),
+            "issue_score": _without_pinned(issues, examples).masked_fill(reading.undecided, 0.0).float().numpy(),
+            "mean_margin": dynamics.margin.masked_fill(reading.undecided, torch.nan).float().numpy(),
+            "disagreement": dynamics.disagreement.masked_fill(reading.undecided, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
-            **({"undecided": reading.undecided.numpy()} if examples.given_labels.ndim == 2 else {}),
+            **_candidates(examples, reading.undecided),
         }
     )
 
 
-def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Table:
+def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
     """Return the columns of multi-label data: the classes present as given and as corrected, and all probabilities."""
     entries = read_entries(label_probs, examples.given_labels)
     confidence = entries.confidence.where(entries.known, torch.inf)
+    issues = _entry_issues(entries, label_probs) if evidence is None else evidence.issue_scores
     return pa.table(
         {
             **_identity(examples, split),
@@ -250,7 +256,7 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
             "corrected": _present(entries.corrected & entries.known, examples.classes),
             "confidence": confidence.amin(dim=1).nan_to_num(posinf=0.5).float().numpy(),
             "changed": entries.changed.sum(dim=1).int().numpy(),
-            "issue_score": _without_pinned(_entry_issues(entries, label_probs), examples).float().numpy(),
+            "issue_score": _without_pinned(issues, examples).float().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
@@ -259,9 +265,9 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str) -> pa.Ta
 
 
 def _entry_issues(entries: EntryReading, label_probs: Tensor) -> Tensor:
-    """Return the probability that the most suspicious known entry of each row is wrong."""
+    """Return issue scores by the label probabilities alone."""
     wrong = torch.where(entries.given, 1 - label_probs, label_probs)
-    return wrong.where(entries.known, torch.zeros_like(wrong)).amax(dim=1)
+    return row_issue_scores(wrong.where(entries.known, torch.zeros_like(wrong)))
 
 
 def _without_pinned(scores: Tensor, examples: Examples) -> Tensor:
@@ -279,6 +285,13 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
 def _pinned(examples: Examples) -> dict[str, Any]:
     """Return one more column if some labels are reviewed ones."""
     return {} if examples.pinned is None else {"pinned": examples.pinned.numpy()}
+
+
+def _candidates(examples: Examples, undecided: Tensor) -> dict[str, Any]:
+    """Return one more column if labels were given as distributions: the classes that tie in undecided rows."""
+    if examples.given_labels.ndim == 1:
+        return {}
+    return {"candidates": _present(most_probable(examples.given_labels) & undecided[:, None], examples.classes)}
 
 
 def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:

@@ -186,7 +186,7 @@ def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
     labels, world = trainer.method.labels, trainer.layout.sharded_over
     if labels is not None and labels.local_rows is not None:
         state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
-    if world is not None and trainer.dynamics is not None:
+    if world is not None:
         train = state["dynamics"]["train"]
         state["dynamics"]["train"] = {name: rows[world.rank :: world.size] for name, rows in train.items()}
 
@@ -198,12 +198,10 @@ def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: Stored
     then = {"train": changed_from.train, "held_out": changed_from.validation}
     position = {**state["position"], "step": 0}
     method = _matched(state["method"], trainer.method.state_dict(), then["train"], now["train"])
-    dynamics = state["dynamics"]
-    if trainer.dynamics is not None:
-        fresh = trainer.dynamics.state_dict(sharded=False)  # for a separate validation set, which has no stored keys
-        dynamics = fresh | {
-            name: _matched(rows, None, then[name], now[name]) for name, rows in dynamics.items() if len(then[name])
-        }
+    fresh = trainer.dynamics.state_dict(sharded=False)  # for a separate validation set, which has no stored keys
+    dynamics = fresh | {
+        name: _matched(rows, None, then[name], now[name]) for name, rows in state["dynamics"].items() if len(then[name])
+    }
     return {**state, "method": method, "dynamics": dynamics, "position": position, "visited": None}
 
 

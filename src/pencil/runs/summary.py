@@ -200,7 +200,7 @@ class Summary(_Frozen):
     labels : LabelSummary
         How many labels changed, and how many are right where that is known.
     verdict : VerdictSummary or None
-        How far the corrected labels can be trusted; None for multi-label data.
+        How far the corrected labels can be trusted; None in files of earlier versions.
     findings : dict
         What the method found out by itself (noise rate, choices); empty for most methods.
     injected_noise_rate : float or None

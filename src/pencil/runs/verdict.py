@@ -1,14 +1,18 @@
 """The facts behind a run's verdict, and how well its issue scores find wrong labels where clean ones are known."""
 
+from dataclasses import dataclass
+
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
-from pencil.data.examples import Splits
-from pencil.data.given import hard_labels
+from pencil.data.examples import Examples, Splits
+from pencil.data.given import hard_labels, has_tie
+from pencil.labels.reading import read_entries, read_labels
 from pencil.labels.verdict import Facts, Verdict, decide
 from pencil.runs.summary import Detection
 from pencil.training import Outcome
+from pencil.training.metrics import SCORES
 
 FIRST = 200
 """The precision of the list is taken of this many rows: about what a person reviews at a time."""
@@ -16,50 +20,80 @@ FEW_ROWS = 2
 """A class of fewer rows than this cannot lose half of them."""
 
 
-def verdict_of(splits: Splits, outcome: Outcome) -> Verdict | None:
-    """Return the verdict about the corrected labels of a run; None for multi-label data, which has no dynamics."""
-    facts = collect_facts(splits, outcome)
-    return None if facts is None else decide(facts)
+def verdict_of(splits: Splits, outcome: Outcome) -> Verdict:
+    """Return the verdict about the corrected labels of a run."""
+    return decide(collect_facts(splits, outcome))
 
 
-def collect_facts(splits: Splits, outcome: Outcome) -> Facts | None:
-    """Return what a verdict is based on."""
-    judgement, held_out, records = outcome.judgement, splits.validation, outcome.records
-    if judgement is None:
-        return None
-    scores = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
-    given, corrected = hard_labels(splits.train.given_labels), outcome.label_probs.argmax(dim=1)
-    names = splits.train.classes
+def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
+    """Return what a verdict is based on; the labels of multi-label data are its known entries."""
+    judgement, held_out, records, train = outcome.judgement, splits.validation, outcome.records, splits.train
+    name = f"validation_{SCORES[train.multilabel]}"
+    scores = [record[name] for record in records if name in record]
+    labels = (_of_entries if train.multilabel else _of_rows)(train, outcome.label_probs, judgement.probs)
+    halved = (labels.rows_before >= FEW_ROWS) & (2 * labels.rows_after < labels.rows_before)
     return Facts(
         knows=judgement.knows,
         held_out_rows=0 if held_out is None else len(held_out),
         epochs=len(records),
-        accuracy=scores[-1] if scores else None,
-        best_accuracy=max(scores) if scores else None,
+        score=scores[-1] if scores else None,
+        best_score=max(scores) if scores else None,
+        score_name="mAP on" if train.multilabel else "agreement with",
         low=judgement.noise.low,
         high=judgement.noise.high,
         ceiling=judgement.ceiling,
-        expected_before=_expected_right(judgement.probs, given),
-        expected_after=_expected_right(judgement.probs, corrected),
-        changed=float((given != corrected).double().mean()),
+        expected_before=labels.expected_before,
+        expected_after=labels.expected_after,
+        changed=labels.changed,
         mismatch=judgement.mismatch,
-        halved_classes=tuple(names[k] for k in _halved(given, corrected, len(names))),
-        kept_classes=tuple(names[k] for k in judgement.lost_classes),
+        halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
+        kept_classes=tuple(train.classes[k] for k in judgement.lost_classes),
     )
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Given and corrected labels: how many are right by the posterior, how many changed, and rows of each class."""
+
+    expected_before: float
+    expected_after: float
+    changed: float
+    rows_before: Tensor
+    rows_after: Tensor
+
+
+def _of_rows(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels:
+    """Undecided rows have no given label, so they are not counted."""
+    reading = read_labels(label_probs, train.given_labels)
+    decided = ~reading.undecided
+    pair = [labels[decided] for labels in (reading.given, reading.corrected)]
+    before, after = (_mean(posterior[decided].gather(1, labels[:, None])) for labels in pair)
+    counts = (labels.bincount(minlength=train.num_classes) for labels in pair)
+    return _Labels(before, after, _mean(reading.changed[decided]), *counts)
+
+
+def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels:
+    entries = read_entries(label_probs, train.given_labels)
+    known, pair = entries.known, (entries.given, entries.corrected)
+    before, after = (_mean(torch.where(labels, posterior, 1 - posterior)[known]) for labels in pair)
+    counts = ((labels & known).sum(dim=0) for labels in pair)
+    return _Labels(before, after, _mean(entries.changed[known]), *counts)
+
+
+def _mean(values: Tensor) -> float:
+    """The mean; 0 of nothing."""
+    return float(values.double().mean()) if len(values) else 0.0
 
 
 def detection_of(splits: Splits, outcome: Outcome) -> Detection | None:
     """Return how well the issue scores find wrong labels, over training and held-out rows with clean labels."""
     judgement = outcome.judgement
-    if judgement is None:
-        return None
     pairs = [(splits.train, judgement.issue_scores), (splits.validation, judgement.held_out_issue_scores)]
     known = [(part, scores) for part, scores in pairs if part is not None and scores is not None]
-    found = [(part.given_labels, part.clean_labels) for part, _ in known]
-    wrong = torch.cat([hard_labels(given).ne(clean) for given, clean in found if clean is not None] or [torch.empty(0)])
-    scores = torch.cat([scores for _, scores in known])
-    if len(wrong) < len(scores):
+    found = [_wrong(part) for part, _ in known]
+    if any(one is None for one in found):
         return None  # clean labels are not known
+    wrong, scores = torch.cat([one for one in found if one is not None]), torch.cat([scores for _, scores in known])
     errors = int(wrong.sum())
     if not 0 < errors < len(wrong):
         return None
@@ -73,10 +107,11 @@ def detection_of(splits: Splits, outcome: Outcome) -> Detection | None:
     )
 
 
-def _expected_right(probs: Tensor, labels: Tensor) -> float:
-    return float(probs.gather(1, labels[:, None].to(probs.device)).double().mean())
-
-
-def _halved(given: Tensor, corrected: Tensor, num_classes: int) -> list[int]:
-    before, after = (labels.bincount(minlength=num_classes) for labels in (given, corrected))
-    return ((before >= FEW_ROWS) & (2 * after < before)).nonzero()[:, 0].tolist()
+def _wrong(examples: Examples) -> Tensor | None:
+    """Which rows have a wrong given label, or a wrong known entry; None where clean labels are not known."""
+    given, clean = examples.given_labels, examples.clean_labels
+    if clean is None:
+        return None
+    if examples.multilabel:
+        return (((given > 0.5) != (clean > 0.5)) & ~given.isnan() & ~clean.isnan()).any(dim=1)
+    return hard_labels(given).ne(clean) & ~has_tie(given)

@@ -9,15 +9,17 @@ from torch import Tensor
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
+from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
+from pencil.labels.entry_judging import judge_entries
 from pencil.labels.judging import Judgement, judge
 from pencil.labels.sharded import LabelLayout
 
-RunEvidence = tuple[Evidence, Evidence | None]
+RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
 """The dynamics of training rows, and of held-out rows where there are any."""
 
 
 class RunDynamics:
-    """Records what was predicted for every row of single-label data, and judges the given labels by it.
+    """Records what was predicted for every row, or entry of multi-label data, and judges the given labels by it.
 
     Parameters
     ----------
@@ -36,8 +38,9 @@ class RunDynamics:
     def restart(self) -> None:
         """Forget all visits."""
         train, held_out, layout, device = self.splits.train, self.splits.validation, self.layout, self.device
-        self.train = TrainingDynamics(train.given_labels.to(device), train.num_classes, layout)
-        self.held_out = None if held_out is None else _of(held_out)
+        make = EntryDynamics if train.multilabel else TrainingDynamics
+        self.train = make(train.given_labels.to(device), train.num_classes, layout)
+        self.held_out = None if held_out is None else make(held_out.given_labels, held_out.num_classes)
 
     def add_evaluation(self, held_out_logits: Tensor | None) -> None:
         """Count a visit of the held-out rows that can be read."""
@@ -60,10 +63,13 @@ class RunDynamics:
     def judge(self, evidence: RunEvidence | None = None) -> Judgement:
         """Return the judgement of all rows by this evidence, or by that of now; then all ranks call this together."""
         train, held_out = self.evidence() if evidence is None else evidence
-        validation = self.splits.validation
-        return judge(
-            train, self.splits.train.given_labels, held_out, None if validation is None else validation.given_labels
-        )
+        given, validation = self.splits.train.given_labels, self.splits.validation
+        held_out_given = None if validation is None else validation.given_labels
+        if isinstance(train, EntryEvidence):
+            assert not isinstance(held_out, Evidence)
+            return judge_entries(train, given, held_out, held_out_given)
+        assert not isinstance(held_out, EntryEvidence)
+        return judge(train, given, held_out, held_out_given)
 
     def state_dict(self, *, sharded: bool) -> dict[str, Any]:
         """Return the dynamics that every process has, or those of this process's shard."""
@@ -74,13 +80,9 @@ class RunDynamics:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, TrainingDynamics]:
+    def _parts(self) -> dict[str, TrainingDynamics | EntryDynamics]:
         parts = {"train": self.train, "held_out": self.held_out}
         return {name: part for name, part in parts.items() if part is not None}
-
-
-def _of(examples: Examples) -> TrainingDynamics:
-    return TrainingDynamics(examples.given_labels, examples.num_classes)
 
 
 def with_issue_scores(

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pencil.labels.dynamics import Evidence
+from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.judging import Judgement
 from pencil.methods.base import Phase, Terms
 
@@ -40,7 +41,7 @@ class Outcome:
     """The result of training.
 
     ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
-    ``judgement`` and the training dynamics that it is based on exist for single-label data.
+    ``judgement`` says what the training dynamics of these rows have found out about their labels.
     """
 
     model: nn.Module
@@ -49,10 +50,10 @@ class Outcome:
     label_probs: Tensor
     validation_probs: Tensor | None
     records: list[Record]
+    judgement: Judgement
+    dynamics: Evidence | EntryEvidence
+    validation_dynamics: Evidence | EntryEvidence | None = None
     findings: dict[str, Any] = field(default_factory=dict)
-    judgement: Judgement | None = None
-    dynamics: Evidence | None = None
-    validation_dynamics: Evidence | None = None
 
 
 @dataclass

@@ -49,7 +49,7 @@ class TrainingStep:
         *,
         sharded: bool,
         ema_logits: bool,
-        dynamics: RunDynamics | None = None,
+        dynamics: RunDynamics,
     ):
         self.networks, self.train, self.world, self.dynamics = networks, train, world, dynamics
         self.sharded, self.ema_logits = sharded, ema_logits
@@ -83,8 +83,7 @@ class TrainingStep:
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
-        if self.dynamics is not None:  # what was predicted before this step
-            self.dynamics.train.add(result.batch.rows, result.logits)
+        self.dynamics.train.add(result.batch.rows, result.logits)  # what was predicted before this step
         if phase.after_step is not None:  # where labels move
             phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
         return result

@@ -83,7 +83,7 @@ class Trainer:
             check_model(model, splits.train, self.compute, settings.batch_size)
         self.layout = choose_layout(settings, splits.train, method.requirements.row_losses, world)
         self.phases = self._first_plan(model)
-        self.dynamics = None if splits.train.multilabel else RunDynamics(splits, self.layout, self.compute.device)
+        self.dynamics = RunDynamics(splits, self.layout, self.compute.device)
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
@@ -245,8 +245,7 @@ class Trainer:
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
         record["seconds"] = time.perf_counter() - started
-        if self.dynamics is not None:
-            self.dynamics.add_evaluation(self._held_out_logits)
+        self.dynamics.add_evaluation(self._held_out_logits)
         self.records.append(record)
         self.position.step = 0
         self.method.on_epoch_end(self)
@@ -313,7 +312,7 @@ class Trainer:
             label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
-        evidence = None if self.dynamics is None else self.dynamics.evidence()
+        evidence = self.dynamics.evidence()
         judgement = self._judgement(evidence)
         self.networks.remove_dropout()
         self.model.eval()
@@ -326,25 +325,23 @@ class Trainer:
             records=self.records,
             findings=self.method.findings(),
             judgement=judgement,
-            dynamics=evidence and evidence[0],
-            validation_dynamics=evidence and evidence[1],
+            dynamics=evidence[0],
+            validation_dynamics=evidence[1],
         )
 
-    def _judgement(self, evidence: RunEvidence | None) -> Judgement | None:
+    def _judgement(self, evidence: RunEvidence) -> Judgement:
         """The judgement by the dynamics, with the issue scores of a method that has its own."""
-        judgement, scores = None if self.dynamics is None else self.dynamics.judge(evidence), self.method.issue_scores()
+        judgement, scores = self.dynamics.judge(evidence), self.method.issue_scores()
         held_out = self.splits.validation
-        if judgement is None or scores is None:
+        if scores is None:
             return judgement
         return with_issue_scores(judgement, scores, held_out, None if held_out is None else self._probs(held_out))
 
-    def _held_out_probs(self, judgement: Judgement | None) -> Tensor | None:
-        """Label distributions of the held-out rows: their posterior, or for multi-label data the predictions."""
+    def _held_out_probs(self, judgement: Judgement) -> Tensor | None:
+        """Label distributions of the held-out rows: their posterior."""
         held_out = self.splits.validation
-        if held_out is None:
+        if held_out is None or judgement.held_out_probs is None:
             return None
-        if judgement is None or judgement.held_out_probs is None:
-            return self._probs(held_out)
         return apply_pinned(judgement.held_out_probs.float(), held_out)
 
     # ---- saving and resuming
@@ -358,13 +355,13 @@ class Trainer:
             "visited": self._visited,
             "networks": self.networks.state_dict(),
             "method": self.method.state_dict(),
-            "dynamics": None if self.dynamics is None else self.dynamics.state_dict(sharded=False),
+            "dynamics": self.dynamics.state_dict(sharded=False),
         }
 
     def local_state_dict(self) -> dict[str, Any]:
         """Return what only this rank has: its shard of the labels and of the dynamics."""
         labels = self.method.labels
-        dynamics = None if self.dynamics is None else self.dynamics.state_dict(sharded=True)
+        dynamics = self.dynamics.state_dict(sharded=True)
         local: dict[str, Any] = {"dynamics": dynamics} if dynamics else {}
         if labels is not None and labels.local_rows is not None:
             local["labels"] = labels.state_dict()
@@ -376,8 +373,7 @@ class Trainer:
         self.records, self._visited = list(state["records"]), state["visited"]
         self.networks.load_state_dict(state["networks"])
         self.method.load_state_dict(state["method"])
-        if self.dynamics is not None:
-            self.dynamics.load_state_dict(state["dynamics"])
+        self.dynamics.load_state_dict(state["dynamics"])
         self._replan()
 
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
@@ -411,7 +407,6 @@ class Trainer:
 
     def restart_dynamics(self) -> None:
         """Forget the training dynamics, and count one visit of every row by the network as it is now."""
-        assert self.dynamics is not None, "multi-label data has no dynamics"
         self.dynamics.restart()
         self.dynamics.add_predictions(self.predict())
         if self.held_out() is not None:
@@ -419,7 +414,6 @@ class Trainer:
 
     def judge(self) -> Judgement:
         """Return the judgement of all rows by their training dynamics so far."""
-        assert self.dynamics is not None
         return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:

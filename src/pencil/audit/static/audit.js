@@ -1,51 +1,9 @@
 // The audit page. It gets no key, no label and no confidence of any row. Text is only ever set as text.
 "use strict";
 
-const MANY = 200; // this many classes are listed at once; typing narrows them down
-const $ = (id) => document.getElementById(id);
+const COMMAND = "pencil audit";
 
-let begin = null; // classes, and the token for writing
 let row = null; // what is shown
-let pictures = { kind: "loading", reason: "" };
-let turn = Promise.resolve();
-
-function el(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// Characters that hide, break or reverse text are shown by their code: a name must look like what it is.
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-const plain = (text) => text.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
-
-// One action after the other, however fast the keys come; a failure is shown, and nothing continues as if it had worked.
-function next(action) {
-  turn = turn.then(action).catch((error) => {
-    $("error").textContent = error.message;
-    $("error").hidden = false;
-  });
-  return turn;
-}
-
-async function ask(path, body) {
-  const options = { credentials: "same-origin" };
-  if (body !== undefined) {
-    options.method = "POST";
-    options.headers = { "content-type": "application/json", "x-csrf-token": begin.csrf };
-    options.body = JSON.stringify(body);
-  }
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch {
-    throw new Error("Not saved: the server does not respond. Start `pencil audit` again; earlier answers are saved.");
-  }
-  if (!response.ok) throw new Error(`${body === undefined ? "" : "Not saved: "}${await response.text()}`);
-  $("error").hidden = true;
-  return response.json();
-}
 
 async function show(at) {
   row = await ask(at === undefined ? "/api/row" : `/api/row?at=${at}`);
@@ -101,7 +59,7 @@ function single() {
   rest.append(button("x", "none of the classes", row.kind === "none", () => answer("none")));
   rest.append(button("s", "cannot tell", row.kind === "skip", () => answer("skip")));
   facts.append(el("div", "quiet", `row ${row.at + 1} of ${row.rows}${row.kind ? ", answered" : ""}`), offered, rest);
-  made.append(look(), facts);
+  made.append(look(row.at, "the row to look at"), facts);
   return made;
 }
 
@@ -111,29 +69,6 @@ function button(key, text, chosen, action) {
   if (key) made.append(el("kbd", "", key), " ");
   made.append(text);
   made.addEventListener("click", () => { made.blur(); next(action); });
-  return made;
-}
-
-function look() {
-  const made = el("div", "view");
-  if (pictures.kind === "pictures") {
-    const image = el("img", "picture");
-    image.alt = "the row to look at";
-    image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 128));
-    image.addEventListener("error", async () => {
-      const response = await fetch(image.src).catch(() => null);
-      made.replaceChildren(el("div", "missing", response && !response.ok ? await response.text() : "no picture"));
-    });
-    image.src = `/picture/${row.at}`;
-    made.append(image);
-  } else if (pictures.kind === "numbers") {
-    ask(`/numbers/${row.at}`).then((found) => {
-      const numbers = el("div", "numbers");
-      numbers.append(...found.values.map((value) => el("span", "", value === null ? "–" : String(value))));
-      if (found.count > found.values.length) numbers.append(el("span", "missing all", `… ${found.count} in all`));
-      made.append(numbers);
-    }, (error) => made.append(el("div", "missing", error.message)));
-  }
   return made;
 }
 
@@ -164,65 +99,13 @@ document.addEventListener("keydown", (event) => {
 
 // Choosing another class
 
-let marked = 0;
-
 function choose() {
-  if (row.done) return;
-  $("search").value = "";
-  marked = 0;
-  list();
-  $("chooser-keys").replaceChildren(...keys([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]]));
-  $("chooser").showModal();
+  if (!row.done) openChooser([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]]);
 }
 
-function found() {
-  const wanted = $("search").value.trim().toLowerCase();
-  const all = begin.classes.map((name, code) => ({ name, code }));
-  return all.filter(({ name }) => name.toLowerCase().includes(wanted)).slice(0, MANY);
-}
-
-function list() {
-  const choices = found();
-  marked = Math.max(0, Math.min(marked, choices.length - 1));
-  $("choices").replaceChildren(...choices.map(({ name, code }, i) => {
-    const item = el("li", i === marked ? "here" : "");
-    item.append(el("span", "", plain(name)));
-    item.addEventListener("click", () => save(code));
-    return item;
-  }));
-  const item = $("choices").children[marked];
-  if (item) item.scrollIntoView({ block: "nearest" });
-}
-
-function save(code) {
+function pick(code) {
   $("chooser").close();
   next(() => answer("class", code));
-}
-
-$("search").addEventListener("input", () => { marked = 0; list(); });
-$("chooser").addEventListener("keydown", (event) => {
-  const choices = found();
-  if (event.key === "ArrowDown" || event.key === "ArrowUp") marked += event.key === "ArrowDown" ? 1 : -1;
-  else if (event.key === "Enter" && choices.length) { event.preventDefault(); return save(choices[marked].code); }
-  else return undefined;
-  event.preventDefault();
-  return list();
-});
-
-function keys(pairs) {
-  return pairs.map(([key, text]) => {
-    const made = el("span");
-    made.append(el("kbd", "", key), ` ${text} `);
-    return made;
-  });
-}
-
-async function watchPictures() {
-  pictures = await ask("/api/pictures");
-  $("note").hidden = pictures.kind === "pictures" || pictures.kind === "numbers";
-  $("note").textContent = pictures.kind === "loading" ? "The data is loading; pictures follow." : pictures.reason;
-  if (pictures.kind === "loading") setTimeout(() => watchPictures().catch(() => {}), 500);
-  else next(async () => draw());
 }
 
 next(async () => {

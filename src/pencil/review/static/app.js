@@ -1,58 +1,18 @@
 // The review page. One page of rows is here at a time; the server has the rest. Text is only ever set as text.
 "use strict";
 
+const COMMAND = "pencil review";
 const PAGE = 48;
-const MANY = 200; // this many classes are listed at once; typing narrows them down
-const $ = (id) => document.getElementById(id);
+const FEW_NUMBERS = 18; // in a tile
 
-let begin = null; // classes, pairs and the token for writing
 let page = { total: 0, start: 0, rows: [] };
 let position = 0; // in the rows that the filter leaves
 let view = "single";
-let pictures = { kind: "loading", reason: "" };
 let tiles = [];
 const mine = []; // rows decided in this tab, to undo in turn
-let turn = Promise.resolve();
 
-function el(tag, className, text) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-// Characters that hide, break or reverse text are shown by their code: a name must look like what it is.
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
-const plain = (text) => text.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 const describe = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
 const here = () => page.rows[position - page.start];
-
-// One action after the other, however fast the keys come; a failure is shown, and nothing continues as if it had worked.
-function next(action) {
-  turn = turn.then(action).catch((error) => {
-    $("error").textContent = error.message;
-    $("error").hidden = false;
-  });
-  return turn;
-}
-
-async function ask(path, body) {
-  const options = { credentials: "same-origin" };
-  if (body !== undefined) {
-    options.method = "POST";
-    options.headers = { "content-type": "application/json", "x-csrf-token": begin.csrf };
-    options.body = JSON.stringify(body);
-  }
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch {
-    throw new Error("Not saved: the server does not respond. Start `pencil review` again; earlier decisions are saved.");
-  }
-  if (!answer.ok) throw new Error(`${body === undefined ? "" : "Not saved: "}${await answer.text()}`);
-  $("error").hidden = true;
-  return answer.json();
-}
 
 function filters(more) {
   const chosen = new URLSearchParams({ show: $("show").value, ...more });
@@ -135,7 +95,7 @@ function drawProgress() {
 
 function tile(row, at) {
   const made = el("div", "tile");
-  made.append(look(row), el("div", "words"));
+  made.append(look(row.row, plain(row.key), FEW_NUMBERS), el("div", "words"));
   made.addEventListener("click", () => next(() => move(at)));
   made.addEventListener("dblclick", () => next(() => toggle()));
   fill(made, row);
@@ -167,6 +127,9 @@ function single(row) {
   if (row.changed) {
     words.append(el("small", "", "given"), el("span", "given", describe(row.given)));
     words.append(el("small", "", `corrected, ${confidence(row)}`), el("span", "corrected", describe(row.corrected)));
+  } else if (row.given === null) {
+    words.append(el("small", "", `${undecided(row)}; filled in, ${confidence(row)}`));
+    words.append(el("span", "corrected", describe(row.corrected)));
   } else {
     words.append(el("small", "", `given and kept, ${confidence(row)}`), el("span", "corrected", describe(row.given)));
   }
@@ -175,7 +138,7 @@ function single(row) {
   meter.value = row.confidence || 0;
   facts.append(words, meter, el("div", "badge", row.decision ? badge(row) : ""), actions(row));
   facts.append(el("div", "key", `${plain(row.key)} (${row.split})`));
-  made.append(look(row), facts);
+  made.append(look(row.row, plain(row.key)), facts);
   return made;
 }
 
@@ -195,8 +158,14 @@ function actions(row) {
   return made;
 }
 
+function undecided(row) {
+  const between = row.candidates.length ? ` (${describe(row.candidates)})` : "";
+  return `no given label: annotators disagree${between}`;
+}
+
 function labels(row) {
   const made = el("div", "labels");
+  if (row.given === null) made.append(el("small", "", undecided(row)));
   if (row.changed) made.append(el("span", "given", describe(row.given)), el("span", "arrow", "→"));
   made.append(el("span", "corrected", describe(row.corrected)));
   return made;
@@ -211,34 +180,7 @@ function badge(row) {
   return `${what[row.decision]} ${describe(row.label)}`;
 }
 
-function look(row) {
-  const made = el("div", "view");
-  if (pictures.kind === "pictures") {
-    const image = el("img", "picture");
-    image.alt = plain(row.key);
-    image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 128));
-    image.addEventListener("error", async () => {
-      const answer = await fetch(image.src).catch(() => null);
-      made.replaceChildren(el("div", "missing", answer && !answer.ok ? await answer.text() : "no picture"));
-    });
-    image.src = `/picture/${row.row}`;
-    made.append(image);
-  } else if (pictures.kind === "numbers") {
-    ask(`/numbers/${row.row}`).then((found) => {
-      const numbers = el("div", "numbers");
-      const most = view === "grid" ? 18 : found.values.length;
-      numbers.append(...found.values.slice(0, most).map((value) => el("span", "", value === null ? "–" : String(value))));
-      if (found.count > most) numbers.append(el("span", "missing all", `… ${found.count} in all`));
-      made.append(numbers);
-    }, (error) => made.append(el("div", "missing", error.message)));
-  }
-  return made;
-}
-
 // Choosing another class, or a set of classes
-
-let picked = new Set();
-let marked = 0;
 
 function choose(first) {
   const row = here();
@@ -246,42 +188,12 @@ function choose(first) {
   const names = row.label || row.corrected;
   picked = new Set((Array.isArray(names) ? names : []).map((name) => begin.classes.indexOf(name)));
   if (first !== undefined) flip(first);
-  $("search").value = "";
-  marked = 0;
-  list();
-  $("chooser-keys").replaceChildren(...(begin.multilabel
-    ? keys([["Enter", "in or out"], ["Ctrl+Enter", "save this set"], ["Esc", "leave"]])
-    : keys([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]])));
-  $("chooser").showModal();
+  openChooser(begin.multilabel
+    ? [["Enter", "in or out"], ["Ctrl+Enter", "save this set"], ["Esc", "leave"]]
+    : [["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]]);
 }
 
 const flip = (code) => (picked.has(code) ? picked.delete(code) : picked.add(code));
-
-function found() {
-  const wanted = $("search").value.trim().toLowerCase();
-  const all = begin.classes.map((name, code) => ({ name, code }));
-  return all.filter(({ name }) => name.toLowerCase().includes(wanted)).slice(0, MANY);
-}
-
-function list() {
-  const choices = found();
-  marked = Math.max(0, Math.min(marked, choices.length - 1));
-  $("choices").replaceChildren(...choices.map(({ name, code }, i) => {
-    const item = el("li", i === marked ? "here" : "");
-    if (begin.multilabel) {
-      const box = el("input");
-      box.type = "checkbox";
-      box.checked = picked.has(code);
-      box.tabIndex = -1;
-      item.append(box);
-    }
-    item.append(el("span", "", plain(name)));
-    item.addEventListener("click", (event) => { event.preventDefault(); marked = i; pick(code); });
-    return item;
-  }));
-  const item = $("choices").children[marked];
-  if (item) item.scrollIntoView({ block: "nearest" });
-}
 
 function pick(code) {
   if (!begin.multilabel) return save([code]);
@@ -293,17 +205,6 @@ function save(codes) {
   $("chooser").close();
   next(() => decide("other", codes));
 }
-
-$("search").addEventListener("input", () => { marked = 0; list(); });
-$("chooser").addEventListener("keydown", (event) => {
-  const choices = found();
-  if (event.key === "ArrowDown" || event.key === "ArrowUp") marked += event.key === "ArrowDown" ? 1 : -1;
-  else if (event.key === "Enter" && begin.multilabel && (event.ctrlKey || event.metaKey)) return save([...picked]);
-  else if (event.key === "Enter" && choices.length) { event.preventDefault(); return pick(choices[marked].code); }
-  else return undefined;
-  event.preventDefault();
-  return list();
-});
 
 // Keys
 
@@ -319,7 +220,7 @@ function columns() {
 }
 
 const KEYS = {
-  a: () => decide("accept"), r: () => decide("reject"), s: () => decide("skip"), u: undo, g: toggle,
+  a: () => decide("accept"), r: () => (here() && here().given === null ? undefined : decide("reject")), s: () => decide("skip"), u: undo, g: toggle,
   o: () => choose(), "/": () => choose(), n: () => load({ after: position + 1 }),
   ArrowRight: () => move(position + 1), ArrowLeft: () => move(position - 1),
   ArrowDown: () => move(position + columns()), ArrowUp: () => move(position - columns()),
@@ -348,14 +249,6 @@ document.addEventListener("keydown", (event) => {
   next(action);
 });
 
-function keys(pairs) {
-  return pairs.map(([key, text]) => {
-    const made = el("span");
-    made.append(el("kbd", "", key), ` ${text} `);
-    return made;
-  });
-}
-
 for (const id of ["show", "pair", "low", "high"]) {
   $(id).addEventListener("change", () => { $(id).blur(); next(() => load({ after: 0 })); });
 }
@@ -363,14 +256,6 @@ $("view").addEventListener("click", () => { $("view").blur(); next(toggle); });
 window.addEventListener("focus", () => { // another tab may have decided meanwhile
   if (begin && !$("chooser").open) next(() => load({ start: position }));
 });
-
-async function watchPictures() {
-  pictures = await ask("/api/pictures");
-  $("note").hidden = pictures.kind === "pictures" || pictures.kind === "numbers";
-  $("note").textContent = pictures.kind === "loading" ? "The data is loading; pictures follow." : pictures.reason;
-  if (pictures.kind === "loading") setTimeout(() => watchPictures().catch(() => {}), 500);
-  else next(async () => draw());
-}
 
 next(async () => {
   begin = await ask("/api/begin");

@@ -1,0 +1,139 @@
+// What the pages of `pencil review` and `pencil audit` share. A page has a COMMAND, draw() and pick(code), which is
+// called with the class that was chosen from the list. Text is only ever set as text.
+"use strict";
+
+const MANY = 200; // this many classes are listed at once; typing narrows them down
+const $ = (id) => document.getElementById(id);
+
+let begin = null; // classes, and the token for writing
+let pictures = { kind: "loading", reason: "" };
+let turn = Promise.resolve();
+
+function el(tag, className, text) {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// Characters that hide, break or reverse text are shown by their code: a name must look like what it is.
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const plain = (text) => text.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+// One action after the other, however fast the keys come; a failure is shown, and nothing continues as if it had worked.
+function next(action) {
+  turn = turn.then(action).catch((error) => {
+    $("error").textContent = error.message;
+    $("error").hidden = false;
+  });
+  return turn;
+}
+
+async function ask(path, body) {
+  const options = { credentials: "same-origin" };
+  if (body !== undefined) {
+    options.method = "POST";
+    options.headers = { "content-type": "application/json", "x-csrf-token": begin.csrf };
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Error(`Not saved: the server does not respond. Start \`${COMMAND}\` again; what was decided before is saved.`);
+  }
+  if (!answer.ok) throw new Error(`${body === undefined ? "" : "Not saved: "}${await answer.text()}`);
+  $("error").hidden = true;
+  return answer.json();
+}
+
+// The input of the row with this number: a picture, or at most so many numbers.
+function look(number, alt, most = Infinity) {
+  const made = el("div", "view");
+  if (pictures.kind === "pictures") {
+    const image = el("img", "picture");
+    image.alt = alt;
+    image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 128));
+    image.addEventListener("error", async () => {
+      const answer = await fetch(image.src).catch(() => null);
+      made.replaceChildren(el("div", "missing", answer && !answer.ok ? await answer.text() : "no picture"));
+    });
+    image.src = `/picture/${number}`;
+    made.append(image);
+  } else if (pictures.kind === "numbers") {
+    ask(`/numbers/${number}`).then((found) => {
+      const numbers = el("div", "numbers");
+      const shown = found.values.slice(0, most);
+      numbers.append(...shown.map((value) => el("span", "", value === null ? "–" : String(value))));
+      if (found.count > shown.length) numbers.append(el("span", "missing all", `… ${found.count} in all`));
+      made.append(numbers);
+    }, (error) => made.append(el("div", "missing", error.message)));
+  }
+  return made;
+}
+
+async function watchPictures() {
+  pictures = await ask("/api/pictures");
+  $("note").hidden = pictures.kind === "pictures" || pictures.kind === "numbers";
+  $("note").textContent = pictures.kind === "loading" ? "The data is loading; pictures follow." : pictures.reason;
+  if (pictures.kind === "loading") setTimeout(() => watchPictures().catch(() => {}), 500);
+  else next(async () => draw());
+}
+
+function keys(pairs) {
+  return pairs.map(([key, text]) => {
+    const made = el("span");
+    made.append(el("kbd", "", key), ` ${text} `);
+    return made;
+  });
+}
+
+// The list of classes to choose from; for multi-label data every class has a box
+
+let picked = new Set(); // of multi-label data
+let marked = 0;
+
+function openChooser(help) {
+  $("search").value = "";
+  marked = 0;
+  list();
+  $("chooser-keys").replaceChildren(...keys(help));
+  $("chooser").showModal();
+}
+
+function found() {
+  const wanted = $("search").value.trim().toLowerCase();
+  const all = begin.classes.map((name, code) => ({ name, code }));
+  return all.filter(({ name }) => name.toLowerCase().includes(wanted)).slice(0, MANY);
+}
+
+function list() {
+  const choices = found();
+  marked = Math.max(0, Math.min(marked, choices.length - 1));
+  $("choices").replaceChildren(...choices.map(({ name, code }, i) => {
+    const item = el("li", i === marked ? "here" : "");
+    if (begin.multilabel) {
+      const box = el("input");
+      box.type = "checkbox";
+      box.checked = picked.has(code);
+      box.tabIndex = -1;
+      item.append(box);
+    }
+    item.append(el("span", "", plain(name)));
+    item.addEventListener("click", (event) => { event.preventDefault(); marked = i; pick(code); });
+    return item;
+  }));
+  const item = $("choices").children[marked];
+  if (item) item.scrollIntoView({ block: "nearest" });
+}
+
+$("search").addEventListener("input", () => { marked = 0; list(); });
+$("chooser").addEventListener("keydown", (event) => {
+  const choices = found();
+  if (event.key === "ArrowDown" || event.key === "ArrowUp") marked += event.key === "ArrowDown" ? 1 : -1;
+  else if (event.key === "Enter" && begin.multilabel && (event.ctrlKey || event.metaKey)) return save([...picked]);
+  else if (event.key === "Enter" && choices.length) { event.preventDefault(); return pick(choices[marked].code); }
+  else return undefined;
+  event.preventDefault();
+  return list();
+});
