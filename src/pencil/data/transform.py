@@ -1,4 +1,4 @@
-"""The last steps on a batch of raw values: crop (at random in training, otherwise from the centre), flip, normalise."""
+"""The last steps on a batch of raw values: augmentation in training, a crop from the centre otherwise; normalising."""
 
 import math
 from collections.abc import Sequence
@@ -44,11 +44,12 @@ class Transform:
     normalization: Normalization | None = None
     crop: int | None = None
 
-    def draws(self, rows: int, shape: Sequence[int], view: View | None) -> Draws | None:
-        """Draw the random choices of one pass over inputs of this shape (without the batch dimension)."""
+    def draws(self, rows: int, shape: Sequence[int], dtype: torch.dtype, view: View | None) -> Draws | None:
+        """Draw the random choices of one pass over inputs of this shape (without the batch dimension) and type."""
         if view is None or view.augmentation is None or len(shape) != 3:
             return None
-        return view.augmentation.draw(rows, view.seed, view.epoch, Frame((shape[1], shape[2]), self._size(shape)))
+        frame = Frame((shape[1], shape[2]), self._size(shape), self._mean_colour(dtype))
+        return view.augmentation.draw(rows, view.seed, view.epoch, frame)
 
     def apply(self, values: Tensor, rows: Tensor, draws: Draws | None) -> Tensor:
         """Return the values as a network sees them; ``draws`` is None in evaluation."""
@@ -56,6 +57,10 @@ class Transform:
             values = draws.apply(values, rows)
         elif self.crop is not None:
             values = centre_crop(values, self._size(values.shape[1:]))
+        return self.normalize(values)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Return cropped values as a network sees them."""
         if self.normalization is None:
             return values
         scale, shift = _affine(self.normalization, values)
@@ -67,6 +72,11 @@ class Transform:
 
     def _size(self, shape: Sequence[int]) -> tuple[int, int]:
         return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
+
+    def _mean_colour(self, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return the raw values that become 0 for a network, of bytes the nearest ones."""
+        mean = (0.0,) if self.normalization is None else self.normalization.mean
+        return tuple(round(255 * value) for value in mean) if dtype == torch.uint8 else mean
 
 
 IDENTITY = Transform()

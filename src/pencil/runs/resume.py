@@ -28,7 +28,7 @@ FREE_KEYS = {
 """Keys that do not affect the result and may differ when a run is resumed."""
 DESCRIPTIVE_KEYS = ("name", "description", "paper")
 DERIVED_KEYS = ("model.name", "method.transition", "data.normalize", "data.resize", "data.test", "data.multilabel",
-                "data.validation")  # fmt: skip
+                "data.validation", "data.augmentation")  # fmt: skip
 """Keys that a run fills in where the recipe leaves them open."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
 
