@@ -10,7 +10,7 @@ from conftest import paint, truncate
 
 from pencil import DataError, RecipeError, recipe
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import NAMED, PHOTOS, Augmentation, Frame, View
+from pencil.data.augment import NAMED, PHOTOS, Augmentation, Frame, ImageSteps, View
 from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.inputs import ReadOptions, TensorInputs
 from pencil.data.keys import as_keys
@@ -18,10 +18,9 @@ from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.transform import Normalization
 
-ROWS, SIDE = 7, (190, 200)
+ROWS, SIDE = 7, (96, 104)
 HALF = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
 STRONG = Augmentation(crop_padding=4, flip=True).strong()
-# more than 32,768 pixels, from which on torch adds up in several threads, and a worker process does not
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
@@ -56,6 +55,18 @@ def test_a_row_has_one_picture_in_an_epoch(encoded, augmentation, two_threads):
     assert expected.shape == (ROWS, 3, *SIDE) and torch.get_num_threads() == 2
     for other in (View(5, 3, augmentation), View(6, 2, augmentation)):
         assert not any(map(torch.equal, by_row(cached, [torch.arange(ROWS)], other), expected))
+
+
+class Threads(torch.nn.Module):
+    def forward(self, image):
+        return torch.full_like(image, torch.get_num_threads())
+
+
+def test_images_are_changed_by_one_thread_as_in_worker_processes(two_threads):
+    """The mean of a large image, as contrast needs it, differs in its last bits with the number of threads."""
+    steps = ImageSteps(PHOTOS, 0, 0, Threads())
+    assert (steps.apply(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.arange(2)) == 1).all()
+    assert torch.get_num_threads() == 2
 
 
 def test_two_rows_with_one_picture_are_changed_differently():
