@@ -336,11 +336,14 @@ class _AugmentedRows:
 def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
-        chunks = values.split(rows_within(values.shape[1:], values.element_size()))
-        finite = torch.cat([chunk.isfinite().flatten(1).all(dim=1) for chunk in chunks])
-        if not finite.all():
-            row = int(finite.to(torch.uint8).argmin())
-            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
+        size = rows_within(values.shape[1:], values.element_size())
+        for number, chunk in enumerate(values.split(size)):  # nothing is kept of a chunk: it would fragment the heap
+            finite = chunk.isfinite()
+            if not finite.all():
+                row = number * size + int(finite.flatten(1).all(dim=1).to(torch.uint8).argmin())
+                raise DataError(
+                    f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row."
+                )
     return values
 
 

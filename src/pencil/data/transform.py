@@ -160,8 +160,9 @@ def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Te
     if finite.all():
         return
     number = int(finite.to(torch.uint8).argmin())
-    chunks = rows.split(rows_within(values.shape[2:], 8))
-    column = torch.cat([values[chunk, number].reshape(len(chunk), -1).abs().amax(dim=1) for chunk in chunks])
+    column, size = torch.empty(len(rows), dtype=values.dtype), rows_within(values.shape[2:], 8)
+    for place, chunk in zip(column.split(size), rows.split(size), strict=True):
+        place.copy_(values[chunk, number].reshape(len(chunk), -1).abs().amax(dim=1))
     column = column.nan_to_num(torch.inf)
     row = int(rows[int(column.argmax())])
     raise DataError(
