@@ -92,9 +92,9 @@ def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tenso
     return 1 / (unit * std), -mean / std
 
 
-def rows_within(shape: Sequence[int], bytes_each: int = 1, limit: int = BLOCK_BYTES) -> int:
-    """Return how many rows of this shape fit into ``limit`` bytes, at least one; every number takes ``bytes_each``."""
-    return max(1, limit // (max(1, math.prod(shape)) * bytes_each))
+def rows_within(shape: Sequence[int], bytes_each: int = 1) -> int:
+    """Return how many rows of this shape fit into a block, at least one; every number takes ``bytes_each``."""
+    return max(1, BLOCK_BYTES // (max(1, math.prod(shape)) * bytes_each))
 
 
 class Moments:
