@@ -105,17 +105,20 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.total = self.squares = torch.zeros(1, dtype=torch.float64)
+        self.total = self.squares = torch.zeros(0, dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
         """Add images (n, channels, height, width) or vectors (n, features)."""
+        if self.count == 0:
+            self.total, self.squares = torch.zeros(2, values.shape[1], dtype=torch.float64)
         unit, reduced = 255.0 if values.dtype == torch.uint8 else 1.0, [0, *range(2, values.ndim)]
         for rows in values.split(rows_within(values.shape[1:], 8)):
             pieces = rows.split(rows_within(rows.shape[3:], 8 * values.shape[1]), dim=2) if rows.ndim > 2 else [rows]
             for piece in pieces if len(rows) == 1 else [rows]:
                 part = piece.double().div_(unit)
-                self.total = self.total + part.sum(dim=reduced)
-                self.squares = self.squares + part.square_().sum(dim=reduced)
+                self.total += part.sum(dim=reduced)  # in place: small new tensors between blocks fragment the heap
+                self.squares += part.square_().sum(dim=reduced)
+                del part  # before the next block is made
         self.count += values.numel() // values.shape[1]
 
     @property
