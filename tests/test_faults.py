@@ -16,6 +16,7 @@ from torch import nn
 
 import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
+from pencil.data.augment import NAMED
 from pencil.runs.checkpoints import Checkpoints
 from pencil.runs.directory import RunReader, RunWriter
 from pencil.training import checkpointing
@@ -316,6 +317,29 @@ def test_a_key_whose_name_begins_like_a_derived_one_is_compared_too(key, tmp_pat
     value = {"data.test_rows": 20, "data.validation": 0.2}[key]
     with pytest.raises(RecipeError, match=rf"another recipe.*\n  {key} is {value!r}; it was"):
         train(tmp_path / "run", {**OFTEN, key: value})
+
+
+def test_augmentation_by_name_goes_on_and_another_one_is_refused(tmp_path, monkeypatch):
+    """The run stores what the name stands for, and what it became where nothing was set."""
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8)
+
+    def fit(path, augmentation):
+        settings = {"training.batch_size": 16, "data.workers": 0}
+        settings |= {} if augmentation is None else {"data.augmentation": augmentation}
+        data, options = (pixels, np.arange(40) % 2), {"method": "cross_entropy", "epochs": 3, "progress": False}
+        return pencil.fit("small_cnn", data, out=path, settings=settings, resume=True, **options)
+
+    for name, other in (("photos", "none"), (None, "photos")):
+        whole, path = fit(tmp_path / f"whole {name}", name), tmp_path / f"run {name}"
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            stop_at(patch, 5)
+            fit(path, name)
+        with pytest.raises(RecipeError, match=r"another recipe(.|\n)*data.augmentation.flip is"):
+            fit(path, other)
+        resumed = fit(path, name)
+        weights = resumed.model.state_dict(), whole.model.state_dict()
+        assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+        assert resumed.recipe.data.augmentation == NAMED[name or "none"]
 
 
 # 9: two writers

@@ -2,13 +2,16 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import Augmentation
+from pencil.data.augment import PHOTOS, Augmentation
+from pencil.data.inputs import ReadOptions
+from pencil.data.transform import IMAGENET
 from pencil.methods import METHODS, find_method
 from pencil.models import mlp, small_cnn
 from pencil.runs.checkpoints import Checkpoints
@@ -142,6 +145,26 @@ def test_images_with_augmentation_and_several_classes_go_on(tmp_path):
         )
 
     same(trainer(None).run(), gone_on(trainer, 8, tmp_path))
+
+
+def test_images_changed_one_by_one_go_on_with_another_number_of_workers(tmp_path):
+    """Augmentation of (seed, epoch, row): in this process up to the stop, in two worker processes after it."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    examples = from_arrays(images, torch.arange(40) % 3)
+
+    def trainer(pause):
+        torch.manual_seed(0)
+        inputs = examples.inputs.with_options(ReadOptions(workers=2 if pause is None else 0)).normalized(IMAGENET)
+        splits = Splits(replace(examples, inputs=inputs), replace(examples, inputs=inputs))
+        settings = TrainingSettings(batch_size=16, epochs=3, device="cpu")
+        network, augmentation = small_cnn(3, 3, width=4), replace(PHOTOS, trivial_augment=True, random_erasing=0.5)
+        return Trainer(network, splits, make("cross_entropy"), settings, augmentation=augmentation, on_pause=pause)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
+        whole = trainer(lambda trainer: None).run()
+        same(whole, gone_on(trainer, 8, tmp_path))
 
 
 def test_the_automatic_method_may_stop_anywhere(tmp_path):

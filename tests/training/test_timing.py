@@ -11,6 +11,7 @@ from torch import nn
 from pencil import assembly, recipe
 from pencil.check import check_recipe
 from pencil.data import Splits, from_arrays
+from pencil.data.augment import ImageSteps
 from pencil.errors import TrainingError
 from pencil.job import run_recipe
 from pencil.methods import CrossEntropy, Pencil
@@ -108,6 +109,16 @@ def test_reading_counts_where_images_are_decoded_in_every_epoch(tmp_path, monkey
     chosen = folder_recipe(tmp_path / "photos", "data.cache=none", "data.workers=0", "training.epochs=10")
     found = check_recipe(chosen)
     assert 10 * 24 * 0.02 * 0.8 < found.seconds < 10 * 24 * 0.02 * 3
+
+
+def test_augmentation_image_by_image_counts_in_every_epoch_where_decoded_images_are_kept(tmp_path, monkeypatch):
+    real, seen = ImageSteps._apply, []
+    monkeypatch.setattr(ImageSteps, "_apply", lambda *words: time.sleep(0.02) or real(*words))
+    monkeypatch.setattr(check, "estimate_seconds", lambda trainer, cached: seen.append(trainer) or 1.0)
+    words = ("data.cache=none", "data.workers=0", "training.epochs=10", "data.augmentation=photos")
+    check_recipe(folder_recipe(tmp_path / "photos", *words))
+    rows = len(seen[0].splits.train)
+    assert estimate_seconds(seen[0], cached=True) > 10 * rows * 0.02 * 0.8
 
 
 def test_a_step_that_fails_is_a_reason_and_no_error(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from pencil.data.given import as_class_names, as_clean_labels, error_context, re
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.npz import list_names, open_arrays
+from pencil.data.transform import rows_within
 from pencil.errors import DataError
 
 
@@ -241,11 +242,15 @@ def _single(values: np.ndarray) -> np.ndarray:
     """Return floats as fp32; raise if a number is too large for it."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
-    if not np.isfinite(narrow).all():  # few arrays need the second look
-        rows = (np.isinf(narrow) & np.isfinite(values)).reshape(len(values), -1)
+    size = rows_within(values.shape[1:], values.itemsize)
+    for start in range(0, len(values), size):  # in blocks: a mask of all numbers would be large
+        infinite = np.isinf(narrow[start : start + size])
+        if not infinite.any():
+            continue
+        rows = (infinite & np.isfinite(values[start : start + size])).reshape(len(infinite), -1)
         if rows.any():
-            row = int(rows.any(axis=1).argmax())
-            seen = values[row].reshape(-1)[rows[row]][0]
+            row = start + int(rows.any(axis=1).argmax())
+            seen = values[row].reshape(-1)[rows[row - start]][0]
             raise DataError(
                 f"input at row {row} holds {seen!s}; expected numbers up to {np.finfo(np.float32).max:.1e}, as 32-bit "
                 "floats hold; scale the inputs, or fix or leave out the row."

@@ -217,7 +217,10 @@ def _project(items: Comparable, rows: np.ndarray) -> np.ndarray:
     sample = items.units(rows[some])
     count = min(DIMENSIONS, *sample.shape)
     basis = randomized_svd(sample - sample.mean(axis=0), count, n_iter=2, random_state=0)[2].T
-    return np.concatenate([items.units(part) @ basis for part in np.split(rows, range(block, len(rows), block))])
+    projected: np.ndarray = np.empty((len(rows), count), dtype=sample.dtype)
+    for start in range(0, len(rows), block):  # into one array: small results between large blocks fragment the heap
+        projected[start : start + block] = items.units(rows[start : start + block]) @ basis
+    return projected
 
 
 def _near(items: Comparable, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -225,6 +228,7 @@ def _near(items: Comparable, first: np.ndarray, second: np.ndarray) -> np.ndarra
     if not len(first):
         return np.zeros(0, dtype=bool)
     block = rows_within((items.units(first[:1]).shape[1],), 16)
-    cuts = range(block, len(first), block)
-    parts = zip(np.split(first, cuts), np.split(second, cuts), strict=True)
-    return np.concatenate([items.is_near(one, other) for one, other in parts])
+    near: np.ndarray = np.empty(len(first), dtype=bool)
+    for start in range(0, len(first), block):
+        near[start : start + block] = items.is_near(first[start : start + block], second[start : start + block])
+    return near

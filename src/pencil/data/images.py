@@ -1,7 +1,8 @@
 """Encoded images, in files or in a column of bytes, decoded while training runs.
 
 An image becomes 8-bit RGB, upright, on white where it is transparent, and of one size. This part is the same in every
-epoch, so it can be cached (``cache.py``); crops, flips and normalisation follow on whole batches (``transform.py``).
+epoch, so it can be cached (``cache.py``). Crops, flips and normalisation follow on whole batches (``transform.py``);
+augmentation that changes one image at a time follows where the image was decoded.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.augment import View
+from pencil.data.augment import Draws, View
 from pencil.data.cache import cache_in_file, cache_in_memory
 from pencil.data.decoding import DECODE_FAULTS, decode, decode_image, describe_fault, open_image, upright_size
 from pencil.data.inputs import (
@@ -126,7 +127,7 @@ class ImageInputs(Inputs):
     encoded
         Where the bytes are.
     transform
-        Crop, flip and normalise.
+        Augment, crop and normalise.
     size, unreadable, workers, max_pixels, exact
         As in :class:`ReadOptions`.
     warned
@@ -166,14 +167,26 @@ class ImageInputs(Inputs):
         return True
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        if view is not None and view.augmentation is not None and view.augmentation.per_image:
+            yield from self._augmented(chunks, view)
+            return
         draws = None
         for chunk, (values, faults) in zip(chunks, self._decoded(chunks), strict=True):
             if draws is None and len(values):
-                draws = self.transform.draws(len(self), values.shape[1:], view)
+                draws = self.transform.draws(len(self), values.shape[1:], values.dtype, view)
             self._warn(faults)
             kept = _kept(chunk, faults)
             rows = chunk if kept is None else chunk[kept]
             yield Loaded(self.transform.apply(values, rows, draws) if len(values) else values.float(), kept)
+
+    def _augmented(self, chunks: Sequence[Tensor], view: View) -> Iterator[Loaded]:
+        """Yield images that were augmented one by one, by the process that decoded them."""
+        if self.size is None:
+            raise DataError("images without a size cannot be augmented so; expected one size for all; set data.resize.")
+        draws = self.transform.draws(len(self), (3, *self.size), torch.uint8, view)
+        for chunk, (values, faults) in zip(chunks, self._decoded(chunks, draws), strict=True):
+            self._warn(faults)
+            yield Loaded(self.transform.normalize(values) if len(values) else values.float(), _kept(chunk, faults))
 
     def raw(self, rows: Tensor) -> Loaded:
         images, faults = next(self.in_process()._decoded([rows]))
@@ -225,7 +238,8 @@ class ImageInputs(Inputs):
             raise DataError(
                 f"none of the {len(rows)} images can be read; expected images; see `pencil check` for the reasons."
             )
-        return TensorInputs(values, self.transform, readable=None if readable.all() else readable)
+        mask = None if readable.all() else readable
+        return TensorInputs(values, self.transform, readable=mask, workers=self.workers)
 
     def probe_sizes(self, max_pixels: int = MAX_PIXELS) -> list[Size]:
         found = []
@@ -251,9 +265,9 @@ class ImageInputs(Inputs):
     ) -> Iterator[list[InspectedRow]]:
         yield from read_ahead(_InspectedImages(self.encoded, max_pixels), chunks, list, workers)
 
-    def _decoded(self, chunks: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Fault]]]:
+    def _decoded(self, chunks: Sequence[Tensor], draws: Draws | None = None) -> Iterator[tuple[Tensor, list[Fault]]]:
         """Yield uint8 images (rows, 3, height, width) of each chunk, without those that cannot be read, and why."""
-        items = _DecodedImages(self.encoded, self.size, self.max_pixels, self.exact)
+        items = _DecodedImages(self.encoded, self.size, self.max_pixels, self.exact, draws)
         yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
 
     def _warn(self, faults: list[Fault]) -> None:
@@ -303,12 +317,13 @@ def _cannot_be_read(fault: Fault) -> str:
 
 @dataclass(frozen=True)
 class _DecodedImages:
-    """One image per row, or the reason why there is none."""
+    """One image per row, augmented where there are draws, or the reason why there is none."""
 
     encoded: Encoded
     size: Size | None
     max_pixels: int
     exact: bool = False
+    draws: Draws | None = None
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -323,6 +338,9 @@ class _DecodedImages:
                 f"image {str(self.encoded.names[row])!r} has {_pixels(image)}; expected {self.size[0]} x "
                 f"{self.size[1]} like the others; set data.resize."
             )
+        if self.draws is not None:
+            pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+            image = self.draws.apply(pixels, torch.tensor([row]))[0].permute(1, 2, 0).numpy()
         return row, image
 
 

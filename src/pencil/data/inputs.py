@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing import get_start_method
 from torch.utils.data import DataLoader
 
-from pencil.data.augment import View
+from pencil.data.augment import Draws, View
 from pencil.data.sketch import Look, look_at_arrays
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
@@ -75,7 +76,7 @@ class ReadOptions:
     max_pixels
         An image of more pixels counts as unreadable.
     workers
-        Worker processes that decode ahead of the training step; 0 decodes in this process.
+        Worker processes that decode and augment ahead of the training step; 0 does so in this process.
     """
 
     size: Size | None = None
@@ -237,17 +238,20 @@ class TensorInputs(Inputs):
     values
         One row per input.
     transform
-        Crop, flip and normalise.
+        Augment, crop and normalise.
     prepared
         Whether floats come from a user's own dataset and are not normalised unless the recipe asks for it.
     readable
         Marks the rows that hold a decoded image; None where all do.
+    workers
+        Worker processes for augmentation that changes one image at a time; 0 does it in this process.
     """
 
     values: Tensor
     transform: Transform = IDENTITY
     prepared: bool = False
     readable: Tensor | None = None
+    workers: int = 0
 
     def __len__(self) -> int:
         return len(self.values)
@@ -282,11 +286,28 @@ class TensorInputs(Inputs):
         return [content_digest(self.values[row].contiguous().numpy().tobytes()) for row in rows.tolist()]
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
-        draws = self.transform.draws(len(self), self.values.shape[1:], view)
+        draws = self.transform.draws(len(self), self.values.shape[1:], self.values.dtype, view)
+        if draws is not None and draws.steps is not None and self.workers and get_start_method() == "fork":
+            yield from self._augmented_ahead(chunks, draws)  # forked workers share the values; others would copy them
+            return
         for chunk in chunks:
             kept = None if self.readable is None else self.readable[chunk]
             rows = chunk if kept is None else chunk[kept]
             yield Loaded(self.transform.apply(self.values[rows], rows, draws), kept)
+
+    def _augmented_ahead(self, chunks: Sequence[Tensor], draws: Draws) -> Iterator[Loaded]:
+        """Yield images that worker processes have augmented one by one."""
+        kept = [None if self.readable is None else self.readable[chunk] for chunk in chunks]
+        rows = [chunk if keep is None else chunk[keep] for chunk, keep in zip(chunks, kept, strict=True)]
+        made = read_ahead(
+            _AugmentedRows(self.values, draws), [some for some in rows if len(some)], torch.stack, self.workers
+        )
+        for some, keep in zip(rows, kept, strict=True):
+            values = next(made) if len(some) else torch.empty(0, *self.shape, dtype=self.values.dtype)
+            yield Loaded(self.transform.normalize(values), keep)
+
+    def in_process(self) -> Self:
+        return replace(self, workers=0)
 
     def raw(self, rows: Tensor) -> Loaded:
         kept = None if self.readable is None else self.readable[rows]
@@ -294,7 +315,7 @@ class TensorInputs(Inputs):
 
     def with_options(self, options: ReadOptions) -> "TensorInputs":
         refuse_crop(options.crop, self.values.shape[1:])
-        return replace(self, transform=replace(self.transform, crop=options.crop))
+        return replace(self, transform=replace(self.transform, crop=options.crop), workers=options.workers)
 
     def normalized(self, normalization: Normalization | None) -> "TensorInputs":
         return replace(self, transform=replace(self.transform, normalization=normalization))
@@ -305,14 +326,31 @@ class TensorInputs(Inputs):
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class _AugmentedRows:
+    """One augmented image per row, not normalised yet."""
+
+    values: Tensor
+    draws: Draws
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, row: int) -> Tensor:
+        return self.draws.apply(self.values[row : row + 1], torch.tensor([row]))[0]
+
+
 def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
-        chunks = values.split(rows_within(values.shape[1:], values.element_size()))
-        finite = torch.cat([chunk.isfinite().flatten(1).all(dim=1) for chunk in chunks])
-        if not finite.all():
-            row = int(finite.to(torch.uint8).argmin())
-            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
+        size = rows_within(values.shape[1:], values.element_size())
+        for number, chunk in enumerate(values.split(size)):  # nothing is kept of a chunk: it would fragment the heap
+            finite = chunk.isfinite()
+            if not finite.all():
+                row = number * size + int(finite.flatten(1).all(dim=1).to(torch.uint8).argmin())
+                raise DataError(
+                    f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row."
+                )
     return values
 
 

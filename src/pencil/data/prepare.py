@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pencil.data.augment import Augmentation
+from pencil.data.augment import Augmentation, refuse_augmentation
 from pencil.data.examples import Examples, Splits, check_trainable, hold_out, refuse_other_kind, warn_of_unknown_rows
 from pencil.data.geometry import apply_geometry, image_size, read_options
 from pencil.data.given import error_context, hard_labels
@@ -102,6 +102,7 @@ def prepare(
     splits = _with_normalization(Splits(train, validation, test), normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
     resolved |= {"multilabel": train.multilabel, "validation": fraction}
+    resolved["augmentation"] = settings.augmentation or Augmentation()
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
@@ -181,18 +182,20 @@ def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) 
             f"training inputs are {kinds[0]} and test inputs {kinds[1]}; expected both of one kind; "
             "give both in the same form."
         )
+    augmentation = settings.augmentation or Augmentation()
     if train.channels is None:
-        if settings.augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
+        if augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
             raise DataError(
                 "data.augmentation or data.normalize is set but this dataset is read item by item; expected images or "
                 "arrays; put these steps into the dataset's transform."
             )
         return
-    if settings.augmentation != Augmentation() and train.shape is not None and len(train.shape) != 3:
+    if augmentation != Augmentation() and train.shape is not None and len(train.shape) != 3:
         raise DataError(
             f"data.augmentation is set but the inputs have shape {train.shape}; expected images; "
             "leave data.augmentation out."
         )
+    refuse_augmentation(augmentation, train.channels, train.dtype)
     _refuse_normalization(settings, train.channels)
     if test is None or train.shape is None or test.shape is None:
         return

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pencil.data.augment import Augmentation
+from pencil.data.augment import NAMED, Augmentation
 from pencil.data.inputs import MAX_PIXELS, Unreadable
 from pencil.data.table import Columns
 from pencil.data.transform import Normalization
@@ -120,6 +120,13 @@ NoiseSettings = Annotated[AnyNoise, Field(discriminator="kind")]
 Pixels = Annotated[int, Field(ge=1)]
 
 
+def _augmentation(given: Any) -> Any:
+    """Replace a name by what it stands for; "auto" is None, which is completed when the data is prepared."""
+    if isinstance(given, str) and given not in ("auto", *NAMED):
+        raise ValueError(f"expected 'auto', {', '.join(map(repr, NAMED))}, or a table such as {{flip = true}}")
+    return NAMED.get(given) if isinstance(given, str) else given
+
+
 class DataSettings(_Strict):
     """The ``[data]`` part of a recipe: which data, how many rows, which noise, how it is split, resized and augmented.
 
@@ -154,7 +161,8 @@ class DataSettings(_Strict):
     crop
         Side of a square crop: random in training, centred otherwise.
     augmentation
-        Random crops and flips.
+        Random changes of training images: "auto" (the default; nothing today), "none", "photos", or an
+        :class:`~pencil.data.augment.Augmentation`. None is "auto"; a run stores what it became.
     normalize
         "auto" (measured), "none", "imagenet", or means and deviations.
     cache
@@ -164,7 +172,7 @@ class DataSettings(_Strict):
     max_pixels
         An image of more pixels counts as unreadable.
     workers
-        Worker processes that decode images; None takes one per core except one, at most four.
+        Worker processes that decode and augment images; None takes one per core except one, at most four.
     fingerprint
         How image files are recognised when a run is resumed: by size and time of change, or by content.
     """
@@ -184,7 +192,7 @@ class DataSettings(_Strict):
     validation: Annotated[float, Field(ge=0, lt=1)] | None = None
     resize: Literal["auto", "none"] | Pixels | tuple[Pixels, Pixels] = "auto"
     crop: Pixels | None = None
-    augmentation: Augmentation = Augmentation()
+    augmentation: Annotated[Augmentation | None, BeforeValidator(_augmentation)] = None
     normalize: Literal["auto", "none", "imagenet"] | Normalization = "auto"
     cache: str = "auto"
     unreadable: Unreadable = "error"

@@ -1,4 +1,4 @@
-"""The last steps on a batch of raw values: crop (at random in training, otherwise from the centre), flip, normalise."""
+"""The last steps on a batch of raw values: augmentation in training, a crop from the centre otherwise; normalising."""
 
 import math
 from collections.abc import Sequence
@@ -44,11 +44,12 @@ class Transform:
     normalization: Normalization | None = None
     crop: int | None = None
 
-    def draws(self, rows: int, shape: Sequence[int], view: View | None) -> Draws | None:
-        """Draw the random choices of one pass over inputs of this shape (without the batch dimension)."""
+    def draws(self, rows: int, shape: Sequence[int], dtype: torch.dtype, view: View | None) -> Draws | None:
+        """Draw the random choices of one pass over inputs of this shape (without the batch dimension) and type."""
         if view is None or view.augmentation is None or len(shape) != 3:
             return None
-        return view.augmentation.draw(rows, view.seed, view.epoch, Frame((shape[1], shape[2]), self._size(shape)))
+        frame = Frame((shape[1], shape[2]), self._size(shape), self._mean_colour(dtype))
+        return view.augmentation.draw(rows, view.seed, view.epoch, frame)
 
     def apply(self, values: Tensor, rows: Tensor, draws: Draws | None) -> Tensor:
         """Return the values as a network sees them; ``draws`` is None in evaluation."""
@@ -56,6 +57,10 @@ class Transform:
             values = draws.apply(values, rows)
         elif self.crop is not None:
             values = centre_crop(values, self._size(values.shape[1:]))
+        return self.normalize(values)
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Return cropped values as a network sees them."""
         if self.normalization is None:
             return values
         scale, shift = _affine(self.normalization, values)
@@ -67,6 +72,11 @@ class Transform:
 
     def _size(self, shape: Sequence[int]) -> tuple[int, int]:
         return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
+
+    def _mean_colour(self, dtype: torch.dtype) -> tuple[float, ...]:
+        """Return the raw values that become 0 for a network, of bytes the nearest ones."""
+        mean = (0.0,) if self.normalization is None else self.normalization.mean
+        return tuple(round(255 * value) for value in mean) if dtype == torch.uint8 else mean
 
 
 IDENTITY = Transform()
@@ -82,9 +92,9 @@ def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tenso
     return 1 / (unit * std), -mean / std
 
 
-def rows_within(shape: Sequence[int], bytes_each: int = 1, limit: int = BLOCK_BYTES) -> int:
-    """Return how many rows of this shape fit into ``limit`` bytes, at least one; every number takes ``bytes_each``."""
-    return max(1, limit // (max(1, math.prod(shape)) * bytes_each))
+def rows_within(shape: Sequence[int], bytes_each: int = 1) -> int:
+    """Return how many rows of this shape fit into a block, at least one; every number takes ``bytes_each``."""
+    return max(1, BLOCK_BYTES // (max(1, math.prod(shape)) * bytes_each))
 
 
 class Moments:
@@ -95,17 +105,20 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self.total = self.squares = torch.zeros(1, dtype=torch.float64)
+        self.total = self.squares = torch.zeros(0, dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
         """Add images (n, channels, height, width) or vectors (n, features)."""
+        if self.count == 0:
+            self.total, self.squares = torch.zeros(2, values.shape[1], dtype=torch.float64)
         unit, reduced = 255.0 if values.dtype == torch.uint8 else 1.0, [0, *range(2, values.ndim)]
         for rows in values.split(rows_within(values.shape[1:], 8)):
             pieces = rows.split(rows_within(rows.shape[3:], 8 * values.shape[1]), dim=2) if rows.ndim > 2 else [rows]
             for piece in pieces if len(rows) == 1 else [rows]:
                 part = piece.double().div_(unit)
-                self.total = self.total + part.sum(dim=reduced)
-                self.squares = self.squares + part.square_().sum(dim=reduced)
+                self.total += part.sum(dim=reduced)  # in place: small new tensors between blocks fragment the heap
+                self.squares += part.square_().sum(dim=reduced)
+                del part  # before the next block is made
         self.count += values.numel() // values.shape[1]
 
     @property
@@ -150,8 +163,9 @@ def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Te
     if finite.all():
         return
     number = int(finite.to(torch.uint8).argmin())
-    chunks = rows.split(rows_within(values.shape[2:], 8))
-    column = torch.cat([values[chunk, number].reshape(len(chunk), -1).abs().amax(dim=1) for chunk in chunks])
+    column, size = torch.empty(len(rows), dtype=values.dtype), rows_within(values.shape[2:], 8)
+    for place, chunk in zip(column.split(size), rows.split(size), strict=True):
+        place.copy_(values[chunk, number].reshape(len(chunk), -1).abs().amax(dim=1))
     column = column.nan_to_num(torch.inf)
     row = int(rows[int(column.argmax())])
     raise DataError(

@@ -29,7 +29,7 @@ FREE_KEYS = {
 DESCRIPTIVE_KEYS = ("name", "description", "paper")
 DERIVED_KEYS = (
     "model.name", "model.pretrained", "model.train", "method.transition",
-    "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation",
+    "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
 )  # fmt: skip
 """Keys that a run fills in where the recipe leaves them open."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")

@@ -110,6 +110,7 @@ class _Source:
     """Batches to take steps on. Rows that are not in memory are read once, and used again for every step.
 
     ``reading`` are the seconds that one such row takes; None for rows in memory, whose reading is part of the step.
+    ``augmenting`` are those that it takes again in every epoch, where decoded images are kept and changed one by one.
     ``starting`` are the seconds until the worker processes of one pass over the data have started.
     """
 
@@ -117,7 +118,7 @@ class _Source:
         self.trainer, self.train = trainer, trainer.splits.train
         self.workers: int = getattr(self.train.inputs, "workers", 0)
         self.reading: float | None = None
-        self.starting = 0.0
+        self.augmenting = self.starting = 0.0
         self.values: Tensor | None = None
         if self.train.inputs.in_memory is None:
             self._read(until)
@@ -136,6 +137,10 @@ class _Source:
                 break
         self.values = torch.cat(parts)
         self.reading = median(seconds[1:] or seconds)
+        if view.augmentation is not None and view.augmentation.per_image:
+            some = self.train.rows[:READ_ROWS]
+            plain = _seconds_of(lambda: next(iter(inputs.batches([some])))) / len(some)
+            self.augmenting = max(0.0, self.reading - plain)
         if self.workers:
             one = _seconds_of(lambda: next(iter(self.train.inputs.batches([self.train.rows[:1]], view))))
             self.starting = self.workers * max(0.0, one - self.reading)
@@ -213,8 +218,10 @@ def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, c
     splits, size = trainer.splits, trainer.settings.batch_size
     evaluated = sum(len(part) for part in (splits.validation, splits.test) if part is not None)
     computing = step * len(splits.train) / min(size, len(splits.train)) + row * evaluated
-    if source.reading is None or cached:
+    if source.reading is None:
         return computing
+    if cached:
+        return _overlapped(trainer, source.workers, computing, source.augmenting * len(splits.train))
     reading = source.reading * (len(splits.train) + evaluated)
     threads = 1 if trainer.compute.device.type == "cuda" else torch.get_num_threads()
     return len(splits.sizes()) * source.starting + _overlapped(threads, source.workers, computing, reading)
