@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil import models
-from pencil.data.augment import Augmentation
+from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.feature_store import default_folder
 from pencil.data.geometry import input_shape
@@ -192,23 +192,24 @@ def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
 def _resolve_model(chosen: Recipe, loaded: Splits) -> models.ModelSettings:
     """The settings of the network, with what depends on the inputs, the device and the augmentation."""
     gpu = pick_device(chosen.training.device).type == "cuda"
-    augmented = chosen.data.augmentation != Augmentation()
+    augmented = chosen.data.augmentation not in (None, Augmentation())
     return models.resolve(chosen.model, input_shape(chosen.data, loaded.train), gpu=gpu, augmented=augmented)
 
 
 def _as_the_model_needs(chosen: Recipe, loaded: Splits) -> DataSettings:
-    """The settings of the data: normalised as for the pretrained weights, and not decoded ahead of feature extraction.
+    """The settings of the data as they suit the network.
 
-    Instance-dependent noise is the exception: it looks at pixels in memory.
+    Inputs are normalised as for the pretrained weights. Photos are augmented where the whole network is trained. They
+    are not decoded ahead of feature extraction, except for instance-dependent noise, which looks at pixels in memory.
     """
-    data, changed = chosen.data, dict[str, Any]()
+    data, inputs, changed = chosen.data, loaded.train.inputs, dict[str, Any]()
     normalization = models.expected_normalization(chosen.model)
-    if (
-        data.normalize == "auto"
-        and normalization is not None
-        and loaded.train.inputs.channels == len(normalization.mean)
-    ):
+    if data.normalize == "auto" and normalization is not None and inputs.channels == len(normalization.mean):
         changed["normalize"] = normalization
+    in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
+    if data.augmentation is None and chosen.model.train == "all" and in_colour:
+        photos = max(input_shape(data, loaded.train)) > models.SMALL
+        changed |= {"augmentation": PHOTOS} if photos else {}
     looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
     if chosen.model.train == "head" and data.cache == "auto" and not looks_at_pixels:
         changed["cache"] = "none"

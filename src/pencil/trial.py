@@ -91,7 +91,7 @@ def _is_open(chosen: Recipe, loaded: Splits) -> bool:
         return False
     if chosen.training.minutes is not None and chosen.training.minutes < LEAST_MINUTES:
         return False
-    if chosen.data.augmentation != Augmentation() or train.multilabel or len(train) < FEWEST:
+    if chosen.data.augmentation not in (None, Augmentation()) or train.multilabel or len(train) < FEWEST:
         return False
     if train.inputs.channels != 3 or train.inputs.dtype != torch.uint8:
         return False

@@ -114,7 +114,7 @@ def test_reading_counts_where_images_are_decoded_in_every_epoch(tmp_path, monkey
 def test_augmentation_image_by_image_counts_in_every_epoch_where_decoded_images_are_kept(tmp_path, monkeypatch):
     real, seen = ImageSteps._apply, []
     monkeypatch.setattr(ImageSteps, "_apply", lambda *words: time.sleep(0.02) or real(*words))
-    monkeypatch.setattr(check, "estimate_seconds", lambda trainer, cached: seen.append(trainer) or 1.0)
+    monkeypatch.setattr(assembly, "estimate_seconds", lambda trainer, cached, budget: seen.append(trainer) or 1.0)
     words = ("data.cache=none", "data.workers=0", "training.epochs=10", "data.augmentation=photos")
     check_recipe(folder_recipe(tmp_path / "photos", *words))
     rows = len(seen[0].splits.train)

@@ -220,10 +220,10 @@ def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, c
     computing = step * len(splits.train) / min(size, len(splits.train)) + row * evaluated
     if source.reading is None:
         return computing
-    if cached:
-        return _overlapped(trainer, source.workers, computing, source.augmenting * len(splits.train))
-    reading = source.reading * (len(splits.train) + evaluated)
     threads = 1 if trainer.compute.device.type == "cuda" else torch.get_num_threads()
+    if cached:
+        return _overlapped(threads, source.workers, computing, source.augmenting * len(splits.train))
+    reading = source.reading * (len(splits.train) + evaluated)
     return len(splits.sizes()) * source.starting + _overlapped(threads, source.workers, computing, reading)
 
 
