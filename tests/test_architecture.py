@@ -19,7 +19,7 @@ ORDER = [
     ("runs",),
     ("loggers", "export", "report", "review"),
     ("audit",),
-    ("assembly", "trial"),
+    ("assembly", "trial", "finetuning"),
     ("job",),
     ("check",),
     ("fitting",),

@@ -19,6 +19,7 @@ from pencil.data.geometry import decodes_once
 from pencil.data.sources import load
 from pencil.errors import PencilError, RunError, Stopped, TrainingError
 from pencil.files import refuse_path
+from pencil.finetuning import finetuning_trainer, with_finetuned
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
@@ -28,7 +29,7 @@ from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
-from pencil.runs.layout import is_run, is_unfinished
+from pencil.runs.layout import FINETUNE, is_run, is_unfinished
 from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
@@ -252,7 +253,7 @@ class Execution:
         outcome = trainer.run()
         if checkpointer is not None:  # what is needed to finish, if the results cannot be written
             checkpointer.save_final(trainer)
-        model, best_weights = job.whole_network(outcome)
+        outcome, model, best_weights = self._whole(job, outcome, observers, directory)
         run = self._finished(model, outcome, {} if directory is None else directory.environment)
         if directory is not None:
             _write_results(directory, run, best_weights)
@@ -261,12 +262,33 @@ class Execution:
             trackers.finish(run.summary)
         return run
 
-    def _checkpointer(self) -> Checkpointer | None:
+    def _whole(
+        self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None
+    ) -> tuple[Outcome, nn.Module, dict[str, Tensor]]:
+        """The outcome of the run with its whole network and best weights, fine-tuned where that is asked for.
+
+        Fine-tuning starts from the last checkpoint of this stage where there is one.
+        """
+        if not job.recipe.model.finetune_epochs:
+            return trained, *job.whole_network(trained)
+        checkpointer = self._checkpointer(FINETUNE)
+        options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
+        trainer = finetuning_trainer(job, trained, observers, **options)
+        if self.path is not None:
+            resuming.restore(self.path, trainer, None, stage=FINETUNE)
+        if directory is not None:
+            directory.truncate_metrics(trainer.records)
+        outcome = with_finetuned(trained, trainer.run())
+        if checkpointer is not None:
+            checkpointer.save_final(trainer)
+        return outcome, outcome.model, outcome.best_weights
+
+    def _checkpointer(self, stage: str = "") -> Checkpointer | None:
         if self.path is None or self.request is None:
             return None
         training = self.job.recipe.training
         return Checkpointer(
-            checkpoints_of(self.path, training.checkpoints_kept),
+            checkpoints_of(self.path, training.checkpoints_kept, stage),
             self.request,
             minutes=training.checkpoint_minutes,
             epochs=training.checkpoint_epochs,

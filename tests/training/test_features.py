@@ -14,7 +14,7 @@ from pencil import recipe
 from pencil.assembly import assemble
 from pencil.check import check_recipe
 from pencil.data.sources import load
-from pencil.errors import DataError, Stopped
+from pencil.errors import DataError, ModelError, Stopped
 from pencil.job import run_recipe
 from pencil.training import features as features_module
 from pencil.training.checkpointing import Checkpointer
@@ -100,19 +100,21 @@ def test_stopped_extraction_goes_on_where_it_was(photos, tmp_path, monkeypatch):
     assert compute_features(job.prepared.splits, job.network, tmp_path / "store").computed == 24
 
 
-def test_resume_is_exact(photos, tmp_path, monkeypatch):
-    whole = run_recipe(photo_recipe(photos, epochs=6), tmp_path / "whole")
+@pytest.mark.parametrize(("done", "more"), [(3, ()), (7, (("model.finetune_epochs", 2),))])
+def test_resume_is_exact(photos, tmp_path, monkeypatch, done, more):
+    chosen = photo_recipe(photos, *more, epochs=6)
+    whole = run_recipe(chosen, tmp_path / "whole")
     save_or_stop = Checkpointer.__call__
 
     def stop(self, trainer):
-        if len(trainer.records) == 3:
+        if len(trainer.records) == done:
             self.request.signal = "SIGTERM"
         save_or_stop(self, trainer)
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(Checkpointer, "__call__", stop)
-        run_recipe(photo_recipe(photos, epochs=6), tmp_path / "run")
-    resumed = run_recipe(photo_recipe(photos, epochs=6), tmp_path / "run", resume=True)
+        run_recipe(chosen, tmp_path / "run")
+    resumed = run_recipe(chosen, tmp_path / "run", resume=True)
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
     assert resumed.labels.table.equals(whole.labels.table)
@@ -147,3 +149,18 @@ def test_export_has_backbone_and_head_in_one_file(photos, tmp_path):
     commands.pencil("export", "run", "--format", "torch-export", "--out", "net.pt2", cwd=tmp_path)
     program = torch.export.load(tmp_path / "net.pt2").module()
     assert program(torch.zeros(2, 3, 72, 96, dtype=torch.uint8)).shape == (2, 2)
+
+
+def test_finetuning_moves_the_backbone_and_keeps_the_labels(photos, tmp_path):
+    head = run_recipe(photo_recipe(photos, epochs=6))
+    run = run_recipe(photo_recipe(photos, ("model.finetune_epochs", 2), epochs=6), tmp_path / "run")
+    assert [record["epoch"] for record in run.metrics] == list(range(1, 9)) and run.summary.epochs == 8
+    assert run.labels.table.equals(head.labels.table)
+    before, after = head.model.state_dict(), run.model.state_dict()
+    assert not torch.equal(before["backbone.conv_stem.weight"], after["backbone.conv_stem.weight"])
+    assert not list((tmp_path / "run/checkpoints").rglob("step-*"))
+    again = pencil.open_run(tmp_path / "run")
+    inputs = load(run.recipe.data).train.inputs
+    torch.testing.assert_close(again.predict_inputs(inputs), run.predict_inputs(inputs))
+    with pytest.raises(ModelError, match=r"finetune_epochs is 2 and model\.train is all"):
+        run_recipe(photo_recipe(photos, ("model.finetune_epochs", 2), ("model.train", "all")))

@@ -33,6 +33,12 @@ Processes = Annotated[
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Log every epoch to tensorboard, wandb or mlflow as well; repeatable.")
 ]
+Finetune = Annotated[
+    int | None,
+    typer.Option(
+        "--finetune", min=1, metavar="EPOCHS", help="After the head of a pretrained network, train all of it so long."
+    ),
+]
 AllowChanged = Annotated[
     bool, typer.Option("--allow-changed", help="Resume though rows were added or removed; labels are matched by key.")
 ]
@@ -46,6 +52,7 @@ def train(
     seed: Seed = None,
     epochs: Epochs = None,
     budget: Budget = None,
+    finetune: Finetune = None,
     pinned: Pinned = None,
     log: Log = None,
     assignments: Set = None,
@@ -57,6 +64,7 @@ def train(
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
+    chosen += [f"model.finetune_epochs={finetune}"] if finetune else []
     recipe = build_recipe(
         what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget, trust=trust
     )

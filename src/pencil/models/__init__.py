@@ -77,6 +77,8 @@ class ModelSettings(BaseModel):
         trains a new head on them. "auto" is "head" with ``pretrained`` on a CPU, otherwise "all".
     head : str
         The head that is trained on features: "mlp", with two hidden layers, or "linear".
+    finetune_epochs : int
+        After the head, train head and backbone together on the corrected labels for this many epochs.
     attention : bool
         Whether the attention structure of section 3.7 replaces pooling and classifier.
     attention_width : int
@@ -91,6 +93,7 @@ class ModelSettings(BaseModel):
     weights: Path | None = None
     train: Literal["auto", "head", "all"] = "auto"
     head: Head = "mlp"
+    finetune_epochs: Annotated[int, Field(ge=0)] = 0
     attention: bool = False
     attention_width: Annotated[int, Field(ge=1)] = 2048
 
@@ -121,9 +124,15 @@ def resolve(
         pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
         settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
     settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
+    if settings.train == "all" and settings.finetune_epochs:
+        raise ModelError(
+            f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected head, since all of "
+            "it is trained anyway; leave one of them out."
+        )
     if settings.train == "auto":
         head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
-        return settings.model_copy(update={"train": "head" if head else "all"})
+        wanted = head or (settings.finetune_epochs > 0)
+        settings = settings.model_copy(update={"train": "head" if wanted else "all"})
     if settings.train == "head":
         _refuse_head(settings, input_shape, augmented)
     return settings

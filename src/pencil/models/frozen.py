@@ -23,7 +23,7 @@ SMALLEST = 112
 
 
 class FrozenNetwork(nn.Module):
-    """A backbone without its output layer, in evaluation mode for good, and a head on its standardised features.
+    """A backbone without its output layer, in evaluation mode until it is thawed, and a head on standardised features.
 
     Parameters
     ----------
@@ -40,6 +40,7 @@ class FrozenNetwork(nn.Module):
     def __init__(self, backbone: nn.Module, input_shape: Sequence[int], num_classes: int, head: Head):
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
+        self.frozen = True
         self.size = enlarged_size(input_shape)
         self.width = trial_forward(_Resized(self.backbone, self.size), input_shape).shape[-1]
         self.feature_mean: Tensor
@@ -55,9 +56,16 @@ class FrozenNetwork(nn.Module):
         return logits
 
     def train(self, mode: bool = True) -> "FrozenNetwork":
-        """Set the mode of the head; the backbone stays in evaluation mode."""
+        """Set the mode; a frozen backbone stays in evaluation mode."""
         super().train(mode)
-        self.backbone.eval()
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+    def thaw(self) -> "FrozenNetwork":
+        """Let the backbone train too, and return the network."""
+        self.frozen = False
+        self.backbone.requires_grad_(True)
         return self
 
     def extractor(self) -> nn.Module:

@@ -32,6 +32,7 @@ from pencil.runs.layout import (
     BEST,
     CHECKPOINTS,
     ENVIRONMENT,
+    FINETUNE,
     FIRST,
     FORMAT,
     LABELS,
@@ -335,7 +336,7 @@ class RunWriter:
 
 def clear_leftovers(path: Path) -> None:
     """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
-    for folder in (path, path / CHECKPOINTS):
+    for folder in (path, path / CHECKPOINTS, path / CHECKPOINTS / FINETUNE):
         clear_temporaries(folder)
     checkpoints_of(path).recover()
 
@@ -399,7 +400,8 @@ def _compare(file: Path, expected: Any) -> FileStatus:
 
 def remove_checkpoints(path: Path) -> None:
     """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
-    for left in sorted((path / CHECKPOINTS).glob("*step-*")):
+    found = [left for folder in (CHECKPOINTS, f"{CHECKPOINTS}/{FINETUNE}") for left in (path / folder).glob("*step-*")]
+    for left in sorted(found):
         if CHECKPOINT.fullmatch(left.name):
             shutil.rmtree(left, ignore_errors=True)
             if left.exists():
@@ -414,11 +416,11 @@ def _first_statuses(path: Path) -> list[FileStatus]:
     return [FileStatus(path / name, True) for name in FIRST]
 
 
-def checkpoints_of(path: Path, keep: int = 2) -> "Checkpoints":
-    """Return the checkpoints of the run in this directory. This imports torch."""
+def checkpoints_of(path: Path, keep: int = 2, stage: str = "") -> "Checkpoints":
+    """Return the checkpoints of the run in this directory, or those of its second stage. This imports torch."""
     from pencil.runs.checkpoints import Checkpoints
 
-    return Checkpoints(path / CHECKPOINTS, keep)
+    return Checkpoints(path / CHECKPOINTS / stage, keep)
 
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:

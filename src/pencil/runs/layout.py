@@ -8,7 +8,8 @@ labels.parquet      every labelled row: given and corrected label, confidence, d
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
 manifest.json       the SHA-256 of every file above: of the first three from the start, of all of them at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
-checkpoints/step-N  what `pencil resume` continues from, until the run is finished
+checkpoints/step-N  what `pencil resume` continues from, until the run is finished; checkpoints/finetune/step-N after
+                    the head, where the whole network is fine-tuned
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ FORMAT = 2
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
+FINETUNE = "finetune"
+"""The folder for checkpoints of the second stage, inside those of the first."""
 WEIGHTS = {"last": MODEL, "best": BEST}
 FIRST = (RECIPE, ENVIRONMENT, ROWS)
 """The files that are written before training; the manifest covers them from the start."""

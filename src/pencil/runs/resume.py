@@ -133,12 +133,13 @@ def _fingerprints(splits: Splits, recipe: Recipe) -> dict[str, str]:
     return fingerprints(vars(splits), content=recipe.data.fingerprint == "content")
 
 
-def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None) -> None:
+def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None, stage: str = "") -> None:
     """Load the newest checkpoint into the trainer; without one, training starts from the beginning.
 
-    Where the rows have changed, ``changed_from`` are those that the checkpoint was written with.
+    Where the rows have changed, ``changed_from`` are those that the checkpoint was written with. ``stage`` is that of
+    the trainer, see :func:`pencil.runs.directory.checkpoints_of`.
     """
-    checkpoints, world = checkpoints_of(path), trainer.world
+    checkpoints, world = checkpoints_of(path, stage=stage), trainer.world
     if world.rank == 0:
         checkpoints.recover()
     world.broadcast_object(None)  # the other ranks wait for that

@@ -1,0 +1,66 @@
+"""Fine-tuning after a head: backbone and head are trained together on the corrected labels.
+
+It is the second stage of a run, with a trainer and checkpoints of its own; epochs and metrics go on from the first.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from pencil.assembly import Job
+from pencil.data.augment import PHOTOS
+from pencil.data.examples import Splits
+from pencil.data.inputs import Inputs
+from pencil.errors import ModelError
+from pencil.methods import CrossEntropy
+from pencil.methods.schedules import Cosine
+from pencil.models import SMALL, FrozenNetwork
+from pencil.training import Outcome, Trainer
+
+LR = 0.01
+"""At the start of a cosine; half of what networks from scratch get."""
+BATCH_SIZE = 32
+"""At most: activations of a large network are kept for every image of a batch."""
+
+
+def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], **options: Any) -> Trainer:
+    """Return a trainer that fine-tunes the whole network on the label distributions of a finished head.
+
+    Parameters
+    ----------
+    job, outcome
+        The head's.
+    observers, options
+        Those of :class:`pencil.training.Trainer`.
+    """
+    network, _ = job.whole_network(outcome)
+    if not isinstance(network, FrozenNetwork):
+        raise ModelError("there is no frozen backbone to fine-tune; leave model.finetune_epochs out.")
+    recipe, splits = job.recipe, job.prepared.splits
+    epochs = recipe.model.finetune_epochs
+    size = min(recipe.training.batch_size, BATCH_SIZE)
+    changed = {"epochs": epochs, "minutes": None, "batch_size": size, "channels_last": True}
+    trainer = Trainer(
+        network.thaw(),
+        Splits(replace(splits.train, given_labels=outcome.label_probs.float().cpu()), splits.validation, splits.test),
+        CrossEntropy(epochs=epochs, lr=Cosine(LR)),
+        recipe.training.model_copy(update=changed),
+        seed=recipe.seed,
+        augmentation=PHOTOS if _are_photos(splits.train.inputs) else None,
+        observers=observers,
+        **options,
+    )
+    trainer.records = list(outcome.records)
+    return trainer
+
+
+def with_finetuned(head: Outcome, whole: Outcome) -> Outcome:
+    """Return the outcome of a run: labels and evidence of the head, network and metrics of the fine-tuning."""
+    return replace(
+        head, model=whole.model, best_weights=whole.best_weights, best_epoch=whole.best_epoch, records=whole.records
+    )
+
+
+def _are_photos(inputs: Inputs) -> bool:
+    """Whether the preset for photos fits: colour images that are not thumbnails."""
+    shape = inputs.shape
+    return inputs.channels == 3 and shape is not None and len(shape) == 3 and max(shape) > SMALL
