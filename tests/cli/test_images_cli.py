@@ -158,9 +158,9 @@ def test_check_names_what_is_odd(pets):
     [(0.2, "1 s"), (42.4, "42 s"), (240, "4.0 min"), (1500, "25 min"), (9000, "2.5 h"), (300_000, "3.5 days")],
 )
 def test_times_have_a_fitting_unit(seconds, words):
-    from pencil.cli.check import _duration
+    from pencil.terminal import duration
 
-    assert _duration(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_check_looks_at_every_split(pets):

@@ -210,7 +210,8 @@ def _write_csv(batch: pa.RecordBatch, target: BinaryIO) -> None:
 def _rounded(column: Any) -> Any:
     """Round to six digits; NaN, as of a row without a given label, is an empty cell."""
     column = column.cast(pa.float64())
-    return pc.round(pc.if_else(pc.is_nan(column), pa.scalar(None, pa.float64()), column), 6)
+    empty = pa.nulls(1, pa.float64())[0]  # pa.scalar(None) would import pandas
+    return pc.round(pc.if_else(pc.is_nan(column), empty, column), 6)
 
 
 def _csv_cells(column: Any, rounded: bool = False) -> Any:

@@ -3,7 +3,7 @@
 import difflib
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -16,13 +16,17 @@ AUXILIARY = ("AuxLogits", "aux1", "aux2")
 """The auxiliary classifiers of GoogLeNet and Inception; they are removed, since losses take one output."""
 
 
+HUB_SECONDS = 5
+"""In which the hub of pretrained weights must answer."""
+
+
 def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) -> nn.Module:
     """Build one of timm's networks; the options ``num_classes=0, global_pool=""`` omit pooling and classifier."""
     import timm
 
     if not timm.is_model(name):
         raise ModelError(_unknown("timm", name, timm.list_models()))
-    with _download_errors(name, pretrained):
+    with _download_errors(name, pretrained), _without_retries() if pretrained else nullcontext():
         network: nn.Module = timm.create_model(name, pretrained=pretrained, in_chans=channels, **options)
     return network
 
@@ -86,6 +90,23 @@ def _unknown(library: str, name: str, known: Sequence[str]) -> str:
     close = [other for other in known if name in other][:5] or difflib.get_close_matches(name, known, n=5)
     hint = f"did you mean {', '.join(close)}?" if close else f"{library}'s list_models() has the names."
     return f"{library} has no model {name!r}; {hint}"
+
+
+@contextmanager
+def _without_retries() -> Iterator[None]:
+    """Let the hub's client use only what it has stored, if the hub does not answer: otherwise it tries for a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception:  # noqa: BLE001 - the client has had errors of several libraries; whatever it is, there is no hub
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextmanager

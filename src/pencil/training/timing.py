@@ -54,6 +54,9 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
         warnings.simplefilter("ignore")  # what training has to say is said when it trains
         source = _Source(trainer, time.perf_counter() + budget / 4)
         trainer.networks.trained.train()
+        first = trainer.phases[0]
+        if first.before_epoch is not None:  # some methods make room there for what a step leaves
+            first.before_epoch(0, first.epochs, trainer)
         step = _time_step(trainer, source, until)
         row = _time_evaluation(trainer, source, step, until)
         epoch = _epoch_seconds(trainer, source, step, row, cached)
