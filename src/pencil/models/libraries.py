@@ -95,8 +95,7 @@ def _unknown(library: str, name: str, known: Sequence[str]) -> str:
 @contextmanager
 def _without_retries() -> Iterator[None]:
     """Let the hub's client use only what it has stored, if the hub does not answer: otherwise it tries for a minute."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     before = constants.HF_HUB_OFFLINE
     try:
@@ -119,5 +118,6 @@ def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
             raise
         raise ModelError(
             f"the pretrained weights of {name} cannot be downloaded ({first_line(error)}); "
-            "save them to a file and pass it: --set model.pretrained=false --set model.weights=FILE."
+            "take efficientnet_lite0, whose weights are installed with pencil, or save them to a file and pass it: "
+            "--set model.pretrained=false --set model.weights=FILE."
         ) from error
