@@ -62,6 +62,8 @@ def workplace(tmp_path):
         name = ("cat", "dog")[i % 2]
         (tmp_path / "photos" / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(tmp_path / "photos" / name / f"{i}.png")
+        (tmp_path / "album" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).resize((72, 72)).save(tmp_path / "album" / name / f"{i}.png")
         lines.append(f"photos/{name}/{i}.png,{name}")
     (tmp_path / "crawl.csv").write_text("\n".join(lines))
     decision = {"key": "7", "split": "train", "decision": "other", "label": "3", "given": "7", "corrected": "7"}

@@ -131,8 +131,7 @@ def resolve(
         )
     if settings.train == "auto":
         head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
-        wanted = head or (settings.finetune_epochs > 0)
-        settings = settings.model_copy(update={"train": "head" if wanted else "all"})
+        settings = settings.model_copy(update={"train": "head" if head or settings.finetune_epochs else "all"})
     if settings.train == "head":
         _refuse_head(settings, input_shape, augmented)
     return settings
