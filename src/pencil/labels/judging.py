@@ -67,6 +67,11 @@ class Judgement:
     lost_classes: tuple[int, ...] = ()
 
 
+TIE_BREAK = 0.002
+"""Weight of a row's rank in its issue score: values of sure reference rows are equal, and rows keep their order."""
+EVENLY = torch.tensor([0.0, 1.0])
+
+
 def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_given: Tensor | None) -> Judgement:
     """Return the judgement of all rows.
 
@@ -187,7 +192,7 @@ def _issue_scores(
     scores = torch.full((len(met),), noise.rate, dtype=torch.float64)
     if met.any():
         boosted = rows.log_given[met].double() + rarity[hard_labels(given)[met]]
-        scores[met] = match_quantiles(-boosted, wrong)
+        scores[met] = torch.lerp(match_quantiles(-boosted, wrong), match_quantiles(-boosted, EVENLY), TIE_BREAK)
     return scores.clamp(0, 1).masked_fill(has_tie(given), 0.0)
 
 
