@@ -1,5 +1,7 @@
 """Judging labels: simulated networks of known knowledge, with and without memorised labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -85,3 +87,16 @@ def test_quantiles_keep_the_order_and_take_the_values():
     assert match_quantiles(scores, torch.tensor([0.1, 0.9, 0.5])).tolist() == pytest.approx([0.9, 0.1, 0.5])
     many = match_quantiles(torch.arange(101.0), torch.tensor([0.0, 1.0]))
     assert many.tolist() == pytest.approx(np.linspace(0, 1, 101).tolist())
+
+
+def test_rows_that_are_equally_sure_keep_their_order():
+    """Held-out rows with wrong labels are all certain, and more of them than of the training rows."""
+    train, given, clean = simulate(600, 0.02, seed=11)
+    held_out, held_given, held_clean = simulate(300, 0.02, seed=12)
+    held_given = torch.where(torch.arange(300) < 30, (held_clean + 1) % CLASSES, held_clean)
+    certain = replace(held_out, log_probs=torch.nn.functional.one_hot(held_clean, CLASSES).float() * 60 - 60)
+    scores = judge(train, given, certain, held_given).issue_scores
+    assert len(scores.unique()) == 600
+    for number in range(CLASSES):  # among classes their rarity counts too
+        own = given == number
+        assert scores[own].argsort(descending=True).equal(train.log_given[own].argsort())

@@ -105,6 +105,10 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
         found.append(f"training had only {facts.epochs} epochs (expected at least {FEW_EPOCHS})")
     if facts.high - facts.low > WIDE:
         found.append(f"the noise rate may be anything from {_percent(facts.low)} to {_percent(facts.high)}")
+    if facts.high < facts.changed <= facts.ceiling:
+        found.append(
+            f"{_percent(facts.changed)} of the labels changed, but at most {_percent(facts.high)} seem to be wrong"
+        )
     if facts.mismatch > MISMATCH:
         found.append("training rows and held-out rows tell different stories: the network memorised its labels")
     if DROP < _fall(facts) <= 2 * DROP:
