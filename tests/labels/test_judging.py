@@ -91,7 +91,7 @@ def test_quantiles_keep_the_order_and_take_the_values():
 
 def test_rows_that_are_equally_sure_keep_their_order():
     """Held-out rows with wrong labels are all certain, and more of them than of the training rows."""
-    train, given, clean = simulate(600, 0.02, seed=11)
+    train, given, _ = simulate(600, 0.02, seed=11)
     held_out, held_given, held_clean = simulate(300, 0.02, seed=12)
     held_given = torch.where(torch.arange(300) < 30, (held_clean + 1) % CLASSES, held_clean)
     certain = replace(held_out, log_probs=torch.nn.functional.one_hot(held_clean, CLASSES).float() * 60 - 60)
