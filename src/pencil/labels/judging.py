@@ -52,6 +52,8 @@ class Judgement:
         Whether held-out labels are predicted better than chance. If not, labels are left as given.
     mismatch
         How far the averages over training rows remain from those over held-out rows, from 0 to 1.
+    gap
+        How far the noise rate that training shows is above what held-out rows allow; see :func:`estimate_noise`.
     lost_classes
         Classes whose rows were left as given, because the corrected labels would not have contained them any more.
     """
@@ -65,6 +67,7 @@ class Judgement:
     knows: bool
     mismatch: float
     lost_classes: tuple[int, ...] = ()
+    gap: float = 0.0
 
 
 TIE_BREAK = 0.002
@@ -94,7 +97,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
     knows, ceiling = not is_chance(right, labels), upper_limit(~right)
-    noise = estimate_noise(train.subset(met), logits, labels, shape)
+    noise, gap = estimate_noise(train.subset(met), logits, labels, shape)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
@@ -105,26 +108,32 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     probs, lost = _keep_classes(_posterior(train, given, matched, trust, rarity), given, noise.rate)
     scores = _issue_scores(train, given, noise, reference, reference_given, rarity)
     if held_out is None or held_out_given is None:
-        return Judgement(probs, None, scores, None, noise, ceiling, knows, mismatch, lost)
+        return Judgement(probs, None, scores, None, noise, ceiling, knows, mismatch, lost, gap)
     held_out_probs = _posterior(held_out, held_out_given, noise, 1.0, rarity)
     held_out_probs = _give_back(held_out_probs, held_out_given, lost, noise.rate)
     held_scores = _issue_scores(held_out, held_out_given, noise, reference, reference_given, rarity)
-    return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost)
+    return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost, gap)
 
 
-def estimate_noise(train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor) -> NoiseModel:
+def estimate_noise(
+    train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor
+) -> tuple[NoiseModel, float]:
     """Return the noise model of held-out rows at the noise rate that the training dynamics show.
 
     Likelihood takes noise that the inputs explain for truth. A network that is kept from memorising shows more: labels
     that lost in nearly all visits are wrong, and few are wrong of those that won in most. The rate is the middle of
     these two fractions, as far as the likelihood allows it: a weak network disagrees with right labels too. The
     interval covers both fractions and that of the likelihood.
+
+    The second result is the gap: how far the fraction of labels that lost in nearly all visits is above what the
+    likelihood allows. Then inputs explain mistakes, as with human annotators, or classes overlap; none can tell which.
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
     rate = min(max((least + most) / 2, fitted.low), fitted.high)
     model = with_rate(fitted, shape, max(rate, 0.5 / len(held_out_given)), held_out_logits, held_out_given)
-    return replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
+    wide = replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
+    return wide, max(0.0, least - fitted.high)
 
 
 def match_held_out(

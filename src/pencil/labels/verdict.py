@@ -12,6 +12,8 @@ FEW_EPOCHS = 5
 FEW_HELD_OUT = 40
 WIDE = 0.35
 """An interval of the noise rate wider than this leaves open whether labels or network are wrong."""
+GAP = 0.03
+"""Noise rates of training and of held-out rows that differ more than this cannot both be right."""
 MISMATCH = 0.04
 """Averages over training and held-out rows that differ more than this were not judged alike."""
 HARM, DROP = 0.005, 0.05
@@ -40,6 +42,8 @@ class Facts:
         Fraction of the labels that changed.
     mismatch
         Distance between averages over training and held-out rows.
+    gap
+        How far the noise rate that training shows is above what held-out rows allow.
     halved_classes, kept_classes
         Names of classes that lost more than half of their rows, and of those left as given for fear of losing them.
     """
@@ -58,6 +62,7 @@ class Facts:
     mismatch: float
     halved_classes: tuple[str, ...] = ()
     kept_classes: tuple[str, ...] = ()
+    gap: float = 0.0
     score_name: str = "agreement with"
 
 
@@ -105,6 +110,11 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
         found.append(f"training had only {facts.epochs} epochs (expected at least {FEW_EPOCHS})")
     if facts.high - facts.low > WIDE:
         found.append(f"the noise rate may be anything from {_percent(facts.low)} to {_percent(facts.high)}")
+    if facts.gap > GAP:
+        found.append(
+            f"training shows {_percent(facts.gap)} more wrong labels than held-out rows do: either mistakes follow the "
+            "inputs, as those of people do, or classes overlap"
+        )
     if facts.high < facts.changed <= facts.ceiling:
         found.append(
             f"{_percent(facts.changed)} of the labels changed, but at most {_percent(facts.high)} seem to be wrong"

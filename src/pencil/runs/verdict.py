@@ -46,6 +46,7 @@ def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
         expected_after=labels.expected_after,
         changed=labels.changed,
         mismatch=judgement.mismatch,
+        gap=judgement.gap,
         halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
         kept_classes=tuple(train.classes[k] for k in judgement.lost_classes),
     )
