@@ -18,6 +18,10 @@ RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
 """The dynamics of training rows, and of held-out rows where there are any."""
 
 
+TOGETHER = 16
+"""Steps whose predictions are recorded together: for small networks the calls take longer than the numbers."""
+
+
 class RunDynamics:
     """Records what was predicted for every row, or entry of multi-label data, and judges the given labels by it.
 
@@ -41,9 +45,27 @@ class RunDynamics:
         make = EntryDynamics if train.multilabel else TrainingDynamics
         self.train = make(train.given_labels.to(device), train.num_classes, layout)
         self.held_out = None if held_out is None else make(held_out.given_labels, held_out.num_classes)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, rows: Tensor, logits: Tensor) -> None:
+        """Count a visit of training rows, each of them once in an epoch, with what was predicted before the step."""
+        if self.layout.sharded_over is not None:  # where all ranks record together
+            self.train.add(rows, logits)
+            return
+        self._waiting.append((rows, logits.detach()))
+        if len(self._waiting) == TOGETHER:
+            self._record()
+
+    def _record(self) -> None:
+        """Record the visits that wait for it."""
+        if self._waiting:
+            rows, logits = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self._waiting = []
+            self.train.add(rows, logits)
 
     def add_evaluation(self, held_out_logits: Tensor | None) -> None:
-        """Count a visit of the held-out rows that can be read."""
+        """Count a visit of the held-out rows that can be read, at the end of an epoch."""
+        self._record()
         if self.held_out is not None and held_out_logits is not None:
             read = ~held_out_logits[:, 0].isnan()
             self.held_out.add(read.nonzero()[:, 0], held_out_logits[read])
@@ -54,10 +76,12 @@ class RunDynamics:
         if world is not None:
             rows = rows[world.rank :: world.size]
         rows = rows[~logits[rows, 0].isnan()]
+        self._record()
         self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
     def evidence(self) -> RunEvidence:
         """Return the dynamics of training and held-out rows; all ranks call this together."""
+        self._record()
         return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
 
     def judge(self, evidence: RunEvidence | None = None) -> Judgement:
@@ -73,10 +97,12 @@ class RunDynamics:
 
     def state_dict(self, *, sharded: bool) -> dict[str, Any]:
         """Return the dynamics that every process has, or those of this process's shard."""
+        self._record()
         return {name: one.state_dict() for name, one in self._parts().items() if (one.world is not None) == sharded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the dynamics of the rows of this process."""
+        self._waiting = []
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 

@@ -83,7 +83,7 @@ class TrainingStep:
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
-        self.dynamics.train.add(result.batch.rows, result.logits)  # what was predicted before this step
+        self.dynamics.add(result.batch.rows, result.logits)  # what was predicted before this step
         if phase.after_step is not None:  # where labels move
             phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
         return result
@@ -154,7 +154,8 @@ class TrainingStep:
         if clip > 0:
             scaler.unscale_(optimizer)
         if not scaler.is_enabled():  # a scaler skips such steps by itself
-            gradients = [parameter.grad for parameter in networks.trained.parameters() if parameter.grad is not None]
+            parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if not torch.stack(torch._foreach_norm(gradients)).sum().isfinite():
                 raise self._not_finite("gradient became infinite or NaN", result, where)
         if clip > 0:
