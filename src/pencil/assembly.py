@@ -19,6 +19,7 @@ from pencil.data.geometry import input_shape
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.settings import DataSettings
+from pencil.errors import RecipeError
 from pencil.methods import Method
 from pencil.models import FrozenNetwork
 from pencil.models.probe import copy_network
@@ -30,7 +31,7 @@ from pencil.training import Observer, Outcome, Trainer
 from pencil.training.compute import CPU, Compute, pick_device
 from pencil.training.features import compute_features, count_missing, random_features, store_name
 from pencil.training.networks import MakeNetwork
-from pencil.training.timing import BUDGET, estimate_features, estimate_seconds
+from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,18 @@ class Job:
     make_network: MakeNetwork | None = None
     features: Splits | None = None
 
-    def with_features(self, compute: Compute = CPU, report: Callable[[int, int], None] | None = None) -> "Job":
+    def with_features(
+        self,
+        compute: Compute = CPU,
+        report: Callable[[int, int], None] | None = None,
+        waiting: Callable[[], None] | None = None,
+    ) -> "Job":
         """Return the job with the features of all rows, where the backbone is frozen; see :func:`compute_features`."""
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
             return self
         folder = self._feature_folder(self.network)
-        found = compute_features(self.prepared.splits, self.network, folder, compute=compute, report=report)
+        splits, network = self.prepared.splits, self.network
+        found = compute_features(splits, network, folder, compute=compute, report=report, waiting=waiting)
         self.network.feature_mean.copy_(torch.tensor(found.normalization.mean))
         self.network.feature_std.copy_(torch.tensor(found.normalization.std))
         return replace(self, features=found.splits)
@@ -72,11 +79,12 @@ class Job:
         """
         if self.recipe.training.minutes is not None:
             return 60 * self.recipe.training.minutes
-        seconds = 0.0
+        seconds, splits = 0.0, self.prepared.splits
+        if isinstance(self.network, FrozenNetwork) and self.recipe.model.finetune_epochs:
+            seconds += self.recipe.model.finetune_epochs * estimate_finetuning(splits, self.network)
         if isinstance(self.network, FrozenNetwork) and self.features is None:
-            splits = self.prepared.splits
             missing = count_missing(splits, self.network.width, self._feature_folder(self.network))
-            seconds = estimate_features(splits, self.network, missing, budget / 2)
+            seconds += estimate_features(splits, self.network, missing, budget / 2)
         return seconds + estimate_seconds(self.timed_copy().trainer(), cached=cached, budget=budget)
 
     def timed_copy(self) -> "Job":
@@ -116,7 +124,8 @@ class Job:
         """Return the trained network and its best weights, both with the backbone where only a head was trained."""
         if not isinstance(self.network, FrozenNetwork):
             return outcome.model, outcome.best_weights
-        whole = copy.deepcopy(self.network)
+        device = next((parameter.device for parameter in outcome.model.parameters()), torch.device("cpu"))
+        whole = copy.deepcopy(self.network).to(device)
         whole.head = outcome.model
         best = {f"head.{name}": value for name, value in outcome.best_weights.items()}
         return whole.eval(), {**whole.state_dict(), **best} if best else {}
@@ -141,6 +150,11 @@ def assemble(
     held_out
         Keys of the held-out rows; drawn by default.
     """
+    if chosen.training.minutes is not None and chosen.model.finetune_epochs:
+        raise RecipeError(
+            "training.minutes and model.finetune_epochs are both set (--budget, --finetune); expected one of them: "
+            "fine-tuning is planned in epochs."
+        )
     if model is None:
         chosen = chosen.model_copy(update={"model": _resolve_model(chosen, loaded)})
     wanted = chosen.data if model is not None else _as_the_model_needs(chosen, loaded)

@@ -20,6 +20,7 @@ from pencil.data.sources import load
 from pencil.errors import PencilError, TrainingError
 from pencil.models import ModelSettings
 from pencil.recipe import Recipe
+from pencil.trial import is_open
 
 SMALL_CACHE = 64 * 2**20
 """Images of up to this many bytes are decoded into memory for the check, where training would do so too."""
@@ -63,7 +64,9 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 trial = {"rows": None, "cache": _trial_cache(settings, parts), "unreadable": "skip"}
                 changed = {"data": settings.model_copy(update=trial)}
                 job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
-                plan = _plan(job, not_run)
+                kept = job.recipe.data.model_copy(update={"cache": settings.cache})  # where features may be already
+                job = replace(job, recipe=job.recipe.model_copy(update={"data": kept}))
+                plan = _plan(job, not_run, is_open(chosen, loaded))
         except PencilError as error:
             problems.append(error)
         if plan is not None and not problems:
@@ -104,7 +107,7 @@ def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:
     return chosen
 
 
-def _plan(job: Job, not_run: Mapping[str, Path]) -> dict[str, Any]:
+def _plan(job: Job, not_run: Mapping[str, Path], trial: bool) -> dict[str, Any]:
     """What would be trained; None for what only a file that was not executed knows."""
     trainer = job.timed_copy().trainer()  # it refuses a network that cannot train on these inputs
     train, parameters = job.prepared.splits.train, job.network.parameters()
@@ -116,6 +119,7 @@ def _plan(job: Job, not_run: Mapping[str, Path]) -> dict[str, Any]:
         "injected_noise_rate": job.prepared.noise_rate,
         "model": None if own_model else job.recipe.model.name,
         "trained_part": None if own_model else job.recipe.model.train,
+        "trial": trial,
         "parameters": None if own_model else sum(parameter.numel() for parameter in parameters),
         "phases": None if own_method else [{"name": one.name, "epochs": one.epochs} for one in trainer.phases],
     }

@@ -98,7 +98,8 @@ def run_recipe(
             loaded = load(recipe.data) if data is None else data
             if model is None:
                 trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, gpu=device.type == "cuda"))
-                recipe = recipe if trial is None else recipe.model_copy(update={"model": trial.model})
+                if trial is not None:
+                    recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
         return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
 
@@ -236,9 +237,11 @@ class Execution:
         checkpointer = self._checkpointer()
         if restore is None:
             self._announce(display)
-        job = job.with_features(Compute(self.device), partial(self._on_features, display))
+        waiting = _Waiting(display, self.request)
+        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
-        trainer = job.trainer(observers, time.monotonic() - self.started, **options)
+        passed = self.world.broadcast_object(time.monotonic() - self.started)  # all ranks plan the same epochs
+        trainer = job.trainer(observers, passed, **options)
         if directory is not None and restore is None:  # a run that is resumed is locked already
             stack.enter_context(directory)
         if restore is not None:
@@ -314,8 +317,8 @@ class Execution:
             observer.on_features(done, total)
         if self.request is not None and self.request.signal is not None:
             raise Stopped(
-                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images, which are kept; "
-                "the same command goes on from there."
+                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images; the same "
+                "command goes on from there, or from the beginning where data.cache keeps none."
             )
 
     def _finished(self, model: nn.Module, outcome: Outcome, environment: dict[str, Any]) -> Run:
@@ -329,6 +332,23 @@ class Execution:
             self.path,
             environment,
         )
+
+
+@dataclass
+class _Waiting:
+    """Says once that another process computes features, and stops where that is asked for."""
+
+    display: tuple[Observer, ...]
+    request: StopRequest | None
+    said: bool = False
+
+    def __call__(self) -> None:
+        if not self.said:
+            for observer in self.display:
+                observer.on_choice("waiting for another run, which computes features with the same network")
+            self.said = True
+        if self.request is not None and self.request.signal is not None:
+            raise Stopped(f"stopped by {self.request.signal} while another run computed features; start again later.")
 
 
 def _write_results(directory: RunWriter, run: Run, best_weights: dict[str, Tensor]) -> None:

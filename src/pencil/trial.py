@@ -55,6 +55,10 @@ class Trial:
         """The network that is trained."""
         return HEAD if self.head > self.cnn + self.lead else CNN
 
+    def chosen(self, model: ModelSettings) -> ModelSettings:
+        """Return the settings with the network of the trial in them."""
+        return model.model_copy(update=self.model.model_dump(include={"name", "pretrained", "train"}))
+
     def describe(self) -> str:
         """Return the result in a sentence."""
         return (
@@ -65,9 +69,9 @@ class Trial:
 
 def try_networks(chosen: Recipe, loaded: Splits, *, gpu: bool = False) -> Trial | None:
     """Train both networks on some rows; None where the recipe or the data leaves no choice."""
-    if gpu or not _is_open(chosen, loaded):
+    if gpu or not is_open(chosen, loaded):
         return None
-    available = min(len(loaded.train), chosen.data.rows or len(loaded.train))
+    available = _available(chosen, loaded)
     rows = min(available, MOST)
     some = torch.randperm(len(loaded.train), generator=generator(chosen.seed, "trial"))[:rows].sort().values
     data = chosen.data.model_copy(update={"validation": 1 / 8, "rows": None, "test": None, "pinned": None})
@@ -83,17 +87,26 @@ def try_networks(chosen: Recipe, loaded: Splits, *, gpu: bool = False) -> Trial 
     return Trial(rows, cnn, head, lead=error + GROWTH * max(cnn, head) * math.log2(available / rows))
 
 
-def _is_open(chosen: Recipe, loaded: Splits) -> bool:
-    """Whether the network is ours to choose, and the inputs are small colour images, enough of them."""
+def _available(chosen: Recipe, loaded: Splits) -> int:
+    """How many rows the run will have."""
+    return min(len(loaded.train), chosen.data.rows or len(loaded.train))
+
+
+def is_open(chosen: Recipe, loaded: Splits) -> bool:
+    """Return whether the network is ours to choose, and the inputs are small colour images, enough of them."""
     model, train = chosen.model, loaded.train
-    given = (model.name, model.train, model.weights, model.attention)
-    if given != ("auto", "auto", None, False) or model.pretrained is not None:
+    given = (model.name, model.train, model.weights, model.attention, model.options, model.finetune_epochs)
+    if given != ("auto", "auto", None, False, {}, 0) or model.pretrained is not None:
         return False
     if chosen.training.minutes is not None and chosen.training.minutes < LEAST_MINUTES:
         return False
-    if chosen.data.augmentation not in (None, Augmentation()) or train.multilabel or len(train) < FEWEST:
+    if (
+        chosen.data.augmentation not in (None, Augmentation())
+        or train.multilabel
+        or _available(chosen, loaded) < FEWEST
+    ):
         return False
-    if train.inputs.channels != 3 or train.inputs.dtype != torch.uint8:
+    if chosen.data.long_tail is not None or train.inputs.channels != 3 or train.inputs.dtype != torch.uint8:
         return False
     shape = input_shape(chosen.data, train)
     return len(shape) == 3 and min(shape[1:]) >= SMALLEST and max(shape) <= models.SMALL

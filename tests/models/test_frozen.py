@@ -7,7 +7,7 @@ from torch import nn
 
 from pencil.errors import ModelError
 from pencil.models import FrozenNetwork, ModelSettings, build, build_head, bundled, provenance, resolve
-from pencil.models.frozen import enlarged_size, folded
+from pencil.models.frozen import enlarged_size, folded, without_output_layer
 
 LITE = ModelSettings(name="efficientnet_lite0", pretrained=True, train="head")
 
@@ -53,6 +53,7 @@ def test_only_the_head_trains():
 
 def test_small_images_are_enlarged():
     assert enlarged_size((3, 32, 48)) == (112, 168) and enlarged_size((3, 112, 300)) is None
+    assert enlarged_size((1, 8, 1000)) == (8, 1000) and enlarged_size((3, 32, 224)) == (64, 448)
     network = build(LITE, (3, 32, 32), 4, seed=0).eval()
     image = torch.rand(1, 3, 32, 32)
     larger = nn.functional.interpolate(image, (112, 112), mode="bilinear", align_corners=False)
@@ -66,7 +67,7 @@ def test_folded_batch_norms_compute_the_same(name):
         if isinstance(module, nn.BatchNorm2d):
             module.running_mean.uniform_(-0.1, 0.1), module.running_var.uniform_(0.8, 1.2)
     image = torch.rand(3, 3, 64, 64)
-    fast = folded(network.eval())
+    fast = folded(network.eval(), (64, 64))
     norms = [module for module in fast.modules() if isinstance(module, nn.BatchNorm2d)]
     assert bool(norms) is (name == "timm/resnetv2_50") or name == "timm/resnetv2_50"  # others have none left
     torch.testing.assert_close(fast(image), network(image), rtol=1e-3, atol=1e-3)
@@ -85,7 +86,7 @@ def test_layers_in_another_order_than_they_are_used_stay_unfolded():
     network = Crossed().eval()
     network.norm.running_mean.fill_(2.0), network.other.running_var.fill_(9.0)
     image = torch.rand(2, 3, 112, 112)
-    torch.testing.assert_close(folded(network)(image), network(image))
+    torch.testing.assert_close(folded(network, (112, 112))(image), network(image))
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,16 @@ def test_layers_in_another_order_than_they_are_used_stay_unfolded():
 def test_a_head_needs_features(settings, shape, augmented, reason):
     with pytest.raises(ModelError, match=f"model.train is head, but .*{reason}"):
         resolve(ModelSettings(train="head", **settings), shape, augmented=augmented)
+
+
+def test_networks_for_one_size_have_features_too():
+    network = build(ModelSettings(name="timm/vit_tiny_patch16_224"), (3, 224, 224), 3, seed=0)
+    frozen = FrozenNetwork(without_output_layer(network, "vit"), (3, 224, 224), 3, "linear")
+    image = torch.rand(1, 3, 224, 224)
+    torch.testing.assert_close(frozen.extractor()(image), frozen.backbone(image), rtol=1e-3, atol=1e-4)
+
+
+def test_channels_are_no_pixels():
+    assert resolve(ModelSettings(), (100, 32, 32)).name == "small_cnn"
+    assert resolve(ModelSettings(finetune_epochs=1), (3, 32, 32)).name == "efficientnet_lite0"
+    assert resolve(ModelSettings(train="head"), (3, 32, 32)).pretrained

@@ -13,8 +13,9 @@ import pencil
 from pencil import recipe
 from pencil.assembly import assemble
 from pencil.check import check_recipe
+from pencil.data.feature_store import FeatureStore
 from pencil.data.sources import load
-from pencil.errors import DataError, ModelError, Stopped
+from pencil.errors import DataError, ModelError, RecipeError, Stopped
 from pencil.job import run_recipe
 from pencil.training import features as features_module
 from pencil.training.checkpointing import Checkpointer
@@ -164,3 +165,38 @@ def test_finetuning_moves_the_backbone_and_keeps_the_labels(photos, tmp_path):
     torch.testing.assert_close(again.predict_inputs(inputs), run.predict_inputs(inputs))
     with pytest.raises(ModelError, match=r"finetune_epochs is 2 and model\.train is all"):
         run_recipe(photo_recipe(photos, ("model.finetune_epochs", 2), ("model.train", "all")))
+
+
+def test_the_store_is_named_after_all_that_features_depend_on(photos):
+    names = set()
+    for more in ((), (("model.options", {"global_pool": "max"}),), (("data.resize", 80),), (("data.crop", 64),)):
+        given = (("model.name", "efficientnet_lite0"), ("model.pretrained", True), *more)
+        chosen = photo_recipe(photos, *given)
+        job = assemble(chosen, load(chosen.data))
+        names.add(features_module.store_name(job.recipe.model, job.network, job.recipe.data))
+    assert len(names) == 4
+
+
+def test_features_of_a_dataset_without_digests_are_never_found_again(tmp_path):
+    first, second = (torch.rand(24, 3, 96, 96) * scale for scale in (0.2, 1.0))
+    options = {"method": "cross_entropy", "epochs": 1, "settings": {"data.cache": str(tmp_path / "cache")}}
+    runs = [pencil.fit("auto", [(one, i % 2) for i, one in enumerate(part)], **options) for part in (first, second)]
+    assert not torch.equal(*(run.model.feature_mean for run in runs)) and not list(tmp_path.rglob("*.f16"))
+
+
+def test_waiting_for_another_run_is_said_and_can_be_stopped(photos, tmp_path):
+    job = assemble(photo_recipe(photos), load(photo_recipe(photos).data))
+    store, seen = FeatureStore(tmp_path / "store", 1280), []
+
+    def waiting():
+        seen.append(1)
+        raise Stopped("enough")
+
+    with store.lock(), pytest.raises(Stopped):
+        compute_features(job.prepared.splits, job.network, tmp_path / "store", waiting=waiting)
+    assert seen == [1]
+
+
+def test_budget_and_finetuning_exclude_each_other(photos):
+    with pytest.raises(RecipeError, match="expected one of them"):
+        run_recipe(photo_recipe(photos, ("training.minutes", 1), ("model.finetune_epochs", 2), method="auto"))

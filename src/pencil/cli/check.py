@@ -242,6 +242,8 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
     size = "not run" if plan["parameters"] is None else f"{plan['parameters']:,} parameters"
     head = ", of which the head is trained" if plan["trained_part"] == "head" else ""
     yield f"model       {plan['model'] or recipe.model.name}, {size}{head}"
+    if plan["trial"]:
+        yield "            unless a trial at the start of training prefers a head on features of a pretrained network"
     epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
     yield f"method      {recipe.method['name']}; {epochs}"
     if result.seconds is not None:

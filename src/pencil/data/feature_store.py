@@ -1,12 +1,12 @@
 """Features of images on disk, by the content of the image: computed once, found again by every later run."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import platformdirs
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from pencil.data.inputs import DIGEST
 from pencil.errors import DataError
@@ -47,9 +47,23 @@ class FeatureStore:
             ) from error
         self.refresh()
 
-    def lock(self) -> AbstractContextManager[object]:
-        """Return a lock that one process at a time can hold; it is released when its holder dies."""
-        return FileLock(self.folder / LOCK)
+    @contextmanager
+    def lock(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold a lock that one process at a time can hold; it is released when its holder dies.
+
+        ``waiting`` is called every second while another process holds it; it may raise.
+        """
+        lock = FileLock(self.folder / LOCK)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=1.0)
+            except Timeout:
+                if waiting is not None:
+                    waiting()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def refresh(self) -> None:
         """Learn what other processes have added."""

@@ -119,7 +119,8 @@ def resolve(
     """
     if settings.name == "auto":
         images = len(input_shape) == 3
-        photos = images and max(input_shape) > SMALL
+        wants_head = settings.train == "head" or settings.finetune_epochs > 0
+        photos = images and (max(input_shape[1:]) > SMALL or wants_head)
         name = PHOTOS if photos else "small_cnn" if images else "mlp"
         pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
         settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
@@ -129,9 +130,11 @@ def resolve(
             f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected head, since all of "
             "it is trained anyway; leave one of them out."
         )
+    if settings.train == "auto" and settings.finetune_epochs:
+        settings = settings.model_copy(update={"train": "head"})
     if settings.train == "auto":
         head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
-        settings = settings.model_copy(update={"train": "head" if head or settings.finetune_epochs else "all"})
+        settings = settings.model_copy(update={"train": "head" if head else "all"})
     if settings.train == "head":
         _refuse_head(settings, input_shape, augmented)
     return settings

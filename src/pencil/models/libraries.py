@@ -35,7 +35,10 @@ def pretrained_normalization(name: str) -> Normalization:
     """Return how the inputs of timm's pretrained weights were normalised."""
     import timm
 
-    config = timm.get_pretrained_cfg(name)
+    try:
+        config = timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # an unknown tag after the name
+        raise ModelError(f"timm has no pretrained weights {name!r}: {first_line(error)}.") from error
     return IMAGENET if config is None else Normalization(tuple(config.mean), tuple(config.std))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import pickle
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,10 +162,16 @@ def file_digest(path: Path) -> str:
 
 def state_digest(network: nn.Module, num_classes: int) -> str:
     """Return the SHA-256 over names and values of all tensors except the head's, for weights without a file."""
-    digest, head = hashlib.sha256(), head_tensors(network, num_classes)
-    for name, value in sorted(network.state_dict().items()):
-        if name in head or name.startswith("head."):
-            continue
+    head, tensors = head_tensors(network, num_classes), network.state_dict()
+    return tensors_digest(
+        {name: tensors[name] for name in tensors if name not in head and not name.startswith("head.")}
+    )
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over names and values of tensors."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

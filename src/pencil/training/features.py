@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,10 +20,11 @@ from pencil.data.settings import DataSettings
 from pencil.data.transform import Normalization
 from pencil.errors import DataError, ModelError
 from pencil.models import FrozenNetwork, ModelSettings
-from pencil.models.weights import state_digest
+from pencil.models.weights import file_digest, tensors_digest
 from pencil.seeding import generator
 from pencil.training.compute import CPU, Compute
 from pencil.training.threads import in_threads
+from pencil.user_file import split_reference
 
 VERSION = 1
 """Of how features are computed; another one does not find the features of this one."""
@@ -55,6 +58,7 @@ def compute_features(
     *,
     compute: Compute = CPU,
     report: Callable[[int, int], None] | None = None,
+    waiting: Callable[[], None] | None = None,
 ) -> Features:
     """Return the features of all rows; those that are in the folder are not computed again.
 
@@ -65,17 +69,21 @@ def compute_features(
     network
         Its backbone computes the features.
     folder
-        Where features are kept, see :func:`store_name`; None keeps them nowhere.
+        Where features are kept, see :func:`store_name`; None keeps them nowhere, and neither are those of inputs
+        that have no digest.
     compute
         Device and precision.
     report
         Called as ``report(done, total)`` while features are computed.
+    waiting
+        Called every second while another process computes features into the same folder.
     """
     parts = {name: part for name, part in vars(splits).items() if part is not None}
+    digests = {name: _digests(part) for name, part in parts.items()}
     with TemporaryDirectory() as temporary:
-        store = FeatureStore(Path(temporary) if folder is None else folder, network.width)
-        digests = {name: _digests(name, part) for name, part in parts.items()}
-        with store.lock():
+        lasting = folder if all(part.inputs.digests(part.rows[:0]) is not None for part in parts.values()) else None
+        store = FeatureStore(lasting or Path(temporary), network.width)
+        with store.lock(waiting):
             store.refresh()
             extraction = _Extraction(network, store, compute, report)
             extraction.run([(part, digests[name]) for name, part in parts.items()])
@@ -91,11 +99,18 @@ def compute_features(
 
 
 def count_missing(splits: Splits, width: int, folder: Path | None) -> int:
-    """Return how many images have no features in the folder; it is not made if it is missing."""
-    digests = [one for name, part in vars(splits).items() if part is not None for one in _digests(name, part)]
-    if folder is None or not folder.is_dir():
-        return len(set(digests))
-    return len(FeatureStore(folder, width).missing(digests))
+    """Return about how many images have no features in the folder, by some of them; it is not made if it is missing."""
+    parts = [part for part in (splits.train, splits.validation, splits.test) if part is not None]
+    total, store = sum(map(len, parts)), None if folder is None or not folder.is_dir() else FeatureStore(folder, width)
+    if store is None:
+        return total
+    some = [part.subset(torch.linspace(0, len(part) - 1, min(len(part), SAMPLE)).long()) for part in parts]
+    missing = [len(store.missing(_digests(part))) / len(part) for part in some]
+    return round(sum(fraction * len(part) for fraction, part in zip(missing, parts, strict=True)))
+
+
+SAMPLE = 500
+"""Images of each split that are looked at to estimate how many are missing, and rows of random features."""
 
 
 def random_features(splits: Splits, width: int) -> Splits:
@@ -104,9 +119,9 @@ def random_features(splits: Splits, width: int) -> Splits:
     def made(part: Examples | None) -> Examples | None:
         if part is None:
             return None
-        values = torch.randn(len(part), width, generator=generator(0, "random features")).half()
+        values = torch.randn(SAMPLE, width, generator=generator(0, "random features")).half()
         plain = Normalization((0.0,) * width, (1.0,) * width)
-        return replace(part, inputs=TensorInputs(values).normalized(plain), rows=torch.arange(len(part)))
+        return replace(part, inputs=TensorInputs(values).normalized(plain), rows=torch.arange(len(part)) % SAMPLE)
 
     train = made(splits.train)
     assert train is not None
@@ -116,16 +131,18 @@ def random_features(splits: Splits, width: int) -> Splits:
 def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings) -> str:
     """Return a name that changes with everything that features depend on except the image."""
     geometry = data.model_dump(mode="json", include={"resize", "crop", "normalize"})
-    how = [VERSION, model.name, state_digest(network.backbone, 0), network.size, geometry]
-    return f"{Path(model.name).name}-{hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]}"
+    own = split_reference(model.name)
+    code = None if own is None else file_digest(own[0])
+    weights = tensors_digest(network.backbone.state_dict())
+    how = [VERSION, model.name, code, model.options, weights, network.size, geometry]
+    digest = hashlib.sha256(json.dumps(how, default=str).encode()).hexdigest()[:16]
+    return f"{re.sub(r'[^a-zA-Z0-9_.-]', '-', Path(model.name).name)}-{digest}"
 
 
-def _digests(name: str, part: Examples) -> list[bytes]:
-    """The digest of each row; for inputs that have none the split and number of the row, for this run only."""
-    found = part.inputs.digests(part.rows)
-    if found is not None:
-        return found
-    return [hashlib.blake2b(f"{name} {row}".encode(), digest_size=DIGEST).digest() for row in part.rows.tolist()]
+def _digests(part: Examples) -> list[bytes]:
+    """The digest of each row; a random one where there is none, or where the row could not be read."""
+    found = part.inputs.digests(part.rows) or [bytes(DIGEST)] * len(part)
+    return [digest if any(digest) else os.urandom(DIGEST) for digest in found]
 
 
 class _Extraction:
@@ -140,6 +157,7 @@ class _Extraction:
     ):
         self.compute = compute._replace(memory_format=torch.channels_last)
         self.network = self.compute.place_network(network.extractor())
+        self.dtype = next((value.dtype for value in self.network.parameters()), torch.float32)
         self.store, self.report = store, report
         self.computed = self.total = 0
         self.unreadable: set[bytes] = set()
@@ -177,7 +195,7 @@ class _Extraction:
     @torch.inference_mode()
     def _features(self, images: Tensor) -> Tensor:
         with self.compute.context():
-            found: Tensor = self.network(self.compute.place(images)).float().cpu()
+            found: Tensor = self.network(self.compute.place(images).to(self.dtype)).float().cpu()
         if not found.isfinite().all():
             raise ModelError(
                 "the network returns NaN or infinity as features; expected numbers; check its weights and the inputs."

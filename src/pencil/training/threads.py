@@ -30,5 +30,9 @@ def in_threads(forward: Callable[[Tensor], Tensor], rows: int = ROWS) -> Iterato
     def run(part: Tensor) -> Tensor:
         return forward(part)
 
-    with ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        yield lambda batch: torch.cat(list(pool.map(run, batch.split(rows))))
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield lambda batch: torch.cat(list(pool.map(run, batch.split(rows))))
+    finally:
+        torch.set_num_threads(threads)  # the pool has changed the default of new threads

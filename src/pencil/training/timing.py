@@ -1,5 +1,6 @@
 """How long training will take on this machine: a few real steps are timed, and counted up to the whole run."""
 
+import copy
 import os
 import time
 import warnings
@@ -102,6 +103,18 @@ def estimate_features(splits: Splits, network: FrozenNetwork, missing: int, budg
     workers = getattr(inputs, "workers", 0)
     per_image = _overlapped(torch.get_num_threads(), workers, _typical(computing), _typical(reading))
     return missing * per_image
+
+
+def estimate_finetuning(splits: Splits, network: FrozenNetwork) -> float:
+    """Return how long one epoch of fine-tuning takes, by two passes forward and backward on a few images."""
+    whole, images = copy.deepcopy(network).thaw().train(), splits.train.some_inputs(READ_ROWS)
+
+    def step() -> None:
+        whole(images.float()).sum().backward()
+
+    step()
+    evaluated = sum(len(part) for part in (splits.validation, splits.test) if part is not None)
+    return (len(splits.train) + evaluated / 3) * _seconds_of(step) / len(images)
 
 
 def _typical(seconds: list[float]) -> float:
