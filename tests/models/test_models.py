@@ -103,7 +103,9 @@ def test_pretrained_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch):
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     settings = ModelSettings(name="torchvision/mobilenet_v3_small", pretrained=True)
-    with pytest.raises(ModelError, match=r"cannot be downloaded \(no route to host\); take efficientnet_lite0.*or save them to a file"):
+    with pytest.raises(
+        ModelError, match=r"cannot be downloaded \(no route to host\); take efficientnet_lite0.*or save them to a file"
+    ):
         build(settings, (3, 32, 32), 5, seed=0)
 
 

@@ -72,7 +72,7 @@ class Judgement:
 
 TIE_BREAK = 0.002
 """Weight of a row's rank in its issue score: values of sure reference rows are equal, and rows keep their order."""
-EVENLY = torch.tensor([0.0, 1.0])
+EVENLY = torch.tensor([0.1, 1.0])  # above 0, which rows have whose label is known to be right
 
 
 def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_given: Tensor | None) -> Judgement:
