@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -11,10 +10,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from pencil.audit.session import Blind
-from pencil.errors import RunError
-from pencil.review.guard import Access, Guard
+from pencil.review.guard import Access
 from pencil.review.images import NotShown
-from pencil.review.server import body, nothing, respond, static, whole
+from pencil.review.server import body, guarded, nothing, static, whole
 from pencil.review.session import RefusedError
 
 NO_DATA = (
@@ -41,8 +39,7 @@ def build_app(blind: Blind, access: Access) -> ASGIApp:
         Route("/picture/{at:int}", answers.picture),
         Route("/numbers/{at:int}", answers.numbers),
     ]
-    faults: Any = {RefusedError: respond(400), NotShown: respond(404), RunError: respond(507)}
-    return Guard(Starlette(routes=routes, exception_handlers=faults), access)
+    return guarded(routes, access)
 
 
 class _Answers:

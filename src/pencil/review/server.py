@@ -62,7 +62,12 @@ def build_app(review: Review, access: Access) -> ASGIApp:
         Route("/picture/{row:int}", answers.picture),
         Route("/numbers/{row:int}", answers.numbers),
     ]
-    faults: Any = {RefusedError: respond(400), NotShown: respond(404), RunError: respond(507)}
+    return guarded(routes, access)
+
+
+def guarded(routes: list[Route], access: Access) -> ASGIApp:
+    """Return a page with these addresses behind its guard; what is refused or cannot be shown has its own status."""
+    faults: Any = {RefusedError: _respond(400), NotShown: _respond(404), RunError: _respond(507)}
     return Guard(Starlette(routes=routes, exception_handlers=faults), access)
 
 
@@ -130,7 +135,7 @@ async def nothing(_request: Request) -> Response:
     return Response(status_code=204)
 
 
-def respond(status: int) -> Callable[[Request, Exception], Response]:
+def _respond(status: int) -> Callable[[Request, Exception], Response]:
     """Return a handler that responds with the text of an error."""
     return lambda _request, error: PlainTextResponse(str(error), status)
 
