@@ -28,7 +28,7 @@ def assert_the_demo_shows_what_it_claims(results):
 @pytest.mark.slow  # three quarters of a minute; the documentation's commands train the same method
 def test_demo(tmp_path):
     assert_the_demo_shows_what_it_claims(demo(tmp_path, 1))
-    assert (tmp_path / "demo" / "pencil" / "labels.parquet").exists()
+    assert (tmp_path / "demo" / "auto" / "labels.parquet").exists()
 
 
 @pytest.mark.slow
