@@ -1,7 +1,7 @@
 """From a recipe and loaded data to a job: data prepared, network and method built, everything derived filled in."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.feature_store import default_folder
 from pencil.data.geometry import input_shape
+from pencil.data.inputs import Inputs
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.settings import DataSettings
@@ -220,14 +221,18 @@ def _as_the_model_needs(chosen: Recipe, loaded: Splits) -> DataSettings:
     normalization = models.expected_normalization(chosen.model)
     if data.normalize == "auto" and normalization is not None and inputs.channels == len(normalization.mean):
         changed["normalize"] = normalization
-    in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
-    if data.augmentation is None and chosen.model.train == "all" and in_colour:
-        photos = max(input_shape(data, loaded.train)) > models.SMALL
-        changed |= {"augmentation": PHOTOS} if photos else {}
+    if data.augmentation is None and chosen.model.train == "all":
+        changed["augmentation"] = photo_augmentation(inputs, input_shape(data, loaded.train))
     looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
     if chosen.model.train == "head" and data.cache == "auto" and not looks_at_pixels:
         changed["cache"] = "none"
     return data.model_copy(update=changed)
+
+
+def photo_augmentation(inputs: Inputs, shape: Sequence[int]) -> Augmentation | None:
+    """Return the preset for photos where a whole network is trained on them; None for other inputs of this shape."""
+    in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
+    return PHOTOS if in_colour and len(shape) == 3 and max(shape[1:]) > models.SMALL else None
 
 
 def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> MakeNetwork:

@@ -6,14 +6,12 @@ It is the second stage of a run, with a trainer and checkpoints of its own; epoc
 from dataclasses import replace
 from typing import Any
 
-from pencil.assembly import Job
-from pencil.data.augment import PHOTOS
+from pencil.assembly import Job, photo_augmentation
 from pencil.data.examples import Splits
-from pencil.data.inputs import Inputs
 from pencil.errors import ModelError
 from pencil.methods import CrossEntropy
 from pencil.methods.schedules import Cosine
-from pencil.models import SMALL, FrozenNetwork
+from pencil.models import FrozenNetwork
 from pencil.training import Outcome, Trainer
 
 LR = 0.01
@@ -45,7 +43,7 @@ def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], *
         CrossEntropy(epochs=epochs, lr=Cosine(LR)),
         recipe.training.model_copy(update=changed),
         seed=recipe.seed,
-        augmentation=PHOTOS if _are_photos(splits.train.inputs) else None,
+        augmentation=photo_augmentation(splits.train.inputs, splits.train.input_shape),
         observers=observers,
         **options,
     )
@@ -58,9 +56,3 @@ def with_finetuned(head: Outcome, whole: Outcome) -> Outcome:
     return replace(
         head, model=whole.model, best_weights=whole.best_weights, best_epoch=whole.best_epoch, records=whole.records
     )
-
-
-def _are_photos(inputs: Inputs) -> bool:
-    """Whether the preset for photos fits: colour images that are not thumbnails."""
-    shape = inputs.shape
-    return inputs.channels == 3 and shape is not None and len(shape) == 3 and max(shape) > SMALL

@@ -200,3 +200,11 @@ def test_waiting_for_another_run_is_said_and_can_be_stopped(photos, tmp_path):
 def test_budget_and_finetuning_exclude_each_other(photos):
     with pytest.raises(RecipeError, match="expected one of them"):
         run_recipe(photo_recipe(photos, ("training.minutes", 1), ("model.finetune_epochs", 2), method="auto"))
+
+
+def test_finetuning_takes_float_images_without_colour_steps():
+    images = torch.rand(24, 3, 72, 72) * torch.linspace(0.2, 1, 24)[:, None, None, None]
+    labels = (torch.arange(24) >= 12).long()
+    options = {"model.finetune_epochs": 1}
+    run = pencil.fit("auto", (images.numpy(), labels.numpy()), method="cross_entropy", epochs=2, settings=options)
+    assert run.summary.epochs == 3

@@ -30,6 +30,8 @@ VERSION = 1
 """Of how features are computed; another one does not find the features of this one."""
 CHUNK = 64
 """Images that are decoded, passed through the network and saved together."""
+SAMPLE = 500
+"""Images of each split that are looked at to estimate how many are missing, and rows of random features."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def compute_features(
             store.refresh()
             extraction = _Extraction(network, store, compute, report)
             extraction.run([(part, digests[name]) for name, part in parts.items()])
-        made = {name: _as_inputs(store, digests[name], extraction.unreadable) for name, part in parts.items()}
+        made = {name: _as_inputs(store, digests[name], extraction.unreadable) for name in parts}
     train = made["train"]
     normalization = train.measure(torch.arange(len(train)), seed=0)
     assert normalization is not None
@@ -109,23 +111,14 @@ def count_missing(splits: Splits, width: int, folder: Path | None) -> int:
     return round(sum(fraction * len(part) for fraction, part in zip(missing, parts, strict=True)))
 
 
-SAMPLE = 500
-"""Images of each split that are looked at to estimate how many are missing, and rows of random features."""
-
-
 def random_features(splits: Splits, width: int) -> Splits:
     """Return the same examples with random numbers as features, to time training with."""
-
-    def made(part: Examples | None) -> Examples | None:
-        if part is None:
-            return None
-        values = torch.randn(SAMPLE, width, generator=generator(0, "random features")).half()
-        plain = Normalization((0.0,) * width, (1.0,) * width)
-        return replace(part, inputs=TensorInputs(values).normalized(plain), rows=torch.arange(len(part)) % SAMPLE)
-
-    train = made(splits.train)
-    assert train is not None
-    return Splits(train, made(splits.validation), made(splits.test))
+    values = torch.randn(SAMPLE, width, generator=generator(0, "random features")).half()
+    inputs = TensorInputs(values).normalized(Normalization((0.0,) * width, (1.0,) * width))
+    parts = {name: part for name, part in vars(splits).items() if part is not None}
+    return Splits(
+        **{name: replace(part, inputs=inputs, rows=torch.arange(len(part)) % SAMPLE) for name, part in parts.items()}
+    )
 
 
 def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings) -> str:
