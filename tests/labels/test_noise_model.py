@@ -13,7 +13,9 @@ from pencil.labels.noise_model import (
     fit_noise,
     fit_temperature,
     negative_log_likelihood,
+    noise_shape,
     posterior,
+    relative_rates,
     remaining_trust,
 )
 
@@ -92,6 +94,32 @@ def test_the_shape_is_where_labels_go():
     assert all(shape[k, (k + 1) % 5] > 0.95 for k in range(5))
 
 
+def class_map(rows=4000, seed=0):
+    """A network that knows the true class; four in ten rows of class 0 are labelled 1, all others are right."""
+    generator = torch.Generator().manual_seed(seed)
+    true = torch.arange(rows) % 4
+    logits = 4.0 * torch.eye(4)[true] + torch.randn(rows, 4, generator=generator)
+    moved = (true == 0) & (torch.rand(rows, generator=generator) < 0.4)
+    return logits, true, torch.where(moved, 1, true)
+
+
+def test_a_class_that_is_mistaken_more_often_has_its_own_rate():
+    logits, true, given = class_map()
+    rates = relative_rates(logits, given)
+    predicted = logits.argmax(dim=1)
+    assert float(rates[predicted].mean()) == pytest.approx(1.0)  # of the mean row
+    assert float(rates[0]) == pytest.approx(4.0, abs=0.3) and float(rates[1:].max()) < 0.1
+    found = fit_noise(logits, given, noise_shape(logits, given))
+    torch.testing.assert_close(found.transition.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    assert float(found.transition[0, 1]) == pytest.approx(0.4, abs=0.06)
+    assert (posterior(logits, given, found).argmax(dim=1) == true).double().mean() > 0.97
+
+
+def test_classes_that_differ_by_chance_alone_share_one_rate():
+    logits, _, given = drawn(0.3, anywhere(5), sharpness=6.0, rows=1500)
+    torch.testing.assert_close(relative_rates(logits, given), torch.ones(5, dtype=torch.float64), atol=0.2, rtol=0)
+
+
 def test_a_class_that_is_never_predicted_goes_anywhere():
     shape = confusion_shape(torch.zeros(4, dtype=torch.long), torch.tensor([0, 1, 1, 1]), 3)
     torch.testing.assert_close(shape[2], torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64))
@@ -108,6 +136,17 @@ def test_the_posterior_is_bayes_rule():
         assert float(found[row, true]) == pytest.approx(float(joint[true] / joint.sum()), abs=1e-6)
     without = posterior(logits, given, replace(model, temperature=1.5), trust=0.0)
     torch.testing.assert_close(without, (logits / 1.5).log_softmax(dim=1))
+
+
+def test_few_rows_leave_the_temperature_near_one():
+    shape = anywhere(6)
+    logits, _, given = drawn(0.3, shape, sharpness=3.0, rows=2000)
+    few = [
+        fit_temperature(3.0 * logits[k : k + 10], given[k : k + 10], model_of(0.3, shape)) for k in range(0, 200, 10)
+    ]
+    weights = torch.full((2000,), 0.005, dtype=torch.float64)  # as ten rows
+    assert sum(few) / len(few) < 2.5 < fit_temperature(3.0 * logits, given, model_of(0.3, shape))
+    assert fit_temperature(3.0 * logits, given, model_of(0.3, shape), weights) < 2.5
 
 
 def test_the_temperature_of_logits_that_are_too_sure_is_found():

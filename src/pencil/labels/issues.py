@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pencil.data.given import as_given_labels, hard_labels
 from pencil.errors import DataError
-from pencil.labels.noise_model import confusion_shape, fit_noise, log_rarity, posterior
+from pencil.labels.noise_model import fit_noise, log_rarity, noise_shape, posterior
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def find_issues(labels: Any, pred_probs: Any) -> Issues:
             "each class; predict all classes."
         )
     logits = probs.clamp_min(1e-12).log()
-    noise = fit_noise(logits, hard, confusion_shape(logits.argmax(dim=1), hard, probs.shape[1]))
+    noise = fit_noise(logits, hard, noise_shape(logits, hard))
     found = posterior(logits, hard, noise, rarity=log_rarity(hard, probs.shape[1])).exp()
     predicted = found.argmax(dim=1)
     return Issues(

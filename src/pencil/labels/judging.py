@@ -6,6 +6,7 @@ how much of its label the dynamics of a training row still repeat (:func:`match_
 scores (:func:`match_quantiles`).
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,10 +16,10 @@ from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.noise_model import (
     NoiseModel,
-    confusion_shape,
     fit_noise,
     is_chance,
     log_rarity,
+    noise_shape,
     posterior,
     with_rate,
 )
@@ -27,6 +28,10 @@ MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 25, dtype=torch.float64).tolist()
 MATCH_TRUSTS = torch.linspace(0.0, 1.5, 16, dtype=torch.float64).tolist()
 MATCH_ROWS = 4000
 """More training rows than this change nothing."""
+SPREAD = 0.3
+"""How far the logarithm of the temperature, and the trust, of training rows are expected to be from those of others."""
+TRAIN_WEIGHT = 200.0
+"""Training rows count as this many held-out rows where the temperature is fitted."""
 ENOUGH_TO_MATCH = 5
 """With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
 NORMAL_95 = 1.96
@@ -93,11 +98,10 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     usable = (reference.visits > 0) & ~has_tie(reference_given)
     logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
     met = (train.visits > 0) & ~has_tie(given)
-    predicted = train.log_probs[met].argmax(dim=1)
-    shape = confusion_shape(predicted, hard_labels(given)[met], num_classes)
+    shape = noise_shape(train.log_probs[met], hard_labels(given)[met])
     right = logits.argmax(dim=1) == labels
     knows, ceiling = not is_chance(right, labels), upper_limit(~right)
-    noise, gap = estimate_noise(train.subset(met), logits, labels, shape)
+    noise, gap = estimate_noise(train.subset(met), hard_labels(given)[met], logits, labels, shape)
     if not knows:
         return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
@@ -116,7 +120,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
 
 
 def estimate_noise(
-    train: Evidence, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor
+    train: Evidence, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor
 ) -> tuple[NoiseModel, float]:
     """Return the noise model of held-out rows at the noise rate that the training dynamics show.
 
@@ -125,13 +129,22 @@ def estimate_noise(
     these two fractions, as far as the likelihood allows it: a weak network disagrees with right labels too. The
     interval covers both fractions and that of the likelihood.
 
+    The temperature is that of held-out rows and training rows together. Training rows count as ``TRAIN_WEIGHT`` rows at
+    most: they have learned from their labels, but few held-out rows alone leave the temperature open.
+
     The second result is the gap: how far the fraction of labels that lost in nearly all visits is above what the
     likelihood allows. Then inputs explain mistakes, as with human annotators, or classes overlap; none can tell which.
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
     rate = min(max((least + most) / 2, fitted.low), fitted.high)
-    model = with_rate(fitted, shape, max(rate, 0.5 / len(held_out_given)), held_out_logits, held_out_given)
+    some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
+    logits = torch.cat([held_out_logits, train.log_probs[some].double()])
+    weight = min(1.0, TRAIN_WEIGHT / len(given[some]))
+    weights = torch.full((len(logits),), weight, dtype=torch.float64)
+    weights[: len(held_out_given)] = 1.0
+    rate, labels = max(rate, 0.5 / len(held_out_given)), torch.cat([held_out_given, given[some]])
+    model = with_rate(fitted, shape, rate, logits, labels, weights)
     wide = replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
     return wide, max(0.0, least - fitted.high)
 
@@ -142,18 +155,23 @@ def match_held_out(
     """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
 
     Chosen so that three averages of the posterior agree between training and held-out rows: how many labels change, the
-    probability of the most probable class, and that of the given class.
+    probability of the most probable class, and that of the given class. They need not agree better than the standard
+    errors of the held-out averages: few held-out rows leave temperature and trust near what they are without a match.
     """
-    target = _averages(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
+    held_out = _by_row(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
+    target, errors = held_out.mean(dim=1), held_out.std(dim=1).clamp_min(1e-3) / len(held_out_given) ** 0.5
     some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
     logits, given = train.log_probs[some].double(), hard_labels(given)[some]
     found: list[tuple[float, float, float]] = []
+    mismatch = 1.0
     for temperature in MATCH_TEMPERATURES:
         model = replace(noise, temperature=temperature)
         for trust in MATCH_TRUSTS:
-            averages = _averages(posterior(logits, given, model, trust).exp(), given)
-            found.append((float((averages - target).abs().mean()), temperature, trust))
-    mismatch, temperature, trust = min(found)
+            gap = _by_row(posterior(logits, given, model, trust).exp(), given).mean(dim=1) - target
+            moved = (math.log(temperature / noise.temperature) / SPREAD) ** 2 + ((trust - 1) / SPREAD) ** 2
+            found.append((float((gap / errors).square().sum()) + moved, temperature, trust))
+            mismatch = min(mismatch, float(gap.abs().mean()))
+    _, temperature, trust = min(found)
     return replace(noise, temperature=temperature), trust, mismatch
 
 
@@ -166,10 +184,10 @@ def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
     return torch.lerp(ordered[below], ordered[(below + 1).clamp_max(len(ordered) - 1)], ranks - below)
 
 
-def _averages(probs: Tensor, given: Tensor) -> Tensor:
+def _by_row(probs: Tensor, given: Tensor) -> Tensor:
+    """Whether each label changes, the probability of its most probable class, and that of the given one, (3, rows)."""
     top = probs.max(dim=1)
-    own = probs.gather(1, given[:, None])
-    return torch.stack([(top.indices != given).double().mean(), top.values.mean(), own.mean()])
+    return torch.stack([(top.indices != given).double(), top.values, probs.gather(1, given[:, None])[:, 0]])
 
 
 def _posterior(rows: Evidence, given: Tensor, noise: NoiseModel, trust: float, rarity: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """A model of the label noise, estimated from a network's predictions for rows that it was not trained on.
 
 The true class of a row is drawn from ``p = softmax(z / t)``, where ``z`` are the network's logits and ``t`` a
-temperature that calibrates them. The given label is the true class with probability ``1 - e``; with probability ``e``
-it is another class, drawn from the true class's row of a matrix ``R`` with a zero diagonal. So
-``P(given | x) = (1 - e) * p[given] + e * (p R)[given]``, and the transition matrix is ``T = (1 - e) I + e R``. The
-shape R is estimated from training rows, the rate e and the temperature from held-out rows.
+temperature that calibrates them. The given label is another class with probability ``e * r[k]`` where the true class
+is k (some classes are mistaken more often), drawn from row k of a matrix ``R`` with a zero diagonal. So with the shape
+``S = diag(r) R`` the transition matrix is ``T = I + e (S - diag(r))``, and ``P(given | x) = (p T)[given]``. The shape
+is estimated from training rows, the rate e and the temperature from held-out rows.
 """
 
 from dataclasses import dataclass, replace
@@ -16,6 +16,8 @@ from pencil.data.given import hard_labels, has_tie
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.linspace(0.0, 0.98, 99, dtype=torch.float64)
+TEMPERATURE_SPREAD = 0.3
+"""Standard deviation of the prior on the logarithm of a temperature."""
 STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
 """Candidate weights, in rows, of the uniform prior on the shape of the noise."""
 SLACK = 0.5
@@ -24,6 +26,8 @@ INTERVAL = 1.92
 """Drop of the log-likelihood at the interval ends: half of the 95 % point of a chi-square with one degree."""
 CONFIDENT_FRACTION, CONFIDENT_ROWS = 0.5, 150
 """Rows from which the noise of the surest is extrapolated: this fraction, or this many if that is more."""
+SUREST = 0.5
+"""Fraction of the rows of each predicted class from which the class's own noise is counted."""
 SIGNIFICANT = 2.0
 """Standard errors that a difference has to exceed to count."""
 RARITY = 2.0
@@ -61,6 +65,35 @@ def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tenso
     return (counts + strength * uniform) / (counts.sum(dim=1, keepdim=True) + strength)
 
 
+def noise_shape(logits: Tensor, given: Tensor) -> Tensor:
+    """Return the shape of the noise by the predictions for many rows: R, each row times its class's relative rate."""
+    shape = confusion_shape(logits.argmax(dim=1), given, logits.shape[1])
+    return relative_rates(logits, given)[:, None] * shape
+
+
+def relative_rates(logits: Tensor, given: Tensor) -> Tensor:
+    """Return how much noisier than the mean row the rows of each class are; 1 where nothing shows a difference.
+
+    Counted are the rows of each predicted class of which the network is surest: there disagreement is noise. Fractions
+    are shrunk towards their mean by a Beta prior, whose weight maximises the marginal likelihood of the counts.
+    """
+    num_classes = logits.shape[1]
+    top = logits.double().softmax(dim=1).max(dim=1)
+    kept = confidence_ranks(top.values, top.indices) <= SUREST
+    predicted, wrong = top.indices[kept].cpu(), (top.indices != given)[kept].cpu()
+    counts = torch.stack(
+        [predicted[~wrong].bincount(minlength=num_classes), predicted[wrong].bincount(minlength=num_classes)], dim=1
+    ).double()
+    mean = (counts.sum(dim=0) + 0.5) / (counts.sum() + 1)
+    log_marginals = torch.stack(
+        [dirichlet_log_marginal(counts, mean.expand_as(counts), strength) for strength in STRENGTHS]
+    )
+    strength = STRENGTHS[log_marginals.argmax()]
+    rates = (counts[:, 1] + strength * mean[1]) / (counts.sum(dim=1) + strength)
+    rows = top.indices.bincount(minlength=num_classes).cpu().double()
+    return rates * rows.sum() / (rates * rows).sum()
+
+
 def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
     """Return the log-probability of the counts, each row drawn from its own Dirichlet sample around ``mean``."""
     prior = strength * mean
@@ -69,12 +102,16 @@ def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Te
     return gained.sum() + (torch.lgamma(strength) - torch.lgamma(counts.sum(dim=1) + strength)).sum()
 
 
-def negative_log_likelihood(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor, temperature: float) -> Tensor:
-    """``-sum log P(given | x)`` of held-out rows, for each of the noise rates."""
+def negative_log_likelihood(
+    logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor, temperature: float, weights: Tensor | None = None
+) -> Tensor:
+    """``-sum log P(given | x)`` of rows, which may be weighted, for each of the noise rates."""
     probs = (logits.double() / temperature).softmax(dim=1)
     right = probs.gather(1, given[:, None])
+    lost = right * shape.sum(dim=1)[given][:, None]
     wrong = (probs @ shape).gather(1, given[:, None])
-    return -((1 - rates) * right + rates * wrong + 1e-12).log().sum(dim=0)
+    by_row = (right + rates * (wrong - lost)).clamp_min(1e-12).log()
+    return -(by_row if weights is None else weights[:, None] * by_row).sum(dim=0)
 
 
 def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
@@ -85,7 +122,7 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     """
     logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
     num_classes = len(shape)
-    chance = 1 - 1 / num_classes  # at this rate a label carries no information
+    chance = (1 - 1 / num_classes) / float(shape.sum(dim=1).max().clamp_min(1.0))  # a label would carry no information
     rates = RATES[chance > RATES]
     found = torch.stack([negative_log_likelihood(logits, given, shape, rates, float(t)) for t in TEMPERATURES])
     profile = found.min(dim=0)
@@ -100,24 +137,35 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
         low=min(low, rate),
         high=max(high, rate),
         temperature=float(TEMPERATURES[profile.indices[place]]),
-        transition=(1 - rate) * torch.eye(num_classes, dtype=torch.float64) + rate * shape,
+        transition=transition_at(rate, shape),
     )
 
 
-def with_rate(model: NoiseModel, shape: Tensor, rate: float, logits: Tensor, given: Tensor) -> NoiseModel:
+def transition_at(rate: float, shape: Tensor) -> Tensor:
+    """Return the transition matrix ``T = I + rate * (shape - diag(row sums of shape))``."""
+    return torch.eye(len(shape), dtype=torch.float64) + rate * (shape - shape.sum(dim=1).diag())
+
+
+def with_rate(
+    model: NoiseModel, shape: Tensor, rate: float, logits: Tensor, given: Tensor, weights: Tensor | None = None
+) -> NoiseModel:
     """Return the noise model at another rate, with the temperature of maximum likelihood for it."""
-    transition = (1 - rate) * torch.eye(len(shape), dtype=torch.float64) + rate * shape
-    changed = replace(model, rate=rate, transition=transition)
-    return replace(changed, temperature=fit_temperature(logits, given, changed))
+    changed = replace(model, rate=rate, transition=transition_at(rate, shape))
+    return replace(changed, temperature=fit_temperature(logits, given, changed, weights))
 
 
-def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
-    """Return the temperature of maximum likelihood, with the rate and shape of the noise fixed."""
+def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel, weights: Tensor | None = None) -> float:
+    """Return the most probable temperature, with the rate and shape of the noise fixed.
+
+    Likelihood times a prior: the logarithm is expected around 0, which decides where rows are few.
+    """
     logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
-    shape = model.transition - (1 - model.rate) * torch.eye(len(model.transition), dtype=torch.float64)
-    rates, shape = torch.tensor([model.rate], dtype=torch.float64), shape / model.rate
-    found = [float(negative_log_likelihood(logits, given, shape, rates, float(t))) for t in TEMPERATURES]
-    return float(TEMPERATURES[found.index(min(found))])
+    weights = None if weights is None else weights[:MAX_ROWS].cpu()
+    shape = model.transition.clone().fill_diagonal_(0.0)  # at rate 1
+    rates = torch.ones(1, dtype=torch.float64)
+    prior = 0.5 * (TEMPERATURES.log() / TEMPERATURE_SPREAD) ** 2
+    found = [negative_log_likelihood(logits, given, shape, rates, float(t), weights)[0] for t in TEMPERATURES]
+    return float(TEMPERATURES[(torch.stack(found) + prior).argmin()])
 
 
 def posterior(
@@ -198,6 +246,18 @@ def is_chance(right: Tensor, given: Tensor) -> bool:
     return bool(right.double().mean() <= chance + min(SIGNIFICANT * error, 0.05))
 
 
+def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:
+    """Return the rank of each row among those of its predicted class, from near 0 for the surest to near 1."""
+    rank = torch.zeros(len(predicted), dtype=torch.float64, device=predicted.device)
+    for one in predicted.unique():
+        of_class = (predicted == one).nonzero()[:, 0]
+        by_confidence = of_class[confidence[of_class].argsort(descending=True, stable=True)]
+        rank[by_confidence] = (torch.arange(len(of_class), dtype=torch.float64, device=rank.device) + 0.5) / len(
+            of_class
+        )
+    return rank
+
+
 def _disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
     """Return the disagreement with given labels, extrapolated to the most confident predictions.
 
@@ -205,11 +265,7 @@ def _disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
     off at rank 0. A strong network disagrees at the noise rate over the whole half; a weak one only at its top.
     """
     top = logits.double().softmax(dim=1).max(dim=1)
-    rank = torch.zeros(len(given), dtype=torch.float64)
-    for predicted in top.indices.unique():
-        of_class = (top.indices == predicted).nonzero()[:, 0]
-        by_confidence = of_class[top.values[of_class].argsort(descending=True, stable=True)]
-        rank[by_confidence] = (torch.arange(len(of_class), dtype=torch.float64) + 0.5) / len(of_class)
+    rank = confidence_ranks(top.values, top.indices)
     kept = rank <= max(CONFIDENT_FRACTION, min(1.0, CONFIDENT_ROWS / max(1, len(given))))
     wrong, rank = (top.indices != given)[kept].double(), rank[kept]
     centred = rank - rank.mean()

@@ -19,6 +19,8 @@ MISMATCH = 0.04
 HARM, DROP = 0.005, 0.05
 """An expected loss of right labels, and a fall of the held-out score, that count."""
 SIGNIFICANT = 3.0
+SURE_FRACTION = 3
+"""If less than one part in so many of the changes is sure to be needed, labels may get worse by them."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,7 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
             f"training shows {_percent(facts.gap)} more wrong labels than held-out rows do: either mistakes follow the "
             "inputs, as those of people do, or classes overlap"
         )
-    if facts.high < facts.changed <= facts.ceiling:
-        found.append(
-            f"{_percent(facts.changed)} of the labels changed, but at most {_percent(facts.high)} seem to be wrong"
-        )
+    found += _too_many_changes(facts)
     if facts.mismatch > MISMATCH:
         found.append("training rows and held-out rows tell different stories: the network memorised its labels")
     if DROP < _fall(facts) <= 2 * DROP:
@@ -127,6 +126,16 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
                         (facts.kept_classes, "was not learned, and its rows are left as given")):  # fmt: skip
         found += [f"the class {name!r} {what}" for name in names]
     return tuple(found)
+
+
+def _too_many_changes(facts: Facts) -> list[str]:
+    """Doubts by the fraction of labels that changed, beside the interval of the noise rate."""
+    changed = f"{_percent(facts.changed)} of the labels changed"
+    if facts.high < facts.changed <= facts.ceiling:
+        return [f"{changed}, but at most {_percent(facts.high)} seem to be wrong"]
+    if facts.changed > HARM and facts.low < facts.changed / SURE_FRACTION:
+        return [f"{changed}, but as few as {_percent(facts.low)} may be wrong"]
+    return []
 
 
 def _fall(facts: Facts) -> float:

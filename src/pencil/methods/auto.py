@@ -16,12 +16,12 @@ from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inver
 from pencil.labels.noise_model import (
     SIGNIFICANT,
     NoiseModel,
-    confusion_shape,
     fit_noise,
     fit_temperature,
     is_chance,
     log_likelihoods,
     log_rarity,
+    noise_shape,
     posterior,
     remaining_trust,
 )
@@ -231,7 +231,7 @@ class Auto(Method):
         """Estimate the noise model, and set every label to its posterior."""
         logits = context.predict().nan_to_num(0.0)
         given = hard_labels(self.task.given_labels)
-        shape = confusion_shape(logits.argmax(dim=1), given, self.task.num_classes)
+        shape = noise_shape(logits, given)
         held_out = context.held_out() or (logits.cpu(), given.cpu())
         noise = fit_noise(held_out[0], hard_labels(held_out[1]), shape)
         self.state.noise = noise
