@@ -1,6 +1,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from conftest import paint
@@ -125,6 +129,31 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch
     cells = list(spec.cells())[:2]
     results = runner.run_cells(cells, tmp_path, 1, lambda *_: None)
     assert [found["error"] for found in results.values()] == ["the process died with exit code -9"] * 2
+
+
+START_A_WORKER = """
+import time
+from pencil.bench.runner import _Worker
+if __name__ == "__main__":
+    print(_Worker(0, 1).process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_no_worker_outlives_a_benchmark_that_is_killed(tmp_path):
+    script = tmp_path / "start_a_worker.py"
+    script.write_text(START_A_WORKER)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as benchmark:
+        worker = int(benchmark.stdout.readline())
+        time.sleep(0.2)  # it may still be importing torch: it ends once that is done
+        benchmark.kill()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{worker}/stat").read_text().split()[2] == "Z":  # ended, and nobody has waited for it
+            return
+        time.sleep(0.1)
+    assert not Path(f"/proc/{worker}/stat").exists()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
@@ -114,6 +115,7 @@ class _Worker:
 def _work(pipe: Connection, number: int, threads: int) -> None:
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     if torch.cuda.is_available():  # processes are spread over the GPUs
         torch.cuda.set_device(number % torch.cuda.device_count())
@@ -123,6 +125,14 @@ def _work(pipe: Connection, number: int, threads: int) -> None:
         except (EOFError, KeyboardInterrupt):
             return
         pipe.send(run_cell(cell))
+
+
+def _end_with_parent() -> None:
+    """End this process at once when the benchmark's own is killed: nobody would take the result."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def run_cell(cell: Cell) -> Result:
