@@ -134,9 +134,14 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch
 START_A_WORKER = """
 import time
 from pencil.bench.runner import _Worker
+class Cell:
+    def recipe(self):
+        time.sleep(600)
 if __name__ == "__main__":
-    print(_Worker(0, 1).process.pid, flush=True)
-    time.sleep(60)
+    worker = _Worker(0, 1)
+    worker.take(Cell())
+    print(worker.process.pid, flush=True)
+    time.sleep(600)
 """
 
 
@@ -146,7 +151,6 @@ def test_no_worker_outlives_a_benchmark_that_is_killed(tmp_path):
     script.write_text(START_A_WORKER)
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as benchmark:
         worker = int(benchmark.stdout.readline())
-        time.sleep(0.2)  # it may still be importing torch: it ends once that is done
         benchmark.kill()
     deadline = time.monotonic() + 30
     while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < deadline:
