@@ -10,7 +10,7 @@ from torch import nn
 from pencil import recipe
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import as_clean_labels, error_context
+from pencil.data.given import error_context
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.torch_dataset import from_dataset

@@ -18,6 +18,7 @@ from torch.multiprocessing import get_start_method
 from torch.utils.data import DataLoader
 
 from pencil.data.augment import Draws, View
+from pencil.data.given import name_rows
 from pencil.data.sketch import Look, look_at_arrays
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
@@ -344,13 +345,16 @@ def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
         size = rows_within(values.shape[1:], values.element_size())
+        bad: list[int] = []
         for number, chunk in enumerate(values.split(size)):  # nothing is kept of a chunk: it would fragment the heap
             finite = chunk.isfinite()
             if not finite.all():
-                row = number * size + int(finite.flatten(1).all(dim=1).to(torch.uint8).argmin())
-                raise DataError(
-                    f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row."
-                )
+                rows = (~finite.flatten(1).all(dim=1)).nonzero()[:, 0] + number * size
+                bad += rows.tolist()
+        if bad:
+            raise DataError(
+                f"input at {name_rows(bad)} holds NaN or infinity; expected numbers; fix or leave out such rows."
+            )
     return values
 
 
