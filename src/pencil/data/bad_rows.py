@@ -105,20 +105,10 @@ class BadRows:
         return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {list_rows(self.found(), keys)}"
 
 
-def list_rows(found: Sequence[BadRow], keys: np.ndarray | None = None, count: int | None = None) -> str:
-    """Return the first bad rows with their reasons, and how many more there are.
-
-    Parameters
-    ----------
-    found
-        Bad rows, the first of which are named.
-    keys
-        The key of every row of the source.
-    count
-        How many bad rows there are, where ``found`` has only some of them.
-    """
+def list_rows(found: Sequence[BadRow], keys: np.ndarray | None = None) -> str:
+    """Return the first bad rows with their reasons, and how many more there are; ``keys`` are those of all rows."""
     named = [f"{_name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
-    more = (len(found) if count is None else count) - len(named)
+    more = len(found) - len(named)
     return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
 

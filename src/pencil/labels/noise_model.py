@@ -120,6 +120,11 @@ def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
     return float(TEMPERATURES[found.index(min(found))])
 
 
+def calibrated(model: NoiseModel, logits: Tensor, given: Tensor) -> NoiseModel:
+    """Return the noise model with the temperature for these predictions of held-out rows; as it is without rows."""
+    return replace(model, temperature=fit_temperature(logits, given, model)) if len(given) else model
+
+
 def posterior(
     logits: Tensor, given: Tensor, model: NoiseModel, trust: float = 1.0, rarity: Tensor | None = None
 ) -> Tensor:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution
+from pencil.data.given import as_distribution, hard_labels, has_tie
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement
+from pencil.labels.noise_model import calibrated
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -327,6 +328,7 @@ class Trainer:
             judgement=judgement,
             dynamics=evidence[0],
             validation_dynamics=evidence[1],
+            unlabelled_probs=self._unlabelled_probs(judgement),
         )
 
     def _judgement(self, evidence: RunEvidence) -> Judgement:
@@ -343,6 +345,18 @@ class Trainer:
         if held_out is None or judgement.held_out_probs is None:
             return None
         return apply_pinned(judgement.held_out_probs.float(), held_out)
+
+    def _unlabelled_probs(self, judgement: Judgement) -> Tensor | None:
+        """Predictions for rows without a label, calibrated on held-out rows; uniform for one that cannot be read."""
+        examples, held_out = self.splits.unlabelled, self.held_out()
+        if examples is None:
+            return None
+        logits, noise = self._logits(examples), judgement.noise
+        if held_out is not None:
+            decided = ~has_tie(held_out[1])
+            noise = calibrated(noise, held_out[0][decided], hard_labels(held_out[1])[decided])
+        probs = (logits.double() / noise.temperature).softmax(dim=1)
+        return probs.nan_to_num(1 / examples.num_classes).float()
 
     # ---- saving and resuming
 
