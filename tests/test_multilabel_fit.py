@@ -161,7 +161,7 @@ def test_maps_of_images_that_cannot_be_read_are_nan(tmp_path, pets):
         "model.attention": True,
         "model.attention_width": 4,
         "training.batch_size": 2,
-        "data.unreadable": "skip",
+        "data.bad_rows": "skip",
     }
     run = pencil.fit("small_cnn", images, method="cross_entropy", epochs=1, settings=settings)
     with pytest.warns(UserWarning, match="cannot be read"):

@@ -72,7 +72,7 @@ def test_predict_a_folder_a_table_and_one_image(home):
 @pytest.mark.filterwarnings("default")  # the command line prints them
 def test_predict_leaves_an_unreadable_image_without_a_class(home, tmp_path):
     shutil.copytree(home / "shades", tmp_path / "shades")
-    train = ["train", "shades", "--out", "run", *QUICK, "--set", "data.unreadable=skip"]
+    train = ["train", "shades", "--out", "run", *QUICK, "--set", "data.bad_rows=skip"]
     pencil(*train, cwd=tmp_path)
     truncate(paint(tmp_path / "new/b.png"))
     shade(tmp_path / "new/a.png", 3)
@@ -115,7 +115,7 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
 @pytest.mark.filterwarnings("default")  # the command line prints them
 def test_check_agrees_with_train(messy):
     """What it calls ready trains, with the rows it counted; what it refuses is refused."""
-    skip = ["--set", "data.unreadable=skip", "--set", "data.cache=memory"]
+    skip = ["--set", "data.bad_rows=skip", "--set", "data.cache=memory"]
     done = pencil("check", "pets", *skip, *QUICK, cwd=messy.parent)
     assert "ready to train" in done.stdout and done.stderr == "" and "unreadable images: 2" in done.stdout
     plan = json.loads(pencil("check", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
@@ -175,7 +175,7 @@ def test_check_looks_at_every_split(pets):
 def test_a_split_of_which_nothing_can_be_read(pets):
     shutil.copytree(pets, pets.parent / "all/train")
     truncate(paint(pets.parent / "all/val/cat/0.png"))
-    skip = ["--set", "data.unreadable=skip"]
+    skip = ["--set", "data.bad_rows=skip"]
     assert "1 of 1 validation images cannot" in pencil("check", "all", *skip, cwd=pets.parent, code=2).stderr
     assert "none of the 1 images can be read" in pencil("train", "all", *skip, cwd=pets.parent, code=2).stderr
 
@@ -189,7 +189,7 @@ def test_images_are_no_input_for_a_network_of_arrays(home):
 def test_check_of_chosen_rows_speaks_of_those(messy):
     plan = json.loads(
         pencil(
-            "check", "pets", "--set", "data.rows=12", "--set", "data.unreadable=skip", "--json", cwd=messy.parent
+            "check", "pets", "--set", "data.rows=12", "--set", "data.bad_rows=skip", "--json", cwd=messy.parent
         ).stdout
     )
     assert plan["data"]["train"]["rows"] == 12

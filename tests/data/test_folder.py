@@ -98,7 +98,7 @@ def test_a_folder_where_nothing_can_be_read(tmp_path):
     for name in ("cat", "dog"):
         truncate(paint(tmp_path / name / "1.png"))
     with pytest.raises(DataError, match=r"none of 2 images can be read; the first because .*truncated"):
-        prepare(DataSettings(cache="none", unreadable="skip"), read(tmp_path), seed=0)
+        prepare(DataSettings(cache="none", bad_rows="skip"), read(tmp_path), seed=0)
 
 
 class Watch(CrossEntropy):
@@ -130,7 +130,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     truncate(tmp_path / "data" / broken)
     tree = {
         "data": {
-            "source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "workers": workers,
+            "source": str(tmp_path / "data"), "bad_rows": "skip", "cache": cache, "workers": workers,
             "normalize": {"mean": [0, 0, 0], "std": [1, 1, 1]}, "validation": 0.2,
         },
         "model": {"name": "mlp"},
@@ -167,7 +167,7 @@ def test_corrected_labels_are_those_of_their_keys_when_a_row_is_left_out(tmp_pat
         Image.new("RGB", (8, 8), (10 + number if number < 12 else 200 + number,) * 3).save(path)
     truncate(tmp_path / "data/dark/03.png")
     tree = {
-        "data": {"source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "validation": 0},
+        "data": {"source": str(tmp_path / "data"), "bad_rows": "skip", "cache": cache, "validation": 0},
         "model": {"name": "mlp"},
         "training": {"batch_size": 8},
     }

@@ -57,7 +57,7 @@ def test_what_is_no_regular_file_is_named_and_never_waited_for(pets, tmp_path, k
     (reason,) = faults(examples)
     assert "not a regular file" in reason or "leads out of" in reason
     with pytest.raises(
-        DataError, match=r"image 'cat/odd.jpg' \(row \d+\) cannot be read: it is .*data.unreadable=skip"
+        DataError, match=r"image 'cat/odd.jpg' \(row \d+\) cannot be read: it is .*data.bad_rows=skip"
     ):
         first_image(examples)
 
@@ -81,7 +81,7 @@ def test_the_commands_name_a_pipe_or_skip_it(pets, tmp_path):
     assert "1 of 20" in done.stderr or "cat/pipe.png" in done.stderr
     refused = pencil("train", pets, *SMALL, "--out", "run", cwd=tmp_path, code=2).stderr
     assert "'cat/pipe.png'" in refused and not (tmp_path / "run").exists()
-    done = pencil("train", pets, *SMALL, "--set", "data.unreadable=skip", "--out", "run", cwd=tmp_path)
+    done = pencil("train", pets, *SMALL, "--set", "data.bad_rows=skip", "--out", "run", cwd=tmp_path)
     assert "pipe.png" in done.stderr and "the row is left out" in done.stderr
 
 

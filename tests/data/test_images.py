@@ -139,7 +139,7 @@ def test_an_unreadable_image_is_named_with_its_row(files, tmp_path):
     def read(row):
         list(files.batches([torch.tensor([row])]))
 
-    with pytest.raises(DataError, match=r"image '2.png' \(row 2\) cannot be read: .*truncated.*data.unreadable=skip"):
+    with pytest.raises(DataError, match=r"image '2.png' \(row 2\) cannot be read: .*truncated.*data.bad_rows=skip"):
         read(2)
     with pytest.raises(
         DataError, match=r"image '4.png' \(row 4\) cannot be read: it is not an image that Pillow knows"

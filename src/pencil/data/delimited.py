@@ -22,7 +22,7 @@ DELIMITERS = (",", ";", "\t", "|")
 SAMPLE = 2**16
 """This many characters of the beginning decide which delimiter it is."""
 BLOCK = 2**24
-"""This many bytes are read at a time where a table is read piece by piece."""
+"""This many bytes are decoded at a time to find the encoding."""
 MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 """Byte order marks, with which some programs begin a file, and the encodings that they stand for."""
 GUESSED = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}
@@ -140,8 +140,8 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
         return cast(list[str], reader.schema.names)
 
 
-def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int = BLOCK) -> Iterator[pa.Table]:
-    """Yield the table piece by piece, with the types of a schema; lines with another number of cells are left out."""
+def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[pa.Table]:
+    """Yield the table in pieces of ``block`` bytes, with the types of a schema; lines of other lengths are left out."""
     kinds = {field.name: field.type for field in schema}
     options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding)
     with arrow_csv.open_csv(path, options, _Lines().options(dialect), _cells(kinds)) as reader:

@@ -267,13 +267,15 @@ def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> t
         rows = np.flatnonzero(~whole).tolist()
         row = rows[0]
         raise DataError(
-            f"label {values[row]} at {name_rows(rows, keys)} is not a whole number; expected a class index; fix the label."
+            f"label {values[row]} at {name_rows(rows, keys)} is not a whole number; expected a class index; fix the "
+            "label."
         )
     outside = np.flatnonzero((values < -LARGEST_INDEX) | (values > LARGEST_INDEX))
     if len(outside):
         row = int(outside[0])
         raise DataError(
-            f"label {values[row]} at {name_rows([row], keys)} is no class index; expected indices from 0; fix the label."
+            f"label {values[row]} at {name_rows([row], keys)} is no class index; expected indices from 0; fix the "
+            "label."
         )
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes

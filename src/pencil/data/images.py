@@ -296,8 +296,8 @@ class ImageInputs(Inputs):
                 break
         listed = list_faults([found[row] for row in sorted(found)])
         return DataError(
-            f"{'' if complete else 'at least '}{len(found):,} of {len(self):,} images cannot be read: {listed}; expected "
-            f"images; fix or remove them, or {SKIP}."
+            f"{'' if complete else 'at least '}{len(found):,} of {len(self):,} images cannot be read: {listed}; "
+            f"expected images; fix or remove them, or {SKIP}."
         )
 
     def fault_of(self, row: int) -> str | None:

@@ -18,6 +18,7 @@ from pencil.data.given import (
     error_context,
     is_distribution,
     is_multilabel,
+    name_rows,
     shorten,
 )
 from pencil.data.resolving import as_clean_labels, resolve_labels
@@ -130,12 +131,11 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, where: str) -
         ]
         if not several:
             continue
-        first, text = several[0], _names(column)
-        rows = pc.sum(pc.is_in(text, value_set=pa.array(several))).as_py()
+        rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
         raise DataError(
-            f"label {first!r} at row {pc.index(text, first).as_py()} of {where} looks like several classes, as do those "
-            f"of {rows:,} rows in all; expected one class per row; set data.multilabel=true if a row may have several, "
-            "or name all classes, this one too, in data.classes."
+            f"label {column[rows[0]].as_py()!r} at {name_rows(rows)} of {where} looks like several classes; expected "
+            "one class per row; set data.multilabel=true if a row may have several, or name all classes, this one too, in "
+            "data.classes."
         )
 
 
@@ -188,7 +188,7 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
     codes = _indices(flat, names, bad, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
     np.add.at(present, (rows[codes >= 0], codes[codes >= 0]), 1)
-    twice = (present > 1).any(axis=1)
+    twice = np.asarray((present > 1).any(axis=1))
     bad.add_where(
         twice,
         lambda row: (
@@ -210,7 +210,7 @@ def _without_odd_rows(values: np.ndarray, bad: BadRows) -> np.ndarray:
 
 def _without_odd_entries(values: np.ndarray, bad: BadRows) -> np.ndarray:
     """Return multi-label probabilities with NaN in the rows that have others than 0 to 1; these are bad."""
-    odd = ((values < 0) | (values > 1)).any(axis=1)
+    odd = np.asarray(((values < 0) | (values > 1)).any(axis=1))
     expected = "expected values from 0 to 1, or none where the label is unknown"
     bad.add_where(odd, lambda row: f"the multi-label entries are {_numbers_of(values[row])} ({expected})")
     return np.where(odd[:, None], np.float32(np.nan), values)

@@ -22,8 +22,8 @@ CASES, HELD_OUT = 24, 12
 class Case:
     """One row (or one class of it): given and corrected label, confidence, and the input if it is known.
 
-    ``given`` is None where there is none, or annotators disagree. ``rival`` is the most probable other class, or for multi-label data the
-    class that the case is about.
+    ``given`` is None where there is none, or annotators disagree. ``rival`` is the most probable other class, or for
+    multi-label data the class that the case is about.
     """
 
     key: str

@@ -42,8 +42,8 @@ class LabelTable:
     """The labels of a run: what was given, what it was corrected to, and how confident the correction is.
 
     In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool; ``given`` is null where
-    annotators disagree and in unlabelled rows. In multi-label data they are lists of class names, and ``changed`` counts the entries of the
-    row that changed.
+    annotators disagree, or there is no label. In multi-label data they are lists of class names, and ``changed`` counts
+    the entries of the row that changed.
 
     Parameters
     ----------
@@ -179,6 +179,11 @@ class LabelTable:
     def unlabelled(self) -> Self:
         """The rows that came without a label: ``given`` is null, and ``corrected`` what the network predicts."""
         return self._of(pc.equal(self.splits, scalar("unlabelled")))
+
+    @property
+    def is_unlabelled(self) -> np.ndarray:
+        """Which rows came without a label, as a mask."""
+        return _numbers(pc.equal(self.splits, scalar("unlabelled"))) > 0
 
     def _of(self, mask: Any) -> Self:
         return type(self)(self.table.filter(mask).combine_chunks())

@@ -112,7 +112,8 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     kept, new = _places(loaded.train, keys)
     ordered = replace(loaded, train=loaded.train.subset(torch.tensor(kept + new, dtype=torch.int64)))
     if loaded.unlabelled is not None:
-        places = torch.tensor(sum(_places(loaded.unlabelled, every), []), dtype=torch.int64)
+        same, others = _places(loaded.unlabelled, every)
+        places = torch.tensor(same + others, dtype=torch.int64)
         ordered = replace(ordered, unlabelled=loaded.unlabelled.subset(places))
     if stored == _fingerprints(ordered, recipe):
         warnings.warn("the rows have another order than before; they are matched by key", stacklevel=3)

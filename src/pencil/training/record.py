@@ -41,7 +41,8 @@ class Outcome:
     """The result of training.
 
     ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
-    ``unlabelled_probs`` are calibrated predictions for the rows that have no label. ``judgement`` says what the training dynamics of these rows have found out about their labels.
+    ``unlabelled_probs`` are calibrated predictions for the rows that have no label. ``judgement`` says what the
+    training dynamics of training and held-out rows have found out about their labels.
     """
 
     model: nn.Module
