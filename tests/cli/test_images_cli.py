@@ -70,18 +70,42 @@ def test_predict_a_folder_a_table_and_one_image(home):
 
 
 @pytest.mark.filterwarnings("default")  # the command line prints them
-def test_predict_leaves_an_unreadable_image_without_a_class(home, tmp_path):
-    shutil.copytree(home / "shades", tmp_path / "shades")
-    train = ["train", "shades", "--out", "run", *QUICK, "--set", "data.bad_rows=skip"]
-    pencil(*train, cwd=tmp_path)
+def test_predict_answers_for_all_images_but_those_that_cannot_be_read(home, tmp_path):
     truncate(paint(tmp_path / "new/b.png"))
     shade(tmp_path / "new/a.png", 3)
-    done = pencil("predict", "run", "new", cwd=tmp_path)
+    shade(tmp_path / "new/c.png", 250)
+    run = home / "runs/folder"
+    done = pencil("predict", run, "new", cwd=tmp_path, code=1)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert rows[0]["class"] in ("dark", "light") and rows[1] == {"key": "b.png", "class": "", "confidence": ""}
-    assert done.stderr.count("cannot be read") == 1
-    lines = pencil("predict", "run", "new", "--json", cwd=tmp_path).stdout.splitlines()
-    assert json.loads(lines[1])["class"] is None and "NaN" not in lines[1]
+    assert [row["class"] for row in rows] == ["dark", "", "light"]
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert rows[1]["confidence"] == "" and "truncated" in rows[1]["error"]
+    assert done.stderr == "error: 1 of 3 inputs cannot be read; all others are answered\n"
+    lines = list(map(json.loads, pencil("predict", run, "new", "--json", cwd=tmp_path, code=1).stdout.splitlines()))
+    assert lines[1]["class"] is None and "truncated" in lines[1]["error"] and lines[2]["class"] == "light"
+    assert "error" not in lines[0]
+    (tmp_path / "new/b.png").unlink()
+    assert pencil("predict", run, "new", cwd=tmp_path).stdout.startswith("key,class,confidence\n")
+
+
+def test_predict_answers_for_the_other_rows_of_a_table(home, tmp_path):
+    shade(tmp_path / "a.png", 3)
+    (tmp_path / "t.csv").write_text("path;note\na.png;x\n;y\nsub\\gone.png;z\n../out.png;u\n")
+    done = pencil("predict", home / "runs/folder", "t.csv", cwd=tmp_path, code=1)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["class"] for row in rows] == ["dark", "", "", ""]
+    assert [row["key"] for row in rows] == ["a.png", "", "sub/gone.png", "../out.png"]
+    assert (
+        rows[1]["error"] == "there is no path"
+        and "no such file" in rows[2]["error"]
+        and "leads out" in rows[3]["error"]
+    )
+
+
+def test_predict_says_why_nothing_can_be_read(home, tmp_path):
+    (tmp_path / "a.png").write_text("no image")
+    done = pencil("predict", home / "runs/folder", "a.png", cwd=tmp_path, code=2)
+    assert "none of these 1 inputs can be read, the first because it is not an image" in done.stderr
 
 
 @pytest.fixture
@@ -104,11 +128,11 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
     ):  # fmt: skip
         assert words in done.stdout, done.stdout
     assert "ready to train" not in done.stdout
-    assert done.stderr.startswith("error: training would be refused for 2 reasons")
-    assert "2 of 23 train images cannot be read" in done.stderr and "no example: 'fish'" in done.stderr
+    assert "2 of 23 train images cannot be read: 'cat/text.jpg' (row " in done.stderr and "; 'dog/5.png'" in done.stderr
+    assert "1 of 3 sub-folders of pets hold no image and are no class: 'fish'" in done.stderr
     tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
-    assert tree["ready"] is False and len(tree["problems"]) == 2
-    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11, "fish": 0}
+    assert tree["ready"] is False and len(tree["problems"]) == 1
+    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11}
     assert [fault["name"] for fault in tree["data"]["train"]["unreadable"]] == ["cat/text.jpg", "dog/5.png"]
 
 

@@ -89,7 +89,7 @@ def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
 
 def test_the_policy_error_leaves_no_cache_behind(pets, tmp_path):
     truncate(pets / "dog/4.png")
-    with pytest.raises(DataError, match=r"image 'dog/4.png' \(row 14\) cannot be read"):
+    with pytest.raises(DataError, match=r"1 of 20 images cannot be read: 'dog/4.png' \(row 14\)"):
         ready(pets, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

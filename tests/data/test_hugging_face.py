@@ -89,7 +89,7 @@ def test_what_cannot_be_read_is_named(tmp_path, pictures):
     unlabelled = datasets.Dataset.from_dict(
         {"image": [picture(1), picture(2)], "label": [0, -1]}, features=pictures.features
     )
-    with pytest.raises(DataError, match=r"label -1 at row 1 of the dataset is not one of the 2 classes"):
+    with pytest.raises(DataError, match=r"the dataset has 1 bad row of 2: row 1: label -1 is not one of the 2 classes"):
         from_hugging_face(unlabelled)
 
 

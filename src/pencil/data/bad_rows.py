@@ -74,7 +74,7 @@ class BadRows:
         """
         if self._reasons:
             rest = f", or {remedy}" if remedy else ""
-            raise DataError(f"{self.describe(keys, total)}; expected none; fix them{rest}.")
+            raise DataError(f"{self.describe(keys, total)}; fix such rows{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
         """Raise, or say which rows are left out, as ``on_bad_rows`` asks.

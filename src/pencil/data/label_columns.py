@@ -90,7 +90,7 @@ def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Ten
         values: Any = _lists(columns[0], given.classes, bad, multilabel=True).given
         bad.refuse(total=len(values), remedy="")
     else:
-        values = _matrix(columns, where)
+        values = _matrix(columns, bad.where)
     with error_context("data.columns.clean"):
         return as_clean_labels(values, given.classes, given.multilabel)
 
@@ -134,8 +134,8 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, where: str) -
         rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
         raise DataError(
             f"label {column[rows[0]].as_py()!r} at {name_rows(rows)} of {where} looks like several classes; expected "
-            "one class per row; set data.multilabel=true if a row may have several, or name all classes, this one too, in "
-            "data.classes."
+            "one class per row; set data.multilabel=true if a row may have several, or name all classes, this one too, "
+            "in data.classes."
         )
 
 
@@ -182,7 +182,7 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
         values[filled] = flat.to_numpy().reshape(filled.sum(), -1)
         several = multilabel or (multilabel is None and is_multilabel(values))
         values = (_without_odd_entries if several else _without_odd_rows)(values, bad)
-        return resolve_labels(values, classes, multilabel=several)
+        return resolve_labels(values, classes, multilabel=several or multilabel)
     names, rows = class_names([flat], classes), np.repeat(np.arange(len(column)), lengths)
     bad.add_where(np.asarray(flat.is_null()), lambda _: "a class in its list is empty", rows)
     codes = _indices(flat, names, bad, rows)
@@ -203,6 +203,8 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
 def _without_odd_rows(values: np.ndarray, bad: BadRows) -> np.ndarray:
     """Return distributions with NaN in the rows that are none; these are bad, unless they are empty."""
     odd = ~is_distribution(values) & ~np.isnan(values).all(axis=1)
+    if odd.all():
+        return values  # which is another form of labels: refused as a whole
     expected = "expected values from 0 to 1 that sum to 1"
     bad.add_where(odd, lambda row: f"the label distribution is {_numbers_of(values[row])} ({expected})")
     return np.where(odd[:, None], np.float32(np.nan), values)

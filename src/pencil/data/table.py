@@ -260,8 +260,8 @@ def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray
     missing = BadRows(str(path))
     missing.add_where(_is_missing(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
     missing.refuse(total=table.num_rows, remedy="")
-    remedy = f"in column {columns.key!r}; expected unique keys; rename one of them."
-    _refuse_repeated(column, f"{path} has the key", remedy)
+    remedy = "expected unique keys; rename one of them."
+    _refuse_repeated(column, f"{path} has the key", f"in column {columns.key!r}", remedy)
     return column_keys(column)
 
 
@@ -311,8 +311,8 @@ def _inputs(
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
     if keys is None:
-        remedy = "in the table; expected one row per image; remove the others or name a key column (data.columns.key)."
-        _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", remedy)
+        remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
+        _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
 
@@ -330,7 +330,7 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
             continue
         absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
-            bad.add(row, f"path {paths_inside[row]!r} leads out of {base} (data.root names the folder that holds all)")
+            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with data.root)")
             continue
         paths_inside[row] = absolute.relative_to(base).as_posix()
     return pa.chunked_array([paths_inside])
@@ -395,14 +395,15 @@ def _is_missing(column: Any) -> np.ndarray:
     return found
 
 
-def _refuse_repeated(column: Any, subject: str, remedy: str) -> None:
+def _refuse_repeated(column: Any, subject: str, place: str, remedy: str) -> None:
     if pc.count_distinct(column).as_py() == len(column):
         return
     counts = pc.value_counts(column)
     repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
     if len(repeated):
-        others = f", and {len(repeated) - 1:,} others," if len(repeated) > 1 else ""
-        raise DataError(f"{subject} {repeated[0]['values'].as_py()!r}{others} more than once {remedy}")
+        first, others = repeated[0]["values"].as_py(), len(repeated) - 1
+        more = f" (and {others:,} others)" if others else ""
+        raise DataError(f"{subject} {first!r} more than once {place}{more}; {remedy}")
 
 
 def _list(names: Sequence[str]) -> str:

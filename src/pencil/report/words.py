@@ -122,8 +122,8 @@ def _unlabelled(run: RunData) -> list[str]:
     came = "One row came" if len(rows) == 1 else f"{len(rows):,} rows came"
     mean = percent(float(rows.confidence.mean()))
     return [
-        f"{came} without a label and took part in neither training nor evaluation; the label that the network has filled "
-        f"in has a mean confidence of {mean}."
+        f"{came} without a label and took part in neither training nor evaluation; the label that the network has "
+        f"filled in has a mean confidence of {mean}."
     ]
 
 
