@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused():
         ({"classes": 5}, r"4 columns but there are 5 classes"),
         (
             {"multilabel": False},
-            r"label distribution at row \d+ is .*expected values from 0 to 1 that sum to 1; fix the row\.$",
+            r"label distribution at row \d+ .* is .*expected values from 0 to 1 that sum to 1; fix the row\.$",
         ),
         ({"clean_labels": clean * 0.5}, r"clean_labels: multi-label at row"),
     ):
