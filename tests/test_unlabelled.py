@@ -16,6 +16,7 @@ from test_annotators import NAMES
 import pencil as package
 from pencil import Stopped
 from pencil.audit.sample import open_sample
+from pencil.data.sources import read_inputs
 from pencil.decisions import read_reviews
 from pencil.job import resume_run, run_recipe
 from pencil.review.images import pictures_of
@@ -136,7 +137,7 @@ def test_a_run_that_was_stopped_gives_them_the_same_labels(home, tmp_path, monke
         patch.setattr(Checkpointer, "__call__", stop)
         run_recipe(package.open_run(home / "run").recipe, tmp_path / "run")
     resumed = resume_run(tmp_path / "run")
-    assert resumed.labels.equals(package.open_run(home / "run").labels)
+    assert repr(resumed.labels.to_pylist()) == repr(package.open_run(home / "run").labels.to_pylist())  # NaN too
 
 
 @pytest.mark.filterwarnings("ignore:the data has changed")
@@ -154,7 +155,7 @@ def test_frozen_features_votes_and_python(tmp_path):
     """Photos on features of a frozen backbone, whose labels are votes of annotators; some have none."""
     images, rng = [], np.random.default_rng(0)
     for number in range(24):
-        pixels = rng.integers(0, 128, (72, 96, 3)) + 120 * (number % 2)
+        pixels = rng.integers(0, 60, (72, 96, 3)) + 190 * (number % 2)
         stream = io.BytesIO()
         Image.fromarray(pixels.astype(np.uint8)).save(stream, "PNG")
         images.append(stream.getvalue())
@@ -168,6 +169,8 @@ def test_frozen_features_votes_and_python(tmp_path):
     rows = [row for row in run.labels.to_pylist() if row["split"] == "unlabelled"]
     assert [row["key"] for row in rows] == ["20", "21", "22", "23"] and all(row["candidates"] == [] for row in rows)
     assert [row["corrected"] for row in rows] == ["dark", "light", "dark", "light"]
+    predicted = run.predict_inputs(*read_inputs([tmp_path / "t.parquet"], run.recipe.data)[:1])[20:]
+    assert all(predicted.argmax(dim=1).numpy() == run.labels.unlabelled.corrected_codes)
 
 
 def test_arrays_in_python():

@@ -113,16 +113,22 @@ def with_rate(model: NoiseModel, shape: Tensor, rate: float, logits: Tensor, giv
 
 def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
     """Return the temperature of maximum likelihood, with the rate and shape of the noise fixed."""
-    logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
-    shape = model.transition - (1 - model.rate) * torch.eye(len(model.transition), dtype=torch.float64)
-    rates, shape = torch.tensor([model.rate], dtype=torch.float64), shape / model.rate
-    found = [float(negative_log_likelihood(logits, given, shape, rates, float(t))) for t in TEMPERATURES]
+    found = _losses_of_temperatures(logits, given, model)
     return float(TEMPERATURES[found.index(min(found))])
 
 
-def calibrated(model: NoiseModel, logits: Tensor, given: Tensor) -> NoiseModel:
-    """Return the noise model with the temperature for these predictions of held-out rows; as it is without rows."""
-    return replace(model, temperature=fit_temperature(logits, given, model)) if len(given) else model
+def cautious_temperature(logits: Tensor, given: Tensor, model: NoiseModel) -> float:
+    """Return the highest temperature within ``SLACK`` nats of maximum likelihood: few rows do not make it sure."""
+    found = torch.tensor(_losses_of_temperatures(logits, given, model))
+    return float(TEMPERATURES[int((found <= found.min() + SLACK).nonzero().max())])
+
+
+def _losses_of_temperatures(logits: Tensor, given: Tensor, model: NoiseModel) -> list[float]:
+    """Return the negative log-likelihood of the given labels for each of ``TEMPERATURES``."""
+    logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
+    shape = model.transition - (1 - model.rate) * torch.eye(len(model.transition), dtype=torch.float64)
+    rates, shape = torch.tensor([model.rate], dtype=torch.float64), shape / model.rate
+    return [float(negative_log_likelihood(logits, given, shape, rates, float(t))) for t in TEMPERATURES]
 
 
 def posterior(

@@ -13,7 +13,7 @@ from pencil.data.given import as_distribution, hard_labels, has_tie
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement
-from pencil.labels.noise_model import calibrated
+from pencil.labels.noise_model import cautious_temperature
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -351,11 +351,12 @@ class Trainer:
         examples, held_out = self.splits.unlabelled, self.held_out()
         if examples is None:
             return None
-        logits, noise = self._logits(examples), judgement.noise
+        logits, temperature = self._logits(examples), judgement.noise.temperature
         if held_out is not None:
             decided = ~has_tie(held_out[1])
-            noise = calibrated(noise, held_out[0][decided], hard_labels(held_out[1])[decided])
-        probs = (logits.double() / noise.temperature).softmax(dim=1)
+            given = hard_labels(held_out[1])[decided]
+            temperature = cautious_temperature(held_out[0][decided], given, judgement.noise)
+        probs = (logits.double() / temperature).softmax(dim=1)
         return probs.nan_to_num(1 / examples.num_classes).float()
 
     # ---- saving and resuming
