@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution, hard_labels, has_tie
+from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
-from pencil.labels.judging import Judgement
-from pencil.labels.noise_model import cautious_temperature
+from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -347,17 +346,8 @@ class Trainer:
         return apply_pinned(judgement.held_out_probs.float(), held_out)
 
     def _unlabelled_probs(self, judgement: Judgement) -> Tensor | None:
-        """Predictions for rows without a label, calibrated on held-out rows; uniform for one that cannot be read."""
-        examples, held_out = self.splits.unlabelled, self.held_out()
-        if examples is None:
-            return None
-        logits, temperature = self._logits(examples), judgement.noise.temperature
-        if held_out is not None:
-            decided = ~has_tie(held_out[1])
-            given = hard_labels(held_out[1])[decided]
-            temperature = cautious_temperature(held_out[0][decided], given, judgement.noise)
-        probs = (logits.double() / temperature).softmax(dim=1)
-        return probs.nan_to_num(1 / examples.num_classes).float()
+        examples = self.splits.unlabelled
+        return None if examples is None else judge_unlabelled(self._logits(examples), judgement.noise, self.held_out())
 
     # ---- saving and resuming
 
