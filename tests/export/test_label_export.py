@@ -408,7 +408,7 @@ def test_cells_of_a_csv_table_stay_as_they_are_written(tmp_path, monkeypatch, su
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1252"])
 def test_a_table_goes_out_with_the_delimiter_that_it_came_in_with(tmp_path, delimiter, encoding):
-    cells = [("path", "label", "größe", "note"), *((f"{i}.png", "cat", "3,14", f"a;b|{i}") for i in range(12))]
+    cells = [("path", "label", "größe", "note"), *((f"{i}.png", "cat", "-3,14", f"a;b|{i}") for i in range(12))]
     rows = [delimiter.join(f'"{cell}"' if delimiter in cell else cell for cell in line) for line in cells]
     (tmp_path / "t.csv").write_text("\n".join(rows), encoding=encoding)
     settings = DataSettings(source=str(tmp_path / "t.csv"))
