@@ -1,6 +1,8 @@
 """Labels of arrays: classes are the values that occur, and rows may have no label."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -40,6 +42,17 @@ def test_minus_one_beside_other_numbers_is_asked_about():
     with pytest.raises(DataError, match=r"label -1 at row 2 may be a class or mean that there is none; .*NaN or None"):
         given([0, 1, -1, 1])
     assert given([0, 1, -1, 1], classes=["-1", "0", "1"]).given_labels.tolist() == [1, 2, 0, 2]
+
+
+def test_minus_one_among_indices_is_no_label(tmp_path):
+    for classes in (["a", "b"], 2):
+        assert given([0, 1, -1, 1], classes=classes).given_labels.tolist() == [0, 1, -1, 1]
+    pq.write_table(pa.table({"image": [b"x"] * 3, "label": [1, -1, 0]}), tmp_path / "t.parquet")
+    splits = load(DataSettings(source=str(tmp_path / "t.parquet"), classes=("a", "b")))
+    assert splits.train.given_labels.tolist() == [1, 0] and splits.unlabelled.keys.tolist() == ["1"]
+    with pytest.raises(DataError, match=r"row 1: label -2 is not one of the 2 classes"):
+        pq.write_table(pa.table({"image": [b"x"] * 3, "label": [1, -2, 0]}), tmp_path / "t.parquet")
+        load(DataSettings(source=str(tmp_path / "t.parquet"), classes=("a", "b")))
 
 
 def test_the_test_set_of_an_npz_file_has_the_values_of_training(tmp_path):

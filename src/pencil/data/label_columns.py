@@ -141,10 +141,11 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, where: str) -
 
 def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarray) -> np.ndarray:
     """Return the indices of the classes that these values name; ``rows`` are their rows in the table."""
-    empty = np.asarray(_names(column).is_null())
+    empty = np.array(_names(column).is_null())
     if pa.types.is_integer(column.type) and not any(name.lstrip("-").isdigit() for name in classes):
-        values: np.ndarray = pc.fill_null(column, 0).to_numpy().astype(np.int64)
-        wrong = (values < 0) | (values >= len(classes))
+        values: np.ndarray = pc.fill_null(column, UNLABELLED).to_numpy().astype(np.int64)
+        empty |= values == UNLABELLED
+        wrong = ((values < 0) | (values >= len(classes))) & ~empty
     else:
         codes = pc.index_in(_names(column), value_set=pa.array(classes, pa.string()))
         values = codes.fill_null(0).to_numpy().astype(np.int64)

@@ -94,7 +94,7 @@ def resolve_labels(
     ----------
     y
         Class indices, class names, label distributions or multi-label probabilities. In single-label data None, NaN and
-        empty text mean that a row has no label.
+        empty text mean that a row has no label, and so does -1 among indices into known classes.
     classes
         Class names in order, or their number; None derives them from the labels: integers by size, names by alphabet.
         Integers are indices into the classes, unless all classes are integers themselves.
@@ -113,7 +113,8 @@ def resolve_labels(
     if multilabel or (multilabel is None and is_multilabel(values)):
         given = as_indicators(values, count, keys=keys)
         return GivenLabels(given, names or tuple(map(str, range(given.shape[1]))), multilabel=True)
-    values, missing = _without_missing(values)
+    indices = count is not None and not (names is not None and all(map(_is_integer, names)))
+    values, missing = _without_missing(values, indices)
     labels = _as_indices(values, names, count, keys)
     if isinstance(labels, tuple):
         labels, names = labels
@@ -124,12 +125,17 @@ def resolve_labels(
     return GivenLabels(given, names or tuple(map(str, range(count))))
 
 
-def _without_missing(values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Return labels with some other label where there is none, so that rows keep their numbers, and which these are."""
+def _without_missing(values: np.ndarray, indices: bool) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return labels with some other label where there is none, so that rows keep their numbers, and which these are.
+
+    Where numbers are indices into known classes, -1 is no class: it means that there is none.
+    """
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     missing = np.zeros(len(values) if values.ndim else 0, dtype=bool)
     if values.dtype.kind == "f" and values.ndim in (1, 2):
         missing = np.isnan(values) if values.ndim == 1 else np.isnan(values).all(axis=1)
+    if values.dtype.kind in "if" and values.ndim == 1 and indices:
+        missing |= values == UNLABELLED
     elif values.dtype.kind in "OSTU" and values.ndim == 1:
         missing = np.array([_is_missing(label) for label in values], dtype=bool)
     if not missing.any():

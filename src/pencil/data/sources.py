@@ -104,18 +104,21 @@ def load(settings: DataSettings, *, local: bool = False) -> Splits:
         return splits
     with error_context("the test set"):
         test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel, local=local)
-        if test.unlabelled is not None:
-            warnings.warn(f"{len(test.unlabelled):,} test rows have no label and are left out", stacklevel=2)
     return replace(splits, test=test.train)
 
 
 def read_like(
     source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool, *, local: bool = False
 ) -> Splits:
-    """Read a source whose labels must have these classes and this form: test data for a trained network."""
+    """Read a source whose labels must have these classes and this form: test data for a trained network.
+
+    Rows without a label are left out, and counted in a warning.
+    """
     splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes, local=local)
     refuse_other_kind(splits.train, multilabel)
-    return splits
+    if splits.unlabelled is not None:
+        warnings.warn(f"{len(splits.unlabelled):,} rows of {source} have no label and are left out", stacklevel=3)
+    return replace(splits, unlabelled=None)
 
 
 def read_source(
