@@ -247,6 +247,11 @@ def name_rows(rows: Sequence[int], keys: Keys = None) -> str:
 
 
 def _refuse_missing(values: np.ndarray, keys: Keys, hint: str) -> None:
+    empty = [row for row, label in enumerate(values) if label is None] if values.dtype == object else []
+    if empty:
+        raise DataError(
+            f"label at {name_rows(empty, keys)} is missing (None); expected a class; label the row or leave it out."
+        )
     if values.dtype.kind not in "buif":
         raise DataError(
             f"labels are of type {values.dtype}; expected class indices or distributions; "
