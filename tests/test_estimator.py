@@ -114,7 +114,7 @@ def test_probabilities_and_unknown_entries_are_taken_where_it_is_said_so():
         ),
         (soft, {}, "Input y contains NaN"),
         (given, {"multilabel": False}, r"y is a multilabel-indicator matrix .* and multilabel is False; expected one"),
-        (given * 2, {"multilabel": True}, r"multi-label at row \d+ is .*expected values from 0 to 1"),
+        (given * 2, {"multilabel": True}, r"multi-label at row \d+ .* is .*expected values from 0 to 1"),
         (given[:, 0], {"multilabel": True}, "Expected 2D array, got 1D array"),
         (given[:-1], {"multilabel": True}, "inconsistent numbers of samples"),
         (given * [1, 1, 1, 0], {}, "1 of 4 classes have no example: '3'"),

@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_refused():
         ({"classes": 5}, r"4 columns but there are 5 classes"),
         (
             {"multilabel": False},
-            r"label distribution at row \d+ is .*expected values from 0 to 1 that sum to 1; fix the row\.$",
+            r"label distribution at row \d+ .* is .*expected values from 0 to 1 that sum to 1; fix the row\.$",
         ),
         ({"clean_labels": clean * 0.5}, r"clean_labels: multi-label at row"),
     ):
@@ -161,7 +161,7 @@ def test_maps_of_images_that_cannot_be_read_are_nan(tmp_path, pets):
         "model.attention": True,
         "model.attention_width": 4,
         "training.batch_size": 2,
-        "data.unreadable": "skip",
+        "data.bad_rows": "skip",
     }
     run = pencil.fit("small_cnn", images, method="cross_entropy", epochs=1, settings=settings)
     with pytest.warns(UserWarning, match="cannot be read"):

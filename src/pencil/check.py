@@ -53,7 +53,7 @@ def check_recipe(chosen: Recipe) -> CheckResult:
     workers = default_workers() if settings.workers is None else settings.workers
     findings = {name: inspect(part, workers, settings.max_pixels) for name, part in parts.items()}
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
-    overlap = find_overlap(parts, findings)
+    overlap = find_overlap({name: part for name, part in parts.items() if name != "unlabelled"}, findings)
     plan, seconds, not_timed = None, None, None
     if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
@@ -61,7 +61,7 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 warnings.filterwarnings(
                     "ignore", message=f".*(the row is left out|{UNKNOWN})"
                 )  # part of the inspection
-                trial = {"rows": None, "cache": _trial_cache(settings, parts), "unreadable": "skip"}
+                trial = {"rows": None, "cache": _trial_cache(settings, parts), "bad_rows": "skip"}
                 changed = {"data": settings.model_copy(update=trial)}
                 job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
                 kept = job.recipe.data.model_copy(update={"cache": settings.cache})  # where features may be already

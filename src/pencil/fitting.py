@@ -10,10 +10,12 @@ from torch import nn
 from pencil import recipe
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import as_clean_labels, error_context
+from pencil.data.given import error_context
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
+from pencil.data.resolving import as_clean_labels
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.torch_dataset import from_dataset
+from pencil.data.unlabelled import set_apart
 from pencil.errors import RecipeError
 from pencil.job import run_recipe
 from pencil.methods import Method
@@ -92,7 +94,7 @@ def fit(
         like = chosen.data.model_copy(update={"multilabel": train.multilabel})
         test_examples = None if test is None else as_examples(test, like, train.classes)
     own_method = None if isinstance(method, str) else method
-    splits = Splits(train, test=test_examples)
+    splits = set_apart(Splits(train, test=test_examples))
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
 
 

@@ -325,7 +325,14 @@ class Execution:
         job, splits = self.job, self.job.prepared.splits
         return Run(
             model,
-            build_label_table(splits, outcome.label_probs, outcome.validation_probs, row_evidence(outcome)),
+            build_label_table(
+                splits,
+                outcome.label_probs,
+                outcome.validation_probs,
+                row_evidence(outcome),
+                outcome.unlabelled_probs,
+                job.rows["key"],
+            ),
             outcome.records,
             summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
             job.recipe,

@@ -119,12 +119,15 @@ def test_mistakes_exit_with_2_and_one_clear_message(home, words, message):
 def test_bad_rows_of_a_file_are_named(home, tmp_path):
     x = np.zeros((4, 3), np.float32)
     cases = {
-        "nan": ({"x": x, "y": [0, 1, np.nan, 1]}, "label at row 2 is nan"),
+        "nan": ({"x": x, "y": [np.nan] * 4}, "none of the 4 rows has a label"),
         "range": ({"x": x, "y": [0, 1, 5, 1], "classes": ["a", "b"]}, "label 5 at row 2"),
         "single": ({"x": x, "y": [0, 0, 0, 0]}, "at least two classes"),
         "length": ({"x": x, "y": [0, 1]}, "x has 4 rows but y has 2"),
-        "input": ({"x": np.full((4, 3), np.nan), "y": [0, 1, 0, 1]}, "input at row 0 holds NaN"),
-        "gap": ({"x": x, "y": [0, 2, 0, 2]}, "1 of 3 classes have no example: '1'"),
+        "input": (
+            {"x": np.full((4, 3), np.nan), "y": [0, 1, 0, 1]},
+            "input at row 0 (and 3 more: row 1, ",
+        ),
+        "minus": ({"x": x, "y": [0, -1, 2, 0]}, "label -1 at row 1 may be a class or mean that there is none"),
     }
     for name, (arrays, message) in cases.items():
         np.savez(tmp_path / f"{name}.npz", **arrays)

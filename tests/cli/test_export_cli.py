@@ -34,11 +34,12 @@ def lines_of(text):
 
 
 def test_labels_with_the_columns_of_their_table(home):
-    rows = lines_of(pencil("labels", "run", "--with-columns", "--order", "data", cwd=home).stdout)
+    rows = lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout)  # as they came
     assert [row["id"] for row in rows] == [row["key"] for row in rows] == [f"p{number}" for number in range(20)]
     assert [row["note"] for row in rows] == [f"{number:03}, x" for number in range(20)]
     plain = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
-    found = lines_of(pencil("labels", "run", "--with-columns", "--only-changed", cwd=home).stdout)
+    words = ["--with-columns", "--only-changed", "--order", "issues"]
+    found = lines_of(pencil("labels", "run", *words, cwd=home).stdout)
     assert [{name: row[name] for name in plain[0]} for row in found] == plain and {row["id"] for row in found} == {
         f"p{i}" for i in WRONG
     }

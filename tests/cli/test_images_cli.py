@@ -53,7 +53,9 @@ def test_evaluate_on_a_folder_and_a_table(home):
         found = json.loads(pencil("evaluate", f"runs/{run}", "--data", data, "--json", cwd=home).stdout)
         assert found["rows"] == 24 and set(found["per_class"]) == {"dark", "light"}
     wrong = pencil("evaluate", "runs/folder", "--data", "table.csv", cwd=home, code=2)
-    assert "cannot be read: no such file" in wrong.stderr  # its paths start at another root
+    assert (
+        "24 of 24 images cannot be read: 'dark/00.png' (row 0): no such file" in wrong.stderr
+    )  # its paths start at another root
 
 
 def test_predict_a_folder_a_table_and_one_image(home):
@@ -70,18 +72,42 @@ def test_predict_a_folder_a_table_and_one_image(home):
 
 
 @pytest.mark.filterwarnings("default")  # the command line prints them
-def test_predict_leaves_an_unreadable_image_without_a_class(home, tmp_path):
-    shutil.copytree(home / "shades", tmp_path / "shades")
-    train = ["train", "shades", "--out", "run", *QUICK, "--set", "data.unreadable=skip"]
-    pencil(*train, cwd=tmp_path)
+def test_predict_answers_for_all_images_but_those_that_cannot_be_read(home, tmp_path):
     truncate(paint(tmp_path / "new/b.png"))
     shade(tmp_path / "new/a.png", 3)
-    done = pencil("predict", "run", "new", cwd=tmp_path)
+    shade(tmp_path / "new/c.png", 250)
+    run = home / "runs/folder"
+    done = pencil("predict", run, "new", cwd=tmp_path, code=1)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
-    assert rows[0]["class"] in ("dark", "light") and rows[1] == {"key": "b.png", "class": "", "confidence": ""}
-    assert done.stderr.count("cannot be read") == 1
-    lines = pencil("predict", "run", "new", "--json", cwd=tmp_path).stdout.splitlines()
-    assert json.loads(lines[1])["class"] is None and "NaN" not in lines[1]
+    assert [row["class"] for row in rows] == ["dark", "", "light"]
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert rows[1]["confidence"] == "" and "truncated" in rows[1]["error"]
+    assert done.stderr == "error: 1 of 3 inputs cannot be read; all others are answered\n"
+    lines = list(map(json.loads, pencil("predict", run, "new", "--json", cwd=tmp_path, code=1).stdout.splitlines()))
+    assert lines[1]["class"] is None and "truncated" in lines[1]["error"] and lines[2]["class"] == "light"
+    assert "error" not in lines[0]
+    (tmp_path / "new/b.png").unlink()
+    assert pencil("predict", run, "new", cwd=tmp_path).stdout.startswith("key,class,confidence\n")
+
+
+def test_predict_answers_for_the_other_rows_of_a_table(home, tmp_path):
+    shade(tmp_path / "a.png", 3)
+    (tmp_path / "t.csv").write_text("path;note\na.png;x\n;y\nsub\\gone.png;z\n../out.png;u\n")
+    done = pencil("predict", home / "runs/folder", "t.csv", cwd=tmp_path, code=1)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["class"] for row in rows] == ["dark", "", "", ""]
+    assert [row["key"] for row in rows] == ["a.png", "", "sub/gone.png", "../out.png"]
+    assert (
+        rows[1]["error"] == "there is no path"
+        and "no such file" in rows[2]["error"]
+        and "leads out" in rows[3]["error"]
+    )
+
+
+def test_predict_says_why_nothing_can_be_read(home, tmp_path):
+    (tmp_path / "a.png").write_text("no image")
+    done = pencil("predict", home / "runs/folder", "a.png", cwd=tmp_path, code=2)
+    assert "none of these 1 inputs can be read, the first because it is not an image" in done.stderr
 
 
 @pytest.fixture
@@ -94,6 +120,7 @@ def messy(pets):
     return pets
 
 
+@pytest.mark.filterwarnings("default")  # the command line prints them
 def test_check_says_all_that_is_wrong_and_refuses(messy):
     (messy / "fish").mkdir()
     done = pencil("check", "pets", cwd=messy.parent, code=2)
@@ -104,18 +131,18 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
     ):  # fmt: skip
         assert words in done.stdout, done.stdout
     assert "ready to train" not in done.stdout
-    assert done.stderr.startswith("error: training would be refused for 2 reasons")
-    assert "2 of 23 train images cannot be read" in done.stderr and "no example: 'fish'" in done.stderr
+    assert "2 of 23 train images cannot be read: 'cat/text.jpg' (row " in done.stderr and "; 'dog/5.png'" in done.stderr
+    assert "hold no image and are no class: 'fish'" in done.stderr
     tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
-    assert tree["ready"] is False and len(tree["problems"]) == 2
-    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11, "fish": 0}
+    assert tree["ready"] is False and len(tree["problems"]) == 1
+    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11}
     assert [fault["name"] for fault in tree["data"]["train"]["unreadable"]] == ["cat/text.jpg", "dog/5.png"]
 
 
 @pytest.mark.filterwarnings("default")  # the command line prints them
 def test_check_agrees_with_train(messy):
     """What it calls ready trains, with the rows it counted; what it refuses is refused."""
-    skip = ["--set", "data.unreadable=skip", "--set", "data.cache=memory"]
+    skip = ["--set", "data.bad_rows=skip", "--set", "data.cache=memory"]
     done = pencil("check", "pets", *skip, *QUICK, cwd=messy.parent)
     assert "ready to train" in done.stdout and done.stderr == "" and "unreadable images: 2" in done.stdout
     plan = json.loads(pencil("check", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
@@ -167,7 +194,7 @@ def test_check_looks_at_every_split(pets):
     shutil.copytree(pets, pets.parent / "held")
     truncate(pets.parent / "held/cat/0.png")
     done = pencil("check", "pets", "--set", "data.test=held", cwd=pets.parent, code=2)
-    assert "1 of 20 test images cannot be read, the first of them 'cat/0.png'" in done.stderr
+    assert "1 of 20 test images cannot be read: 'cat/0.png' (row 0): " in done.stderr
     assert "train       20 rows" in done.stdout and "test        20 rows" in done.stdout
 
 
@@ -175,7 +202,7 @@ def test_check_looks_at_every_split(pets):
 def test_a_split_of_which_nothing_can_be_read(pets):
     shutil.copytree(pets, pets.parent / "all/train")
     truncate(paint(pets.parent / "all/val/cat/0.png"))
-    skip = ["--set", "data.unreadable=skip"]
+    skip = ["--set", "data.bad_rows=skip"]
     assert "1 of 1 validation images cannot" in pencil("check", "all", *skip, cwd=pets.parent, code=2).stderr
     assert "none of the 1 images can be read" in pencil("train", "all", *skip, cwd=pets.parent, code=2).stderr
 
@@ -189,7 +216,7 @@ def test_images_are_no_input_for_a_network_of_arrays(home):
 def test_check_of_chosen_rows_speaks_of_those(messy):
     plan = json.loads(
         pencil(
-            "check", "pets", "--set", "data.rows=12", "--set", "data.unreadable=skip", "--json", cwd=messy.parent
+            "check", "pets", "--set", "data.rows=12", "--set", "data.bad_rows=skip", "--json", cwd=messy.parent
         ).stdout
     )
     assert plan["data"]["train"]["rows"] == 12

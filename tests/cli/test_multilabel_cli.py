@@ -9,6 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from commands import pencil
+from conftest import paint
+
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
@@ -148,3 +152,22 @@ def test_options_for_several_classes_are_refused_for_one(home):
     assert "expected a probability" in pencil("evaluate", "run", "--threshold", 1.5, cwd=home, code=2).stderr
     wrong = pencil("evaluate", "hard", "--data", "mine.npz", cwd=home, code=2)
     assert "label distribution at row" in wrong.stderr
+
+
+def test_exported_cells_of_several_classes_are_read_again(tmp_path):
+    """A table with `sea;sky` in it is trained on, and what `pencil labels` writes of it is the same data."""
+    cells = ["sea", "sky", "sea;sky", "", "sun;sea", "sun"] * 5
+    for number in range(len(cells)):
+        paint(tmp_path / f"{number}.png", number)
+    lines = [f"{number}.png,{cell}" for number, cell in enumerate(cells)]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label", *lines]))
+    asked = pencil("check", "t.csv", cwd=tmp_path, code=2).stderr
+    assert "label 'sea;sky' at row 2" in asked and "set data.multilabel=true" in asked
+    quick = ["--method", "pencil", "--epochs", "3", "--set", "data.multilabel=true"]
+    pencil("train", "t.csv", *quick, "--out", "run", cwd=tmp_path)
+    pencil("labels", "run", "--order", "data", "--anyway", "--out", "l.csv", cwd=tmp_path)
+    columns = {"path": "key", "label": "given"}
+    first = load(DataSettings(source=str(tmp_path / "t.csv"), multilabel=True)).train
+    again = load(DataSettings(source=str(tmp_path / "l.csv"), multilabel=True, columns=columns)).train
+    assert again.classes == first.classes == ("sea", "sky", "sun") and again.keys.tolist() == first.keys.tolist()
+    assert again.given_labels.tolist() == first.given_labels.tolist()

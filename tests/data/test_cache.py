@@ -77,11 +77,11 @@ def test_a_cache_that_lost_its_pixels_is_made_anew(pets, tmp_path, decoded):
 def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
     truncate(pets / "cat/0.png"), truncate(pets / "dog/4.png")
     with pytest.warns(UserWarning, match="the row is left out"):
-        first = ready(pets, tmp_path / "cache", unreadable="skip", normalize="none")
-    second = ready(pets, tmp_path / "cache", unreadable="skip", normalize="none")
+        first = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
+    second = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
     assert len(decoded) == 20 and len(second) == 20  # rows keep their place, as without a cache
     assert second.keys.tolist() == first.keys.tolist() and int(second.inputs.readable.sum()) == 18
-    plain = ready(pets, "none", unreadable="skip", normalize="none")
+    plain = ready(pets, "none", bad_rows="skip", normalize="none")
     assert plain.keys.tolist() == second.keys.tolist()
     with pytest.warns(UserWarning, match="the row is left out"):
         assert torch.equal(values(second), values(plain)) and len(values(second)) == 18
@@ -89,7 +89,7 @@ def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
 
 def test_the_policy_error_leaves_no_cache_behind(pets, tmp_path):
     truncate(pets / "dog/4.png")
-    with pytest.raises(DataError, match=r"image 'dog/4.png' \(row 14\) cannot be read"):
+    with pytest.raises(DataError, match=r"1 of 20 images cannot be read: 'dog/4.png' \(row 14\)"):
         ready(pets, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -55,10 +55,31 @@ def test_classes_in_an_order_of_the_users(pets):
     assert train.classes == ("dog", "cat") and train.given_labels[0] == 1
 
 
-def test_an_empty_class_is_refused_when_it_comes_to_training(pets):
+def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
     (pets / "fish").mkdir()
-    with pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"):
-        prepare(DataSettings(), read(pets), seed=0)
+    with pytest.warns(UserWarning, match=r"1 of 3 sub-folders of .*pets hold no image and are no class: 'fish'"):
+        splits = read(pets)
+    assert splits.train.classes == ("cat", "dog") and len(splits.train) == 20
+    assert prepare(DataSettings(), splits, seed=0).splits.train.classes == ("cat", "dog")
+
+
+def test_an_empty_class_is_refused_where_it_is_named(pets):
+    (pets / "fish").mkdir()
+    with (
+        pytest.warns(UserWarning, match="hold no image"),
+        pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"),
+    ):
+        prepare(DataSettings(), load(DataSettings(source=str(pets), classes=("cat", "dog", "fish"))), seed=0)
+
+
+def test_an_empty_folder_beside_the_classes_of_training(tmp_path):
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            paint(tmp_path / split / name / "1.png")
+        (tmp_path / split / "fish").mkdir()
+    with pytest.warns(UserWarning, match="hold no image") as notes:
+        splits = read(tmp_path)
+    assert len(notes) == 2 and splits.sizes() == {"train": 2, "validation": 2}
 
 
 def test_classes_that_differ_only_by_case_are_refused_when_it_comes_to_training(tmp_path):
@@ -98,7 +119,7 @@ def test_a_folder_where_nothing_can_be_read(tmp_path):
     for name in ("cat", "dog"):
         truncate(paint(tmp_path / name / "1.png"))
     with pytest.raises(DataError, match=r"none of 2 images can be read; the first because .*truncated"):
-        prepare(DataSettings(cache="none", unreadable="skip"), read(tmp_path), seed=0)
+        prepare(DataSettings(cache="none", bad_rows="skip"), read(tmp_path), seed=0)
 
 
 class Watch(CrossEntropy):
@@ -130,7 +151,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     truncate(tmp_path / "data" / broken)
     tree = {
         "data": {
-            "source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "workers": workers,
+            "source": str(tmp_path / "data"), "bad_rows": "skip", "cache": cache, "workers": workers,
             "normalize": {"mean": [0, 0, 0], "std": [1, 1, 1]}, "validation": 0.2,
         },
         "model": {"name": "mlp"},
@@ -167,7 +188,7 @@ def test_corrected_labels_are_those_of_their_keys_when_a_row_is_left_out(tmp_pat
         Image.new("RGB", (8, 8), (10 + number if number < 12 else 200 + number,) * 3).save(path)
     truncate(tmp_path / "data/dark/03.png")
     tree = {
-        "data": {"source": str(tmp_path / "data"), "unreadable": "skip", "cache": cache, "validation": 0},
+        "data": {"source": str(tmp_path / "data"), "bad_rows": "skip", "cache": cache, "validation": 0},
         "model": {"name": "mlp"},
         "training": {"batch_size": 8},
     }
@@ -184,7 +205,7 @@ def test_the_policy_error_stops_training(pets):
     truncate(pets / "dog/3.png")
     for cache in ("none", "memory"):
         chosen = recipe.parse({"data": {"source": str(pets), "cache": cache}, "training": {"epochs": 3}})
-        with pytest.raises(DataError, match=r"image 'dog/3.png' \(row 13\) cannot be read: .*truncated"):
+        with pytest.raises(DataError, match=r"1 of 20 images cannot be read: 'dog/3.png' \(row 13\): .*truncated"):
             run_recipe(chosen)
 
 

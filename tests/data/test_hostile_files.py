@@ -57,7 +57,7 @@ def test_what_is_no_regular_file_is_named_and_never_waited_for(pets, tmp_path, k
     (reason,) = faults(examples)
     assert "not a regular file" in reason or "leads out of" in reason
     with pytest.raises(
-        DataError, match=r"image 'cat/odd.jpg' \(row \d+\) cannot be read: it is .*data.unreadable=skip"
+        DataError, match=r"1 of 21 images cannot be read: 'cat/odd.jpg' \(row \d+\): it is .*data.bad_rows=skip"
     ):
         first_image(examples)
 
@@ -81,7 +81,7 @@ def test_the_commands_name_a_pipe_or_skip_it(pets, tmp_path):
     assert "1 of 20" in done.stderr or "cat/pipe.png" in done.stderr
     refused = pencil("train", pets, *SMALL, "--out", "run", cwd=tmp_path, code=2).stderr
     assert "'cat/pipe.png'" in refused and not (tmp_path / "run").exists()
-    done = pencil("train", pets, *SMALL, "--set", "data.unreadable=skip", "--out", "run", cwd=tmp_path)
+    done = pencil("train", pets, *SMALL, "--set", "data.bad_rows=skip", "--out", "run", cwd=tmp_path)
     assert "pipe.png" in done.stderr and "the row is left out" in done.stderr
 
 
@@ -123,7 +123,7 @@ def test_tables_read_no_link_out_of_their_folder(pets, tmp_path):
     (pets / "t.csv").write_text("path,label\ncat/link.png,a\naway/secret.png,b\ncat/1.png,a\n")
     found = from_table(pets / "t.csv").train
     assert [("leads out of" in reason) for reason in faults(found)] == [True, True]
-    with pytest.raises(DataError, match=r"'cat/link.png' \(row 0\) cannot be read: it is behind a link"):
+    with pytest.raises(DataError, match=r"2 of 3 images cannot be read: 'cat/link.png' \(row 0\): it is behind a link"):
         first_image(found)
     whole = tmp_path / "t.csv"
     whole.write_text("path,label\npets/cat/link.png,a\npets/away/secret.png,b\n")

@@ -101,9 +101,9 @@ def test_what_training_would_stop_at(tmp_path):
     paint(tmp_path / "a.png"), paint(tmp_path / "b.png", size=(8, 9)), truncate(paint(tmp_path / "c.png"))
     files = ImageInputs(ImageFiles(tmp_path, as_keys(["a.png", "b.png", "c.png"])))
     found = inspect(Examples(files, torch.arange(3), torch.tensor([0, 1, 0]), ("x", "y"), files.encoded.names))
-    assert refusals(found, "test", DataSettings(unreadable="skip")) == []
+    assert refusals(found, "test", DataSettings(bad_rows="skip")) == []
     nothing = replace(found, rows=1)
-    assert "1 of 1 test images cannot be read" in str(refusals(nothing, "test", DataSettings(unreadable="skip"))[0])
+    assert "1 of 1 test images cannot be read" in str(refusals(nothing, "test", DataSettings(bad_rows="skip"))[0])
     unreadable, sizes = refusals(found, "test", DataSettings(resize="none"))
-    assert "1 of 3 test images cannot be read, the first of them 'c.png' (row 2)" in str(unreadable)
+    assert "1 of 3 test images cannot be read: 'c.png' (row 2): " in str(unreadable)
     assert "from 8 x 8 to 8 x 9 pixels; expected one size; set data.resize" in str(sizes)

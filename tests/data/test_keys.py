@@ -87,9 +87,9 @@ def test_examples_and_splits_made_by_hand_are_checked_before_training():
     ("ids", "message"),
     [
         (["1", "1", "2", "3"], r"has the key '1' more than once in column 'id'"),
-        (["1", "", "2", "3"], r"has no key in column 'id' at row 1"),
-        (["1", None, "2", "3"], r"has no key in column 'id' at row 1"),
-        ([1.0, float("nan"), 2.0, 3.0], r"has no key in column 'id' at row 1"),
+        (["1", "", "2", "3"], r"1 bad row of 4: row 1: there is no key in column 'id'"),
+        (["1", None, "2", "3"], r"1 bad row of 4: row 1: there is no key in column 'id'"),
+        ([1.0, float("nan"), 2.0, 3.0], r"1 bad row of 4: row 1: there is no key in column 'id'"),
     ],
 )
 def test_keys_of_tables_and_hugging_face_datasets(tmp_path, ids, message):
@@ -107,7 +107,7 @@ def test_keys_of_tables_and_hugging_face_datasets(tmp_path, ids, message):
 
 def test_an_empty_path_of_a_table_is_missing(tmp_path):
     pq.write_table(pa.table({"path": ["p", ""], "label": ["a", "b"]}), tmp_path / "t.parquet")
-    with pytest.raises(DataError, match="has no path in column 'path' at row 1"):
+    with pytest.raises(DataError, match="1 bad row of 2: row 1: there is no path in column 'path'"):
         from_table(tmp_path / "t.parquet")
 
 
@@ -143,7 +143,7 @@ def test_repeated_class_names_are_refused_everywhere(tmp_path, pets):
 @pytest.mark.parametrize(
     ("y", "classes", "message"),
     [
-        (["a", "", "a", "b"], None, r"label at row 1 is missing"),
+        (["", None, " ", np.nan], None, r"none of the 4 rows has a label"),
         (["a", "b", "a", "b"], ["a", "b", " "], r"the name of class 2 is empty"),
         (["a", "b", "a", "b"], "ab", r"classes is 'ab'; expected a list of names, or their number"),
         ([0, 1, 0, 1], 2.5, r"classes is 2.5; expected a list of names"),

@@ -55,12 +55,16 @@ HINT = r"multilabel=True \(data.multilabel in a recipe\) takes every column for 
     ("labels", "options", "message"),
     [
         (SOFT, {}, r"label at row 1 is \[ *0\. +1\. +nan\]; expected a class; .*" + HINT),
-        ([[1, 0.1, 0]] * 4, {}, r"distribution at row 0 is .*that sum to 1; fix the row; " + HINT),
+        (
+            [[1, 0.1, 0]] * 4,
+            {},
+            r"distribution at row 0 \(and 3 more: row 1, row 2, row 3\) is .*that sum to 1; fix the row; " + HINT,
+        ),
         ([[1, 0, 0]] * 3 + [[0, 0, 0]], {}, r"distribution at row 3 is \[0 0 0\]; .*" + HINT),
         (
             [[1, 2, 0]] * 4,
             {"multilabel": True},
-            r"multi-label at row 0 is \[1\. 2\. 0\.\]; expected values from 0 to 1",
+            r"multi-label at row 0 \(and 3 more: row 1, row 2, row 3\) is \[1\. 2\. 0\.\]; expected values from 0 to 1",
         ),
         ([[1, 0, 0]] * 3 + [[0, -0.5, 0]], {"multilabel": True, "keys": list("abcd")}, r"at row 3 \('d'\) is .*-0\.5"),
         (
@@ -78,10 +82,14 @@ HINT = r"multilabel=True \(data.multilabel in a recipe\) takes every column for 
         (ONE_HOT, {"classes": ["a", "b"]}, r"the labels have 3 columns but there are 2 classes"),
         (TWO, {"clean_labels": [0, 1, 2, 0]}, r"clean_labels: labels are int64 of shape \(4,\)"),
         (TWO, {"clean_labels": [[0, 1]] * 4}, r"clean_labels: the labels have 2 columns but there are 3 classes"),
-        (TWO, {"clean_labels": SOFT}, r"clean_labels: multi-label at row 0 is .*; expected 0 or 1, or NaN"),
+        (TWO, {"clean_labels": SOFT}, r"clean_labels: multi-label at row 0 .* is .*; expected 0 or 1, or NaN"),
         (TWO, {"clean_labels": TWO[:3]}, r"4 inputs but 3 clean labels"),
         ([0, 1, 0, 1], {"clean_labels": TWO}, r"clean_labels: the labels have 3 columns but there are 2 classes"),
-        (ONE_HOT, {"clean_labels": TWO}, r"clean_labels: label distribution at row 0 is \[1 1 0\]"),
+        (
+            ONE_HOT,
+            {"clean_labels": TWO},
+            r"clean_labels: label distribution at row 0 \(and 1 more: row 3\) is \[1 1 0\]",
+        ),
     ],
 )
 def test_bad_matrices_are_named(labels, options, message):
@@ -115,7 +123,9 @@ def test_npz_files_and_their_test_split(tmp_path):
     assert splits.test.multilabel and splits.test.given_labels.tolist() == ONE_HOT[:2]  # of the kind of training
     np.savez(path, x=X, y=ONE_HOT, x_test=X[:2], y_test=TWO[:2])
     assert load(DataSettings(source=str(path), multilabel=True)).test.multilabel
-    with pytest.raises(DataError, match=r"^the test set: label distribution at row 0 is \[1 1 0\]; .*; fix the row\.$"):
+    with pytest.raises(
+        DataError, match=r"^the test set: label distribution at row 0.* is \[1 1 0\]; .*; fix the row\.$"
+    ):
         from_npz(path)
     np.savez(path, x=X, y=TWO, x_test=X, y_test=[[1, 0], [0, 1]] * 2)
     with pytest.raises(DataError, match=r"^the test set: the labels have 2 columns but there are 3 classes"):

@@ -99,9 +99,11 @@ def test_votes_become_a_distribution_and_a_missing_one_does_not_count(here):
     train = read(csv(here, text), {"label": ["ann", "ben", "eve"]}).train
     expected = torch.tensor([[2 / 3, 1 / 3], [0, 1], [1, 0], [0.5, 0.5]])
     assert train.classes == ("cat", "dog") and torch.allclose(train.given_labels, expected)
-    with pytest.raises(DataError, match=r"row 1 of .*table.csv has no annotator's label"):
-        read(csv(here, rows("ann,ben", "cat,dog", ",")), {"label": ["ann", "ben"]})
-    with pytest.raises(DataError, match=r"label 'cow' at row 2 of .* is not one of the 2 classes"):
+    splits = read(csv(here, rows("ann,ben", "cat,dog", ",")), {"label": ["ann", "ben"]})
+    assert splits.sizes() == {"train": 1, "unlabelled": 1} and splits.unlabelled.given_labels.tolist() == [-1]
+    with pytest.raises(
+        DataError, match=r"bad row of 3: row 2 \('images/2.png'\): label 'cow' is not one of the 2 classes"
+    ):
         read(
             csv(here, rows("ann,ben", "cat,dog", "cat,", "cat,cow")), {"label": ["ann", "ben"]}, classes=("cat", "dog")
         )
@@ -118,7 +120,7 @@ def test_distributions_in_a_list_column(here):
     assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]] and not train.multilabel
     with pytest.raises(DataError, match=r"have different lengths; expected one value per class"):
         read(parquet(here, label=[[0.25, 0.75], [1.0]]))
-    with pytest.raises(DataError, match=r"label distribution at row 1 is \[0.9 0.9\]"):
+    with pytest.raises(DataError, match=r"row 1 \('images/1.png'\): the label distribution is \[0.9 0.9\]"):
         read(parquet(here, label=[[0.25, 0.75], [0.9, 0.9]]))
 
 
@@ -126,7 +128,7 @@ def test_a_list_of_names_is_several_labels(here):
     train = read(parquet(here, label=[["sky", "sea"], [], ["sea"]])).train
     assert train.multilabel and train.classes == ("sea", "sky")
     assert train.given_labels.tolist() == [[1, 1], [0, 0], [1, 0]]
-    with pytest.raises(DataError, match=r"label 'sun' at row 2 of .* is not one of the 2 classes \(sea, sky\)"):
+    with pytest.raises(DataError, match=r"row 2 .*: label 'sun' is not one of the 2 classes \(sea, sky\)"):
         read(parquet(here, label=[["sky", "sea"], [], ["sun"]]), classes=("sea", "sky"))
 
 
@@ -135,7 +137,7 @@ def test_lists_of_integers_are_one_hot_or_the_classes_present(here):
     assert train.multilabel and train.given_labels.tolist() == [[1, 0, 1], [0, 1, 0]]
     train = read(parquet(here, label=[[0, 1, 0], [1, 0, 0]])).train
     assert not train.multilabel and train.given_labels.tolist() == [[0, 1, 0], [1, 0, 0]]
-    with pytest.raises(DataError, match=r"row 0 of .* is \[0, 1, 0\]; expected each class once; write distributions"):
+    with pytest.raises(DataError, match=r"row 0 .* is \[0, 1, 0\] \(expected each class once; write distributions"):
         read(parquet(here, label=[[0, 1, 0], [2, 0, 1]]))
 
 
@@ -143,18 +145,16 @@ def test_a_column_per_class_holds_probabilities(here):
     train = read(csv(here, rows("sea,sky", "0.25,0.75", "1,0")), {"probabilities": ["sea", "sky"]}).train
     assert not train.multilabel and train.classes == ("sea", "sky")
     assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]]
-    with pytest.raises(DataError, match=r"label distribution at row 1 is \[1. 1.\]"):
+    with pytest.raises(DataError, match=r"row 1 .*: the label distribution is \[1. 1.\]"):
         read(csv(here, rows("sea,sky", "0.25,0.75", "1,1")), {"probabilities": ["sea", "sky"]})
 
 
 def test_a_number_that_is_no_class_is_not_taken_for_an_index(here):
-    with pytest.raises(DataError, match=r"label 0 at row 0 of .* is not one of the 3 classes \(1, 2, 5\)"):
+    with pytest.raises(DataError, match=r"row 0 .*: label 0 is not one of the 3 classes \(1, 2, 5\)"):
         read(csv(here, rows("label", "0", "2")), classes=("1", "2", "5"))
 
 
 def test_tables_that_cannot_be_taken_apart_are_refused(here):
-    with pytest.raises(DataError, match="has one column, 'path;label'; expected commas"):
-        read(csv(here, "path;label\na.png;cat\n"))
     with pytest.raises(DataError, match="has the column 'label' more than once"):
         read(csv(here, "path,label,label\na.png,cat,dog\n"))
 
@@ -164,7 +164,9 @@ def test_indicators_with_empty_cells_are_unknown(here):
     expected = torch.tensor([[1, 0], [torch.nan, 1], [0.5, torch.nan], [0, 0]])
     assert train.multilabel and train.classes == ("sea", "sky")
     assert torch.equal(train.given_labels.nan_to_num(-1), expected.nan_to_num(-1))
-    with pytest.raises(DataError, match=r"multi-label at row 1 is \[2. 0.\]; expected values from 0 to 1, or NaN"):
+    with pytest.raises(
+        DataError, match=r"row 1 .*: the multi-label entries are \[2. 0.\] \(expected values from 0 to 1"
+    ):
         read(csv(here, rows("sea,sky", "1,0", "2,0")), {"indicators": ["sea", "sky"]})
     with pytest.raises(DataError, match=r"a label column of .* is of type string; expected numbers"):
         read(csv(here, rows("sea,sky", "1,0", "yes,0")), {"indicators": ["sea", "sky"]})
@@ -187,7 +189,7 @@ def test_a_split_column(here):
         splits.test.keys.tolist() == ["images/3.png"]
         and pixels(splits.test)[0] == pixels(read(csv(here, text)).train)[3]
     )
-    with pytest.raises(DataError, match=r"has the split 'later' at row 1; expected train, training"):
+    with pytest.raises(DataError, match=r"row 1 .*: the split is 'later' \(expected train, training"):
         read(csv(here, rows("label,split", "a,train", "b,later")), {"split": "split"})
     with pytest.raises(DataError, match=r"has no row of the split train"):
         read(csv(here, rows("label,split", "a,test", "b,test")), {"split": "split"})
@@ -196,10 +198,9 @@ def test_a_split_column(here):
 @pytest.mark.parametrize("path", ["../secret.png", "/etc/secret.png", "images/../../secret.png", "..\\..\\x.png"])
 def test_a_path_that_leads_out_is_refused(here, path):
     table = csv(here, f"path,label\nimages/0.png,a\n{path},b\n")
-    if "\\" in path:  # a plain name here, and no file of that name
-        assert read(table).train.keys[1] == path
-        return
-    with pytest.raises(DataError, match=r"path '.*' at row 1 of .* leads out of .*; name the folder .* with data.root"):
+    with pytest.raises(
+        DataError, match=r"row 1 \('.*'\): its path leads out of .* \(name the folder .* with data.root"
+    ):
         read(table)
 
 
@@ -216,15 +217,14 @@ def test_a_path_that_turns_back_inside_is_mended(here):
         (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'; fix"),
         (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
         ("where,label\na.png,a\n", {}, r"no path column under a usual name .*name it with data.columns.path"),
-        (rows("label", "a", "", "b"), {}, r"label at row 1 of .*table.csv is missing; .*label the row or leave it out"),
-        (rows("label", "1", "", "2"), {}, r"label at row 1 of .*table.csv is missing"),
-        ("path,label\na.png,x\n,y\n", {}, r"has no path in column 'path' at row 1"),
+        (rows("label", "", "", ""), {}, r"none of the 3 training rows has a label; expected labels of some rows"),
+        ("path,label\na.png,x\n,y\n", {}, r"1 bad row of 2: row 1: there is no path in column 'path'"),
         ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once in the table; expected one row"),
         (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
-        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"has no key in column 'id' at row 1"),
+        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"1 bad row of 2: row 1: there is no key in column 'id'"),
         (rows("label", "a", "b"), {"image": "label"}, r"column 'label' .* is of type string; expected encoded images"),
         ("path,label\n", {}, r"has no rows"),
-        ("path,label\na.png,x,3\n", {}, r"cannot read .*table.csv: .*; expected a CSV or Parquet table"),
+        ("path,label\na.png,x,3\n", {}, r"1 bad row of 1: row 0: it has 3 cells; expected 2, as the header has"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
@@ -234,9 +234,9 @@ def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
 
 def test_a_label_that_is_not_in_the_class_list(here):
     table = csv(here, rows("label", "cat", "cow"))
-    with pytest.raises(DataError, match=r"label 'cow' at row 1 of .* is not one of the 2 classes \(cat, dog\)"):
+    with pytest.raises(DataError, match=r"row 1 .*: label 'cow' is not one of the 2 classes \(cat, dog\)"):
         read(table, classes=("cat", "dog"))
-    with pytest.raises(DataError, match=r"label 5 at row 1 of .* is not one of the 2 classes"):
+    with pytest.raises(DataError, match=r"row 1 .*: label 5 is not one of the 2 classes"):
         read(csv(here, rows("label", 0, 5)), classes=("cat", "dog"))
 
 

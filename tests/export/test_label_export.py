@@ -26,7 +26,7 @@ from pencil.export import (
     write_labels,
 )
 from pencil.export.image_folder import folder_names, sort_images
-from pencil.export.table_columns import with_columns
+from pencil.export.table_columns import table_dialect, with_columns
 from pencil.runs.results import build_label_table
 
 CLASSES = ("sea", "sky, blue", 'the "sun"')
@@ -362,7 +362,7 @@ def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
     found = with_columns(labels, settings).read_all()
     assert found.select(labels.column_names).to_pylist() == labels.to_pylist()
     theirs = ["id", "path", "label", "table_table_split", "table_split", *own.column_names[5:]]
-    assert found.column_names == [*labels.column_names, *theirs]
+    assert found.column_names == [*theirs, *labels.column_names]  # their columns come first, in their order
     assert found.select(theirs).rename_columns(own.column_names).equals(own.slice(0, 12).combine_chunks())
     assert found.schema.metadata == labels.schema.metadata
     surest = select_labels(labels.take([8, 0, 4, 5]), only_changed=True)
@@ -403,6 +403,36 @@ def test_cells_of_a_csv_table_stay_as_they_are_written(tmp_path, monkeypatch, su
     assert found["key"].to_pylist() == [f"{i}.png" for i in range(12)]  # paths are mended as they were for training
     assert found["code"].to_pylist() == [f"{i:03}" for i in range(12)]
     assert found["note"].to_pylist() == ["1"] * 9 + ['x, "y"'] * 3
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1252"])
+def test_a_table_goes_out_with_the_delimiter_that_it_came_in_with(tmp_path, delimiter, encoding):
+    cells = [("path", "label", "größe", "note"), *((f"{i}.png", "cat", "-3,14", f"a;b|{i}") for i in range(12))]
+    rows = [delimiter.join(f'"{cell}"' if delimiter in cell else cell for cell in line) for line in cells]
+    (tmp_path / "t.csv").write_text("\n".join(rows), encoding=encoding)
+    settings = DataSettings(source=str(tmp_path / "t.csv"))
+    labels = single(keys=[f"{i}.png" for i in range(12)])[0]
+    assert table_dialect(settings).delimiter == delimiter
+    assert save_labels(with_columns(labels, settings), "csv", tmp_path / "l.csv", delimiter) == 12
+    with (tmp_path / "l.csv").open(newline="") as stream:
+        found = list(csv.reader(stream, delimiter=delimiter))
+    assert [tuple(line[:4]) for line in found] == cells and found[0][4:6] == ["key", "split"]
+
+
+def test_lines_that_were_left_out_stay_out(tmp_path):
+    lines = [
+        "path,label",
+        *(f"{i}.png,cat" for i in range(6)),
+        "odd",
+        "x,y,z",
+        ",cat",
+        *(f"{i}.png,cat" for i in range(6, 12)),
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    labels = single(keys=[f"{i}.png" for i in range(12)])[0]
+    found = with_columns(labels, DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip")).read_all()
+    assert found["path"].to_pylist() == labels["key"].to_pylist()
 
 
 def test_rows_of_encoded_images_are_numbered_through(tmp_path, monkeypatch):

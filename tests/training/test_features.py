@@ -128,7 +128,7 @@ def test_unreadable_photos_are_skipped_or_named(photos, tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         run_recipe(photo_recipe(folder))
     with pytest.warns(UserWarning, match="left out"):
-        run = run_recipe(photo_recipe(folder, ("data.unreadable", "skip")))
+        run = run_recipe(photo_recipe(folder, ("data.bad_rows", "skip")))
     assert len(run.labels) == 40
 
 

@@ -166,7 +166,7 @@ def _enough(rows: int) -> int:
 
 
 def _draw(labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
-    population = np.flatnonzero(~labels.pinned)
+    population = np.flatnonzero(~labels.pinned & ~labels.is_unlabelled)
     if not len(population):
         raise RunError("every label is pinned; expected labels that no person has decided; there is nothing to audit.")
     strata = build_strata(labels.changed[population], confidences(labels)[population])

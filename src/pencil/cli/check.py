@@ -114,7 +114,8 @@ def _findings(result: "CheckResult") -> Iterator[str]:
                 f", images of {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels, "
                 f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
-        yield f"{name:<12}{found.rows:,} rows{inputs}"
+        what = " without a label, which get one at the end" if name == "unlabelled" else ""
+        yield f"{name:<12}{found.rows:,} rows{inputs}{what}"
         yield from _oddities(found, result.data[name])
     if result.overlap is not None:
         yield from _overlap(result.overlap)
@@ -212,7 +213,7 @@ def _classes(result: "CheckResult") -> Iterator[Any]:
     from pencil.cli.show import table
     from pencil.data.inspection import RARE
 
-    counts = {name: found.class_counts for name, found in result.findings.items()}
+    counts = {name: found.class_counts for name, found in result.findings.items() if name != "unlabelled"}
     plan = result.plan or {}
     if plan.get("injected_noise_rate") is not None:
         counts["train, noisy"] = plan["class_counts"]

@@ -35,8 +35,12 @@ def labels(
         bool, typer.Option("--reviewed", help="With the decisions of `pencil review` merged in.")
     ] = False,
     order: Annotated[
-        str, typer.Option("--order", help="Text formats: issues (most probable first), or data (as the data came).")
-    ] = "issues",
+        str | None,
+        typer.Option(
+            "--order",
+            help="Text formats: issues (most probable first; the default), or data (the default of --with-columns).",
+        ),
+    ] = None,
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Write files even if the verdict of the run is not reliable.")
     ] = False,
@@ -50,6 +54,9 @@ def labels(
     With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
     (0 or 1), confidence and changed, and the other options choose among those lines.
 
+    With --with-columns you get your table back: its columns and rows in their order, and in CSV with its delimiter;
+    the labels are further columns.
+
     In CSV a text that a spreadsheet program would take for a formula has a quote (') before it.
 
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
@@ -58,6 +65,7 @@ def labels(
     from pencil.export.labels import select_entries, select_labels
     from pencil.runs.directory import RunReader
 
+    order = order or ("data" if with_columns else "issues")
     if order not in ORDERS:
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
@@ -75,16 +83,21 @@ def labels(
         chosen = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
     else:
         chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
+    delimiter = ","
     if with_columns:
+        from pencil.export.table_columns import table_dialect
         from pencil.export.table_columns import with_columns as join
 
-        chosen = join(chosen, reader.recipe().data, keep_order=by_issue)
+        settings = reader.recipe().data
+        chosen = join(chosen, settings, keep_order=by_issue)
+        dialect = table_dialect(settings)
+        delimiter = "," if dialect is None else dialect.delimiter
     if out is None:
-        _write(chosen, format)
+        _write(chosen, format, delimiter)
     elif format == "imagefolder":
         _sort(reader, chosen, out, copy)
     else:
-        echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
+        echo(f"{_save(chosen, format, out, delimiter):,} labels written to {out}", err=True)
 
 
 def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
@@ -117,20 +130,20 @@ def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
     echo(f"warning: {seen}; {remedy}.", err=True)
 
 
-def _write(chosen: Any, format: str) -> None:
+def _write(chosen: Any, format: str, delimiter: str) -> None:
     from pencil.export import cleanlab_issues, write_labels
 
     if format == "cleanlab":
         chosen, format = cleanlab_issues(chosen), "csv"
-    write_labels(chosen, format, binary_output())
+    write_labels(chosen, format, binary_output(), delimiter)
 
 
-def _save(chosen: Any, format: str, out: Path) -> int:
+def _save(chosen: Any, format: str, out: Path, delimiter: str) -> int:
     from pencil.export import save_cleanlab, save_hugging_face, save_labels
 
     if format == "cleanlab":
         return save_cleanlab(chosen, out)
-    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
+    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out, delimiter)
 
 
 def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> None:

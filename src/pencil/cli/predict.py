@@ -2,8 +2,9 @@
 
 import csv
 import json
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -30,6 +31,9 @@ def predict(
 ) -> None:
     """One line per input: key, class and its probability (CSV, or JSON lines with every probability).
 
+    An input that cannot be read has the reason in a column `error`, which is there only then; all others have their
+    answer, and the exit code is 1.
+
     The key is the image's path in its folder, or its whole path as named where there are several DATA.
 
     For multi-label data the classes are separated by semicolons, and the confidence is that of the least confident one.
@@ -38,29 +42,58 @@ def predict(
     """
     from pencil.data.sources import read_inputs
     from pencil.export import save_maps
-    from pencil.export.cells import neutral
     from pencil.runs.run import open_run
 
-    opened = open_run(run, trust=trust)
+    opened = open_run(run, trust=trust).without_refusals()
     cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_inputs(data, opened.recipe.data)
-    if maps is not None:
-        save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
-    probs = opened.predict_inputs(inputs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the row is left out")  # its reason is in the output
+        if maps is not None:
+            save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
+        probs = opened.predict_inputs(inputs)
+    unread = probs.isnan().any(dim=1).nonzero()[:, 0].tolist()
+    errors = {row: inputs.fault_of(row) or "it cannot be read" for row in unread}
+    answers = [
+        Answer(key, errors[row]) if row in errors else _answer(key, some, opened.classes, cut, opened.multilabel)
+        for row, (key, some) in enumerate(zip(keys, probs, strict=True))
+    ]
+    _write_json(answers) if as_json else _write_csv(answers, with_errors=bool(errors))
+    if errors:
+        echo(f"error: {len(errors):,} of {len(keys):,} inputs cannot be read; all others are answered", err=True)
+        raise typer.Exit(1)
+
+
+class Answer(NamedTuple):
+    """The prediction for one input, or why there is none."""
+
+    key: str
+    error: str | None = None
+    name: str | list[str] = ""
+    confidence: float = 0.0
+    probabilities: dict[str, float] | None = None
+
+
+def _answer(key: str, probs: "Tensor", classes: tuple[str, ...], threshold: float, multilabel: bool) -> Answer:
+    name, confidence = _describe(probs, classes, threshold if multilabel else None)
+    return Answer(key, None, name, confidence, dict(zip(classes, probs.tolist(), strict=True)))
+
+
+def _write_json(answers: list[Answer]) -> None:
+    for key, error, name, confidence, probabilities in answers:
+        found = {"class": name, "confidence": confidence, "probabilities": probabilities}
+        echo(json.dumps({"key": key, **(found if error is None else {"class": None, "error": error})}))
+
+
+def _write_csv(answers: list[Answer], *, with_errors: bool) -> None:
+    from pencil.export.cells import neutral
+
     lines = csv.writer(text_output(), lineterminator="\n")
-    if not as_json:
-        lines.writerow(["key", "class", "confidence"])
-    for key, row in zip(keys, probs, strict=True):
-        if row.isnan().any():  # it cannot be read, and the user has been warned
-            echo(json.dumps({"key": key, "class": None})) if as_json else lines.writerow([neutral(str(key)), "", ""])
-            continue
-        name, confidence = _describe(row, opened.classes, cut if opened.multilabel else None)
-        if as_json:
-            every = dict(zip(opened.classes, row.tolist(), strict=True))
-            echo(json.dumps({"key": key, "class": name, "confidence": confidence, "probabilities": every}))
-        else:
-            names = [name] if isinstance(name, str) else name
-            lines.writerow([neutral(str(key)), ";".join(map(neutral, names)), f"{confidence:.4f}"])
+    lines.writerow(["key", "class", "confidence", *(["error"] if with_errors else [])])
+    for key, error, name, confidence, _ in answers:
+        names = [name] if isinstance(name, str) else name
+        cells = [neutral(str(key)), ";".join(map(neutral, names)), "" if error is not None else f"{confidence:.4f}"]
+        lines.writerow([*cells, *([neutral(error or "")] if with_errors else [])])
 
 
 def _describe(probs: "Tensor", classes: tuple[str, ...], threshold: float | None) -> tuple[str | list[str], float]:

@@ -69,7 +69,7 @@ def show_summary(runs: "Sequence[Run]", title: str | None = None) -> None:
             f"{summary.seconds:.0f}",
         )
     show(shown)
-    show(*verdict_lines(runs[-1].summary))
+    show(*verdict_lines(runs[-1].summary), *_unlabelled(runs[-1].summary))
     path = runs[-1].path
     if path is not None:
         show(f"\nrun directory    {path}", *_next_commands(runs[-1], path))
@@ -90,6 +90,11 @@ def verdict_lines(summary: "Summary") -> list[str]:
         lines.append(f"noise rate       about {rate['estimate']:.0%} as far as this network can see; {interval}")
     choices = summary.findings.get("choices", ())
     return lines + [f"{'' if i else 'choices':16s} {choice}" for i, choice in enumerate(choices)]
+
+
+def _unlabelled(summary: "Summary") -> list[str]:
+    rows = summary.data.rows.get("unlabelled", 0)
+    return [f"unlabelled       {rows:,} rows came without a label and have one now"] if rows else []
 
 
 def _next_commands(run: "Run", path: "Path") -> list[str]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import as_class_names, as_clean_labels, error_context, resolve_labels
+from pencil.data.given import as_class_names, error_context
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.npz import list_names, open_arrays
+from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.data.transform import rows_within
 from pencil.errors import DataError
 

@@ -171,11 +171,16 @@ def split_into_batches(order: Tensor, batch_size: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The training set, the validation set that chooses the best epoch (noisy too), and the test set."""
+    """The training set, the validation set that chooses the best epoch (noisy too), the test set, and unlabelled rows.
+
+    Unlabelled rows are of the source of the training rows, whose ``inputs`` they share. They are neither trained on nor
+    evaluated; the trained network gives them a label.
+    """
 
     train: Examples
     validation: Examples | None = None
     test: Examples | None = None
+    unlabelled: Examples | None = None
 
     def sizes(self) -> dict[str, int]:
         """Return the number of examples of each split that there is."""

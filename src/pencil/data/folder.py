@@ -1,7 +1,8 @@
 """A folder per class: the sub-folder of an image is its label, and its relative path is its key."""
 
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,28 +57,37 @@ def read_classes(
             f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
             "sort the images into such folders."
         )
-    expected = as_class_names(found if classes is None else classes)
-    unknown = [name for name in found if name not in expected]
+    images = {name: np.array(sorted(find_images(root, folder / name)), dtype=StringDType()) for name in found}
+    images = _without_empty(folder, images)
+    expected = as_class_names(images if classes is None else classes)
+    unknown = [name for name in images if name not in expected]
     if unknown:
         raise DataError(
             f"{folder} has the sub-folder {unknown[0]!r}, which is not one of the {len(expected)} classes "
             f"({shorten(expected)}); move it away or add the class."
         )
-    keys: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
-    for name in found:
-        paths = np.array(sorted(find_images(root, folder / name)), dtype=StringDType())
-        keys.append(paths)
-        labels.append(np.full(len(paths), expected.index(name), dtype=np.int64))
-    every = np.concatenate(keys)
-    if not len(every):
+    every = np.concatenate(list(images.values()))
+    labels = [np.full(len(paths), expected.index(name), dtype=np.int64) for name, paths in images.items()]
+    given = torch.from_numpy(np.concatenate(labels))
+    within = (root,) if links is None else (links.expanduser(), root)
+    return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
+
+
+def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the sub-folders that hold images, and say which hold none; raise if none does."""
+    empty = [name for name, paths in images.items() if not len(paths)]
+    if len(empty) == len(images):
         raise DataError(
             f"the sub-folders of {folder} hold no image; expected files that end in {', '.join(SUFFIXES)}; "
             "check the folder."
         )
-    given = torch.from_numpy(np.concatenate(labels))
-    within = (root,) if links is None else (links.expanduser(), root)
-    return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
+    if empty:
+        warnings.warn(
+            f"{len(empty)} of {len(images)} sub-folders of {folder} hold no image and are no class: "
+            f"{shorten(list(map(repr, empty)))}",
+            stacklevel=4,
+        )
+    return {name: paths for name, paths in images.items() if len(paths)}
 
 
 def find_images(root: Path, folder: Path) -> Iterator[str]:

@@ -50,7 +50,7 @@ def read_options(settings: DataSettings, size: Size | None) -> ReadOptions:
         size=size,
         crop=settings.crop,
         exact=settings.resize == "none",
-        unreadable=settings.unreadable,
+        unreadable=settings.bad_rows,
         max_pixels=settings.max_pixels,
         workers=default_workers() if settings.workers is None else settings.workers,
     )

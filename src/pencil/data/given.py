@@ -1,6 +1,5 @@
 """Given labels: the labels that came with the data, checked row by row before anything is trained on them."""
 
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pencil.data.bad_rows import SHOWN
 from pencil.errors import DataError
 
 Keys = Sequence[str] | np.ndarray | None
+UNLABELLED = -1
+"""In place of a class index: the row has no label. In a matrix of distributions the whole row is NaN."""
 LARGEST_INDEX = 2**53
 """Up to here every type of number is exact."""
-MULTILABEL_HINT = (
-    "; multilabel=True (data.multilabel in a recipe) takes every column for a class that is present or not by itself"
-)
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,13 @@ def as_given_labels(
     return _class_indices(values, num_classes, keys)
 
 
+def lacks_label(given_labels: Tensor, multilabel: bool) -> Tensor:
+    """Return which rows of single-label data have no label; multi-label data has unknown entries instead."""
+    if multilabel:
+        return torch.zeros(len(given_labels), dtype=torch.bool)
+    return given_labels == UNLABELLED if given_labels.ndim == 1 else given_labels.isnan().all(dim=1)
+
+
 def is_multilabel(values: np.ndarray) -> bool:
     """Return whether a matrix can only be multi-label: 0, 1 or unknown, and two ones in at least one row."""
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "buif":
@@ -121,123 +127,15 @@ def as_clean_indicators(labels: Any, num_classes: int) -> Tensor:
     return clean
 
 
-def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
-    """Return names as ``(indices, classes)``; anything numeric is returned as it is."""
-    values = y if isinstance(y, Tensor) else as_array(y)
-    if isinstance(values, Tensor) or values.dtype.kind in "buif":
-        return y
-    if values.dtype.kind not in "OSTU":
-        raise DataError(
-            f"the labels are of type {values.dtype}; expected class indices, names or probabilities; convert them."
-        )
-    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    if values.ndim != 1:
-        raise DataError(
-            f"the labels are {values.dtype} of shape {values.shape}; expected one name for each row, or a matrix of "
-            f"numbers with a column for each class{MULTILABEL_HINT}, unknown (None) included."
-        )
-    labels = [_as_name(row, label) for row, label in enumerate(values)]
-    names = tuple(sorted(set(labels))) if classes is None else classes
-    index = {name: i for i, name in enumerate(names)}
-    for row, label in enumerate(labels):
-        if label not in index:
-            raise DataError(
-                f"label {label!r} at row {row} is not one of the {len(names)} classes; expected "
-                f"{shorten(names)}; fix the label or add the class."
-            )
-    return np.array([index[label] for label in labels], dtype=np.int64), names
-
-
-def _as_name(row: int, label: Any) -> str:
-    """Return the class that a label names; raise if it is missing (empty, None, NaN) or no name."""
-    if isinstance(label, bytes):
-        label = label.decode("utf-8", errors="replace")
-    missing = label is None or (isinstance(label, (float, np.floating)) and label != label)
-    if missing or (isinstance(label, str) and not label.strip()):
-        raise DataError(f"label at row {row} is missing ({label}); expected a class; label the row or leave it out.")
-    if not isinstance(label, (str, int, float, np.generic, Tensor)):
-        raise DataError(f"label at row {row} is a {type(label).__name__}; expected a class; convert the labels.")
-    name = str(label)
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"label {name!r} at row {row} is not valid text ({error.reason}); rename the class.") from error
-    return name
-
-
-def resolve_labels(
-    y: Any, classes: Sequence[str] | int | None, keys: np.ndarray | None = None, multilabel: bool | None = None
-) -> GivenLabels:
-    """Check labels in any form and derive their classes.
-
-    Parameters
-    ----------
-    y
-        Class indices, class names, label distributions or multi-label probabilities.
-    classes
-        Class names in order, or their number; None derives them from the labels.
-    keys
-        Names of the rows in messages.
-    multilabel
-        Whether the columns of a matrix are multi-label; None decides by its values.
-
-    Raises
-    ------
-    DataError
-        If a label is not as expected; the message names the first such row.
-    """
-    names, count = _names_and_count(classes)
-    values = as_array(y)
-    if multilabel or (multilabel is None and is_multilabel(values)):
-        given = as_indicators(values, count, keys=keys)
-        return GivenLabels(given, names or tuple(map(str, range(given.shape[1]))), multilabel=True)
-    labels = name_to_index(values, names)
-    if isinstance(labels, tuple):
-        labels, names = labels
-        count = len(names) if count is None else count
-    given, count = as_given_labels(labels, count, keys=keys, hint=MULTILABEL_HINT if multilabel is None else "")
-    return GivenLabels(given, names or tuple(map(str, range(count))))
-
-
-def _names_and_count(classes: Any) -> tuple[tuple[str, ...] | None, int | None]:
-    """Return class names, where there are any, and their number, where it is known."""
-    if classes is None:
-        return None, None
-    if isinstance(classes, Iterable) and not isinstance(classes, (str, bytes)) and getattr(classes, "ndim", 1) == 1:
-        names = as_class_names(classes)
-        return names, len(names)
-    try:
-        count = operator.index(classes)
-    except TypeError:
-        raise DataError(
-            f"classes is {classes!r}; expected a list of names, or their number; pass one of these."
-        ) from None
-    if count < 1:
-        raise DataError(f"classes is {count}; expected at least one class; pass the names or their number.")
-    return None, count
-
-
-def as_clean_labels(labels: Any, classes: tuple[str, ...], multilabel: bool) -> Tensor | None:
-    """Check labels that are known to be right; they have the classes and the form of the given labels."""
-    if labels is None:
-        return None
-    with error_context("clean_labels"):
-        if multilabel:
-            return as_clean_indicators(labels, len(classes))
-        named = name_to_index(labels, classes)
-        indices = named[0] if isinstance(named, tuple) else named
-        return hard_labels(as_given_labels(indices, len(classes))[0])
-
-
 def hard_labels(given_labels: Tensor) -> Tensor:
     """Return the class index of each given label: itself, or the most probable class of a distribution."""
     return given_labels if given_labels.ndim == 1 else given_labels.argmax(dim=1)
 
 
 def has_tie(given_labels: Tensor) -> Tensor:
-    """Return which rows have no given label: distributions whose largest probability several classes share."""
+    """Return which rows have no given label: unlabelled, or a distribution whose largest probability classes share."""
     if given_labels.ndim == 1:
-        return torch.zeros(len(given_labels), dtype=torch.bool, device=given_labels.device)
+        return given_labels == UNLABELLED
     return most_probable(given_labels).sum(dim=1) > 1
 
 
@@ -310,10 +208,9 @@ def as_array(labels: Any) -> np.ndarray:
     """Return labels of any kind as an array."""
     if isinstance(labels, Tensor):
         return _tensor_to_array(labels.detach())
-    if isinstance(labels, (list, tuple)) and any(label is None for label in labels):
-        row = next(i for i, label in enumerate(labels) if label is None)
-        raise DataError(f"label at row {row} is missing (None); expected a class; label the row or leave it out.")
     try:
+        if isinstance(labels, (list, tuple)) and any(label is None for label in labels):
+            return np.asarray(labels, dtype=object)
         return np.asarray(labels)
     except ValueError as error:
         raise DataError(
@@ -338,11 +235,23 @@ def _with_none_as_nan(values: np.ndarray) -> np.ndarray:
         return values
 
 
-def _where(row: int, keys: Keys) -> str:
-    return f"row {row}" if keys is None or str(keys[row]) == str(row) else f"row {row} ({str(keys[row])!r})"
+def name_rows(rows: Sequence[int], keys: Keys = None) -> str:
+    """Return the first of some rows by number, and by key where that is another, and how many more there are."""
+    named = [
+        f"row {row}" if keys is None or str(keys[row]) == str(row) else f"row {row} ({str(keys[row])!r})"
+        for row in rows[:SHOWN]
+    ]
+    if len(rows) < 2:
+        return named[0]
+    return f"{named[0]} (and {len(rows) - 1:,} more: {', '.join(named[1:])}{', ...' if len(rows) > SHOWN else ''})"
 
 
 def _refuse_missing(values: np.ndarray, keys: Keys, hint: str) -> None:
+    empty = [row for row, label in enumerate(values) if label is None] if values.dtype == object else []
+    if empty:
+        raise DataError(
+            f"label at {name_rows(empty, keys)} is missing (None); expected a class; label the row or leave it out."
+        )
     if values.dtype.kind not in "buif":
         raise DataError(
             f"labels are of type {values.dtype}; expected class indices or distributions; "
@@ -350,40 +259,44 @@ def _refuse_missing(values: np.ndarray, keys: Keys, hint: str) -> None:
         )
     finite = np.isfinite(values) if values.ndim == 1 else np.isfinite(values).all(axis=1)
     if not finite.all():
-        row = int(np.argmin(finite))
+        rows = np.flatnonzero(~finite).tolist()
+        row = rows[0]
         raise DataError(
-            f"label at {_where(row, keys)} is {values[row]}; expected a class; label the row or leave it out{hint}."
+            f"label at {name_rows(rows, keys)} is {values[row]}; expected a class; label the row or leave it out{hint}."
         )
 
 
 def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> tuple[Tensor, int]:
     whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
     if not whole.all():
-        row = int(np.argmin(whole))
+        rows = np.flatnonzero(~whole).tolist()
+        row = rows[0]
         raise DataError(
-            f"label {values[row]} at {_where(row, keys)} is not a whole number; expected a class index; fix the label."
+            f"label {values[row]} at {name_rows(rows, keys)} is not a whole number; expected a class index; fix the "
+            "label."
         )
     outside = np.flatnonzero((values < -LARGEST_INDEX) | (values > LARGEST_INDEX))
     if len(outside):
         row = int(outside[0])
         raise DataError(
-            f"label {values[row]} at {_where(row, keys)} is no class index; expected indices from 0; fix the label."
+            f"label {values[row]} at {name_rows([row], keys)} is no class index; expected indices from 0; fix the "
+            "label."
         )
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes
     if num_classes is None and count > 1000 + 10 * len(indices):
         row = int(indices.argmax())
         raise DataError(
-            f"label {count - 1} at {_where(row, keys)} is far above the {len(indices)} rows there are; "
+            f"label {count - 1} at {name_rows([row], keys)} is far above the {len(indices)} rows there are; "
             "expected class indices from 0; pass classes=... if it is one."
         )
     bad = (indices < 0) | (indices >= count)
     if bad.any():
-        row = int(bad.to(torch.uint8).argmax())
-        label = int(indices[row])
+        rows = bad.nonzero()[:, 0].tolist()
+        row, label = rows[0], int(indices[rows[0]])
         remedy = f"pass classes={label + 1} or fix the label" if label >= 0 else "fix the label"
         raise DataError(
-            f"label {label} at {_where(row, keys)} does not fit {count} classes (0..{count - 1}); {remedy}."
+            f"label {label} at {name_rows(rows, keys)} does not fit {count} classes (0..{count - 1}); {remedy}."
         )
     _refuse_single_class(count)
     return indices, count
@@ -393,15 +306,20 @@ def _distributions(values: np.ndarray, num_classes: int | None, keys: Keys, hint
     count = values.shape[1]
     _refuse_other_width(count, num_classes)
     _refuse_single_class(count)
-    good = (values >= 0).all(axis=1) & (np.abs(values.astype(np.float64).sum(axis=1) - 1) < 1e-3)
     _refuse_rows(
-        good[:, None],
+        is_distribution(values)[:, None],
         values,
         keys,
         "label distribution",
         f"expected values from 0 to 1 that sum to 1; fix the row{hint}",
     )
     return torch.from_numpy(values.astype(np.float32)), count
+
+
+def is_distribution(values: np.ndarray) -> np.ndarray:
+    """Return which rows of a matrix have values from 0 that sum to 1."""
+    good: np.ndarray = (values >= 0).all(axis=1) & (np.abs(values.astype(np.float64).sum(axis=1) - 1) < 1e-3)
+    return good
 
 
 def _refuse_other_width(count: int, num_classes: int | None) -> None:
@@ -415,9 +333,10 @@ def _refuse_other_width(count: int, num_classes: int | None) -> None:
 def _refuse_rows(good: np.ndarray, values: np.ndarray, keys: Keys, what: str, expected: str) -> None:
     """Raise :class:`DataError` about the first row with an entry that is not good."""
     if not good.all():
-        row = int(np.argmin(good.all(axis=1)))
+        rows = np.flatnonzero(~good.all(axis=1)).tolist()
+        row = rows[0]
         seen = np.array2string(values[row], precision=3, threshold=6)
-        raise DataError(f"{what} at {_where(row, keys)} is {seen}; {expected}.")
+        raise DataError(f"{what} at {name_rows(rows, keys)} is {seen}; {expected}.")
 
 
 def _refuse_single_class(count: int) -> None:

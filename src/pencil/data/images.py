@@ -7,6 +7,7 @@ augmentation that changes one image at a time follows where the image was decode
 
 import hashlib
 import json
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import Draws, View
+from pencil.data.bad_rows import SKIP, OnBadRows
 from pencil.data.cache import cache_in_file, cache_in_memory
 from pencil.data.decoding import DECODE_FAULTS, decode, decode_image, describe_fault, open_image, upright_size
 from pencil.data.inputs import (
@@ -30,8 +32,8 @@ from pencil.data.inputs import (
     ReadOptions,
     Size,
     TensorInputs,
-    Unreadable,
     content_digest,
+    list_faults,
     read_ahead,
 )
 from pencil.data.regular_files import read_within, version_of
@@ -43,6 +45,8 @@ from pencil.seeding import generator
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PROBES = 64
 """This many images are opened to find out their sizes."""
+LOOK, CHUNK = 30.0, 64
+"""Once an image cannot be read, others are looked for this many seconds, so many images at a time."""
 MEASURED = 2048
 """This many images determine the mean and deviation of each channel to three digits."""
 
@@ -83,6 +87,8 @@ class ImageFiles:
         return len(self.names)
 
     def read(self, row: int) -> bytes:
+        if not self.names[row]:
+            raise ValueError("there is no path")
         return read_within(self.file_of(row), self.within)
 
     def file_of(self, row: int) -> Path:
@@ -130,18 +136,18 @@ class ImageInputs(Inputs):
         Augment, crop and normalise.
     size, unreadable, workers, max_pixels, exact
         As in :class:`ReadOptions`.
-    warned
-        Rows that the user was warned about already; copies made by ``replace`` share it.
+    faults
+        Why rows cannot be read, as far as they were asked for; copies made by ``replace`` share it.
     """
 
     encoded: Encoded
     transform: Transform = IDENTITY
     size: Size | None = None
-    unreadable: Unreadable = "error"
+    unreadable: OnBadRows = "error"
     workers: int = 0
     max_pixels: int = MAX_PIXELS
     exact: bool = False
-    warned: set[int] = field(default_factory=set, compare=False, repr=False)
+    faults: dict[int, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -271,16 +277,31 @@ class ImageInputs(Inputs):
         yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
 
     def _warn(self, faults: list[Fault]) -> None:
-        """Raise for the first image that cannot be read, or warn about each once, as ``unreadable`` asks."""
+        """Raise if an image cannot be read, or warn about each such image once, as ``unreadable`` asks."""
         for fault in faults:
             if self.unreadable == "error":
-                raise DataError(
-                    f"{_cannot_be_read(fault)}; expected an image; fix or remove it, or skip such images with "
-                    "data.unreadable=skip."
-                )
-            if fault.row not in self.warned:
-                self.warned.add(fault.row)
+                raise self._all_faults(faults)
+            if fault.row not in self.faults:
+                self.faults[fault.row] = fault.reason
                 warnings.warn(f"{_cannot_be_read(fault)}; the row is left out", stacklevel=3)
+
+    def _all_faults(self, first: list[Fault]) -> DataError:
+        """Return the error that counts every image that cannot be read; looking for them takes a limited time."""
+        found = {fault.row: fault for fault in first}
+        end, complete = time.monotonic() + LOOK, True
+        for inspected in self.inspect(torch.arange(len(self)).split(CHUNK), max_pixels=self.max_pixels):
+            found |= {one.fault.row: one.fault for one in inspected if one.fault is not None}
+            if time.monotonic() > end:
+                complete = False
+                break
+        listed = list_faults([found[row] for row in sorted(found)])
+        return DataError(
+            f"{'' if complete else 'at least '}{len(found):,} of {len(self):,} images cannot be read: {listed}; "
+            f"expected images; fix or remove them, or {SKIP}."
+        )
+
+    def fault_of(self, row: int) -> str | None:
+        return self.faults.get(row)
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
         digest = hashlib.sha256()

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,13 +18,14 @@ from torch.multiprocessing import get_start_method
 from torch.utils.data import DataLoader
 
 from pencil.data.augment import Draws, View
+from pencil.data.bad_rows import SHOWN, OnBadRows
+from pencil.data.given import name_rows
 from pencil.data.sketch import Look, look_at_arrays
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
 
 Size = tuple[int, int]
 """Height and width in pixels."""
-Unreadable = Literal["error", "skip"]
 MAX_PIXELS = 50_000_000
 DIGEST = 16
 """Bytes of the digest that finds duplicates."""
@@ -43,6 +44,13 @@ class Fault(NamedTuple):
     row: int
     name: str
     reason: str
+
+
+def list_faults(faults: Sequence[Fault], count: int | None = None) -> str:
+    """Return the first inputs that cannot be read with the reasons, and how many more there are."""
+    named = [f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults[:SHOWN]]
+    more = (len(faults) if count is None else count) - len(named)
+    return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
 
 class InspectedRow(NamedTuple):
@@ -82,7 +90,7 @@ class ReadOptions:
     size: Size | None = None
     crop: int | None = None
     exact: bool = False
-    unreadable: Unreadable = "error"
+    unreadable: OnBadRows = "error"
     max_pixels: int = MAX_PIXELS
     workers: int = 0
 
@@ -160,6 +168,10 @@ class Inputs(Protocol):
 
     def file_of(self, row: int) -> Path | None:
         """Return the file of this row, where each row has one."""
+        return None
+
+    def fault_of(self, row: int) -> str | None:
+        """Return why this row could not be read when it was asked for; None if it was not, or could be read."""
         return None
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
@@ -344,13 +356,16 @@ def refuse_non_finite(values: Tensor) -> Tensor:
     """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
     if values.is_floating_point():
         size = rows_within(values.shape[1:], values.element_size())
+        bad: list[int] = []
         for number, chunk in enumerate(values.split(size)):  # nothing is kept of a chunk: it would fragment the heap
             finite = chunk.isfinite()
             if not finite.all():
-                row = number * size + int(finite.flatten(1).all(dim=1).to(torch.uint8).argmin())
-                raise DataError(
-                    f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row."
-                )
+                rows = (~finite.flatten(1).all(dim=1)).nonzero()[:, 0] + number * size
+                bad += rows.tolist()
+        if bad:
+            raise DataError(
+                f"input at {name_rows(bad)} holds NaN or infinity; expected numbers; fix or leave out such rows."
+            )
     return values
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from pencil.data.bad_rows import SKIP
 from pencil.data.duplicates import (
     MIN_FEATURES,
     MOST_ROWS,
@@ -20,8 +21,8 @@ from pencil.data.duplicates import (
     with_different_labels,
 )
 from pencil.data.examples import Examples
-from pencil.data.given import hard_labels
-from pencil.data.inputs import DIGEST, MAX_PIXELS, Fault, Size
+from pencil.data.given import UNLABELLED, hard_labels, lacks_label
+from pencil.data.inputs import DIGEST, MAX_PIXELS, Fault, Size, list_faults
 from pencil.data.settings import DataSettings
 from pencil.data.sketch import SKETCH
 from pencil.data.transform import rows_within
@@ -255,12 +256,10 @@ def _find_extreme(sizes: np.ndarray, positions: np.ndarray) -> tuple[tuple[int, 
 def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list[DataError]:
     """Return the errors that training would stop with when it reads these rows."""
     found, sizes = [], inspection.image_sizes
-    if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.unreadable == "error"):
-        first = inspection.unreadable[0]
+    if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.bad_rows == "error"):
         found.append(
-            f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read, the first of them "
-            f"{first.name!r} (row {first.row}): {first.reason}; expected images; fix or remove them, or skip such "
-            "images with data.unreadable=skip."
+            f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read: "
+            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them, or {SKIP}."
         )
     if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
         found.append(
@@ -279,7 +278,8 @@ def count_classes(examples: Examples) -> dict[str, int]:
     if examples.multilabel:
         counts = (examples.given_labels > 0.5).sum(dim=0)
     else:
-        counts = torch.bincount(hard_labels(examples.given_labels), minlength=examples.num_classes)
+        known = ~lacks_label(examples.given_labels, examples.multilabel)
+        counts = torch.bincount(hard_labels(examples.given_labels[known]), minlength=examples.num_classes)
     return dict(zip(examples.classes, counts.tolist(), strict=True))
 
 
@@ -295,10 +295,10 @@ def _count_unknown(examples: Examples) -> dict[str, int]:
 
 
 def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, float]:
-    """Return a given label in words: a class, the classes present, or the probabilities above 0."""
+    """Return a given label in words: a class, the classes present, or the probabilities above 0; empty for none."""
     label = examples.given_labels[position]
     if label.ndim == 0:
-        return examples.classes[int(label)]
+        return "" if label == UNLABELLED else examples.classes[int(label)]
     probs = {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
     return list(probs) if examples.multilabel and set(probs.values()) <= {1.0} else probs
 

@@ -108,9 +108,10 @@ class ArrayFile:
         """Return an array of a stream that holds ``available`` bytes; its size is checked before it is read."""
         shape, dtype = _read_header(stream)
         if dtype.hasobject:
+            kind = "float" if name in ("x", "x_test") else "str"
             raise DataError(
                 f"array {name!r} in {self.path} holds Python objects, which could run code; expected numbers or text; "
-                "convert it, for example with x.astype(float), and save it again."
+                f"save it again with numpy.savez(path, {name}={name}.astype({kind}), ...)."
             )
         if dtype.itemsize == 0 or dtype.subdtype is not None or dtype.fields is not None or min(shape, default=1) < 0:
             raise DataError(

@@ -17,6 +17,7 @@ from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
 from pencil.data.settings import DataSettings
 from pencil.data.transform import IMAGENET, Normalization
+from pencil.data.unlabelled import with_reviewed
 from pencil.errors import DataError
 from pencil.seeding import derive_seed, generator
 
@@ -74,6 +75,8 @@ def prepare(
     """
     _refuse_other_kinds(settings, loaded)
     _refuse_repeated_keys(loaded)
+    if settings.pinned is not None:
+        loaded = with_reviewed(loaded, settings.pinned)
     train = choose_rows(settings, loaded.train, seed)
     if settings.long_tail is not None:
         train = long_tailed(train, settings.long_tail, seed)
@@ -99,7 +102,8 @@ def prepare(
     warn_of_unknown_rows(train)
     test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
     normalization = _normalization(settings, train, seed)
-    splits = _with_normalization(Splits(train, validation, test), normalization)
+    unlabelled = None if loaded.unlabelled is None else apply_geometry(settings, loaded.unlabelled, size)
+    splits = _with_normalization(Splits(train, validation, test, unlabelled), normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
     resolved |= {"multilabel": train.multilabel, "validation": fraction}
     resolved["augmentation"] = settings.augmentation or Augmentation()
@@ -168,10 +172,11 @@ def _refuse_repeated_keys(loaded: Splits) -> None:
         if part is not None:
             with error_context(f"the {name} set"):
                 refuse_repeated_keys(part.keys)
-    held_out = loaded.validation
-    if held_out is not None and held_out.inputs is loaded.train.inputs:
-        with error_context("the training and the validation set are of one source"):
-            refuse_repeated_keys(np.concatenate([loaded.train.keys, held_out.keys]))
+    same = [part for part in (loaded.train, loaded.validation, loaded.unlabelled) if part is not None]
+    same = [part for part in same if part.inputs is loaded.train.inputs]
+    if len(same) > 1:
+        with error_context("training, validation and unlabelled rows are of one source"):
+            refuse_repeated_keys(np.concatenate([part.keys for part in same]))
 
 
 def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) -> None:
@@ -250,7 +255,7 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
 
     train = apply(splits.train)
     assert train is not None
-    return Splits(train, apply(splits.validation), apply(splits.test))
+    return Splits(train, apply(splits.validation), apply(splits.test), apply(splits.unlabelled))
 
 
 def prepare_inputs(inputs: Inputs, settings: DataSettings) -> Inputs:

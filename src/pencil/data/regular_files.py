@@ -64,13 +64,13 @@ def kind_of(mode: int) -> str:
 def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:
     """Return whether a file, links followed, is below one of these folders, or one of them itself."""
     try:
-        place = path.resolve() if path.is_symlink() else _resolved(path.parent) / path.name
-        return any(place.is_relative_to(_resolved(folder)) for folder in folders)
+        place = path.resolve() if path.is_symlink() else _resolved(path.parent.absolute()) / path.name
+        return any(place.is_relative_to(_resolved(folder.absolute())) for folder in folders)
     except RuntimeError:  # links that lead in a circle: opening the file names the reason
         return True
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # of absolute paths: what others mean depends on the working directory
 def _resolved(folder: Path) -> Path:
     return folder.resolve()
 

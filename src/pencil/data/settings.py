@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from pencil.data.augment import NAMED, Augmentation
-from pencil.data.inputs import MAX_PIXELS, Unreadable
+from pencil.data.bad_rows import OnBadRows
+from pencil.data.inputs import MAX_PIXELS
 from pencil.data.table import Columns
 from pencil.data.transform import Normalization
 
@@ -167,8 +168,11 @@ class DataSettings(_Strict):
         "auto" (measured), "none", "imagenet", or means and deviations.
     cache
         Where decoded images are kept: "auto", "none", "memory", or a folder.
-    unreadable
-        Whether an image that cannot be read is an "error" or is left out ("skip").
+    delimiter
+        What stands between two cells of a table in text; None finds it out.
+    bad_rows
+        Whether a row that cannot be used is an "error" or is left out ("skip"): an image that cannot be read, a line
+        with too many cells, a path that is missing or leads out of the folder, a label that is not one of the classes.
     max_pixels
         An image of more pixels counts as unreadable.
     workers
@@ -195,7 +199,8 @@ class DataSettings(_Strict):
     augmentation: Annotated[Augmentation | None, BeforeValidator(_augmentation)] = None
     normalize: Literal["auto", "none", "imagenet"] | Normalization = "auto"
     cache: str = "auto"
-    unreadable: Unreadable = "error"
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    bad_rows: OnBadRows = "error"
     max_pixels: Pixels = MAX_PIXELS
     workers: Annotated[int, Field(ge=0)] | None = None
     fingerprint: Literal["stat", "content"] = "stat"

@@ -4,8 +4,9 @@
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pencil.data import folder, table
@@ -19,6 +20,7 @@ from pencil.data.keys import as_keys
 from pencil.data.named import DATASETS
 from pencil.data.regular_files import refuse_undecodable
 from pencil.data.settings import FROM_PYTHON, DataSettings
+from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError
 
 
@@ -54,11 +56,13 @@ def _read_array_inputs(path: Path, _settings: DataSettings) -> tuple[Inputs, Seq
 
 
 def _read_table(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
-    return table.from_table(path, settings.columns, classes, settings.root, settings.multilabel)
+    return table.from_table(
+        path, settings.columns, classes, settings.root, settings.multilabel, settings.delimiter, settings.bad_rows
+    )
 
 
 def _read_table_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    inputs, keys = table.read_images(path, settings.columns, settings.root)
+    inputs, keys = table.read_images(path, settings.columns, settings.root, settings.delimiter)
     return inputs, keys.tolist()
 
 
@@ -100,22 +104,27 @@ def load(settings: DataSettings, *, local: bool = False) -> Splits:
         return splits
     with error_context("the test set"):
         test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel, local=local)
-    return Splits(splits.train, splits.validation, test.train)
+    return replace(splits, test=test.train)
 
 
 def read_like(
     source: str, settings: DataSettings, classes: Sequence[str], multilabel: bool, *, local: bool = False
 ) -> Splits:
-    """Read a source whose labels must have these classes and this form: test data for a trained network."""
+    """Read a source whose labels must have these classes and this form: test data for a trained network.
+
+    Rows without a label are left out, and counted in a warning.
+    """
     splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes, local=local)
     refuse_other_kind(splits.train, multilabel)
-    return splits
+    if splits.unlabelled is not None:
+        warnings.warn(f"{len(splits.unlabelled):,} rows of {source} have no label and are left out", stacklevel=3)
+    return replace(splits, unlabelled=None)
 
 
 def read_source(
     source: str, settings: DataSettings, classes: Sequence[str] | None = None, *, local: bool = False
 ) -> Splits:
-    """Read one source with the columns, classes and options of these settings.
+    """Read one source with the columns, classes and options of these settings; unlabelled rows are set apart.
 
     Parameters
     ----------
@@ -128,7 +137,10 @@ def read_source(
     local
         Read only what is on this machine already, as in :func:`load`.
     """
-    classes = settings.classes if classes is None else classes
+    return set_apart(_read_any(source, settings, settings.classes if classes is None else classes, local))
+
+
+def _read_any(source: str, settings: DataSettings, classes: Sequence[str] | None, local: bool) -> Splits:
     path = as_path(source)
     if source in DATASETS:
         return _of_classes(_named(source, settings, local), classes, source)

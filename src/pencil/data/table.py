@@ -1,5 +1,7 @@
 """A table of images: CSV or Parquet with a column of paths or of encoded bytes, and labels in one of several forms."""
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +15,8 @@ from numpy.dtypes import StringDType
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from pencil.data import delimited
+from pencil.data.bad_rows import BadRows, OnBadRows
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels, shorten
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
@@ -20,10 +24,12 @@ from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.errors import DataError
 
-SUFFIXES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (*delimited.SUFFIXES, ".parquet")
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
+ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
+"""Paths that may lead out of their folder."""
 SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
     "dev": "validation", "test": "test", "testing": "test",
@@ -72,6 +78,8 @@ def from_table(
     classes: Sequence[str] | None = None,
     root: Path | None = None,
     multilabel: bool | None = None,
+    delimiter: str | None = None,
+    bad_rows: OnBadRows = "error",
 ) -> Splits:
     """Return the splits of a CSV, TSV or Parquet file.
 
@@ -86,7 +94,11 @@ def from_table(
     root
         The folder of relative image paths; by default that of the table.
     multilabel
-        Whether lists of numbers are multi-label; None decides by their values.
+        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
+    delimiter
+        What stands between two cells of a text file; None finds it out.
+    bad_rows
+        Whether a row that cannot be used is an "error" or is left out ("skip").
 
     Raises
     ------
@@ -94,7 +106,8 @@ def from_table(
         If the table cannot be read, a column is missing, or a row is not as expected.
     """
     try:
-        return _from_table(path, columns or Columns(), classes, root, multilabel)
+        table = read_table(path, (columns or Columns()).key, delimiter, bad_rows)
+        return _from_table(path, table, columns or Columns(), classes, root, multilabel, bad_rows)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
@@ -104,25 +117,40 @@ def from_table(
 
 
 def _from_table(
-    path: Path, chosen: Columns, classes: Sequence[str] | None, root: Path | None, multilabel: bool | None
+    path: Path,
+    table: pa.Table,
+    chosen: Columns,
+    classes: Sequence[str] | None,
+    root: Path | None,
+    multilabel: bool | None,
+    bad_rows: OnBadRows,
 ) -> Splits:
-    table = read_table(path, chosen.key)
+    bad = BadRows(str(path))
     refuse_unknown(path, table, chosen)
-    labels = read_labels(path, table, chosen, classes, multilabel)
-    inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser())
+    labels = read_labels(path, table, chosen, classes, multilabel, bad)
+    inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser(), bad=bad)
     clean, rows = read_clean(path, table, chosen, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
-    return Splits(every) if chosen.split is None else _split(path, every, table[chosen.split])
+    splits = None if chosen.split is None else _split_names(table[chosen.split], bad)
+    kept = bad.settle(bad_rows, keys)
+    if kept is not None:
+        every, splits = every.subset(torch.from_numpy(kept)), None if splits is None else splits[kept]
+    return Splits(every) if splits is None else _split(path, every, splits)
 
 
-def read_images(path: Path, columns: Columns, root: Path | None = None) -> tuple[ImageInputs, np.ndarray]:
-    """Return the images of a table and their keys; its labels are not read."""
-    table, needed = read_table(path, columns.key), Columns(path=columns.path, image=columns.image, key=columns.key)
+def read_images(
+    path: Path, columns: Columns, root: Path | None = None, delimiter: str | None = None
+) -> tuple[ImageInputs, np.ndarray]:
+    """Return the images of a table and their keys; its labels are not read, and a row without an image is kept."""
+    needed = Columns(path=columns.path, image=columns.image, key=columns.key)
+    table = read_table(path, columns.key, delimiter)
     refuse_unknown(path, table, needed)
-    return _inputs(path, table, needed, path.parent if root is None else root.expanduser())
+    return _inputs(path, table, needed, path.parent if root is None else root.expanduser(), bad=BadRows(str(path)))
 
 
-def read_table(path: Path, key: str | None = None) -> pa.Table:
+def read_table(
+    path: Path, key: str | None = None, delimiter: str | None = None, bad_rows: OnBadRows = "error"
+) -> pa.Table:
     """Read a table into memory, with the metadata of its schema.
 
     Parameters
@@ -131,8 +159,12 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
         A CSV, TSV or Parquet file. An empty CSV cell is missing.
     key
         The column of keys; it is read as text, exactly as written.
+    delimiter
+        What stands between two cells of a text file; None finds it out.
+    bad_rows
+        Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
     """
-    from pyarrow import csv, parquet
+    from pyarrow import parquet
 
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
@@ -140,23 +172,15 @@ def read_table(path: Path, key: str | None = None) -> pa.Table:
         if path.suffix.lower() == ".parquet":
             table = parquet.read_table(path)
         else:
-            options = csv.ParseOptions(
-                delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True
-            )
-            kinds = {} if key is None else {key: pa.string()}
-            cells = csv.ConvertOptions(strings_can_be_null=True, null_values=[""], column_types=kinds)
-            table = csv.read_csv(path, parse_options=options, convert_options=cells)
-    except (OSError, pa.ArrowException) as error:
+            dialect = delimited.find_dialect(path, delimiter)
+            table = delimited.read_delimited(path, dialect, key, bad_rows)
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
         ) from error
     if table.num_rows == 0:
         raise DataError(f"{path} has no rows; expected at least one; check the file.")
     refuse_repeated_columns(path, table.column_names)
-    if table.num_columns == 1 and set(table.column_names[0]) & set(";\t"):
-        raise DataError(
-            f"{path} has one column, {table.column_names[0]!r}; expected commas (.csv) or tabs (.tsv); save it so."
-        )
     return table
 
 
@@ -185,20 +209,39 @@ def read_labels(
     columns: Columns,
     classes: Sequence[str] | None,
     multilabel: bool | None = None,
+    bad: BadRows | None = None,
 ) -> GivenLabels:
-    """Return the labels of a table in the form that ``columns`` asks for; ``where`` names the table in messages."""
+    """Return the labels of a table in the form that ``columns`` asks for; ``where`` names the table in messages.
+
+    Rows whose label cannot be used are added to ``bad``; without it they are refused.
+    """
+    found = BadRows(str(where)) if bad is None else bad
+    labels = _read_labels(where, table, columns, classes, multilabel, found)
+    if bad is None:
+        found.refuse(total=table.num_rows, remedy="")
+    return labels
+
+
+def _read_labels(
+    where: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    multilabel: bool | None,
+    bad: BadRows,
+) -> GivenLabels:
     metadata = table.schema.metadata or {}
     if classes is None and b"class_names" in metadata:
         classes = metadata[b"class_names"].decode(errors="replace").split(",")
     if columns.probabilities is not None:
         chosen = [table[name] for name in columns.probabilities]
-        return column_labels(chosen, columns.probabilities, "probabilities", str(where))
+        return column_labels(chosen, columns.probabilities, "probabilities", bad)
     if columns.indicators is not None:
-        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", str(where))
+        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", bad)
     label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
     if isinstance(label, str):
-        return column_labels([table[label]], classes, "label", str(where), multilabel)
-    return column_labels([table[name] for name in label], classes, "votes", str(where))
+        return column_labels([table[label]], classes, "label", bad, multilabel)
+    return column_labels([table[name] for name in label], classes, "votes", bad)
 
 
 def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: GivenLabels) -> Tensor | None:
@@ -213,13 +256,12 @@ def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray
     """Return the keys of the key column, where one is named."""
     if columns.key is None:
         return None
-    missing, column = _missing(table[columns.key]), table[columns.key].cast(pa.string())
-    if missing is not None:
-        raise DataError(
-            f"{path} has no key in column {columns.key!r} at row {missing}; expected one for each row; fill it in."
-        )
-    remedy = f"in column {columns.key!r}; expected unique keys; rename one of them."
-    _refuse_repeated(column, f"{path} has the key", remedy)
+    column = table[columns.key].cast(pa.string())
+    missing = BadRows(str(path))
+    missing.add_where(_is_missing(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
+    missing.refuse(total=table.num_rows, remedy="")
+    remedy = "expected unique keys; rename one of them."
+    _refuse_repeated(column, f"{path} has the key", f"in column {columns.key!r}", remedy)
     return column_keys(column)
 
 
@@ -240,15 +282,16 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
         The number of the first of these rows in the whole table.
     """
     keys = read_keys(path, table, columns)
-    return _inputs(path, table, columns, root, first)[1] if keys is None else keys
+    return _inputs(path, table, columns, root, first, bad=BadRows(str(path)))[1] if keys is None else keys
 
 
 def _inputs(
-    path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0
+    path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0, *, bad: BadRows
 ) -> tuple[ImageInputs, np.ndarray]:
     """Return images from a column of bytes if there is one, otherwise from files, and their keys.
 
-    Without a key column, paths or row numbers are the keys.
+    Without a key column, paths or row numbers are the keys. Rows without a path, or whose path leads out of the root,
+    are added to ``bad``; what is returned for them is not an image.
     """
     keys = read_keys(path, table, columns)
     image = columns.image or (None if columns.path else _usual(table, IMAGE_COLUMNS, _is_bytes))
@@ -264,47 +307,51 @@ def _inputs(
         keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
     name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
-    missing, column = _missing(table[name]), table[name].cast(pa.string())
-    if missing is not None:
-        raise DataError(
-            f"{path} has no path in column {name!r} at row {missing}; expected a file; fill it in or remove the row."
-        )
-    paths = _inside(root, column, path)
+    column = table[name].cast(pa.string())
+    bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
+    paths = _inside(root, pc.fill_null(column, ""), bad)
     if keys is None:
-        remedy = "in the table; expected one row per image; remove the others or name a key column (data.columns.key)."
-        _refuse_repeated(paths, f"{path} has the path", remedy)
+        remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
+        _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
 
 
-def _inside(root: Path, paths: pa.ChunkedArray, path: Path) -> Any:
-    """Return paths relative to the root; a path that leads out of it is refused, as a table may come from anywhere."""
-    odd = pc.or_(pc.match_substring(paths, ".."), pc.match_substring_regex(paths, r"^([/\\~]|[A-Za-z]:)"))
+def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
+    """Return paths relative to the root; one that leads out of it is bad, as a table may come from anywhere."""
+    odd = pc.match_substring_regex(paths, rf"\\|{ODD_PATH}")
     if not pc.any(odd).as_py():
         return paths
     base = root.expanduser().resolve()
     paths_inside = paths.to_pylist()
     for row in np.flatnonzero(odd.to_numpy()).tolist():
+        paths_inside[row] = _with_slashes(base, paths_inside[row])
+        if not re.search(ODD_PATH, paths_inside[row]):
+            continue
         absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
-            raise DataError(
-                f"path {paths_inside[row]!r} at row {row} of {path} leads out of {base}; "
-                "expected files below it; name the folder that holds them all with data.root."
-            )
+            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with data.root)")
+            continue
         paths_inside[row] = absolute.relative_to(base).as_posix()
     return pa.chunked_array([paths_inside])
 
 
-def _split(path: Path, every: Examples, column: pa.ChunkedArray) -> Splits:
-    names = [SPLIT_NAMES.get(str(value).lower()) for value in column.to_pylist()]
-    if None in names:
-        row = names.index(None)
-        raise DataError(
-            f"{path} has the split {column[row].as_py()!r} at row {row}; expected {', '.join(SPLIT_NAMES)}; "
-            "fix the cell."
-        )
-    codes = np.array(names)
-    parts = {name: torch.from_numpy(np.flatnonzero(codes == name)) for name in ("train", "validation", "test")}
+def _with_slashes(base: Path, path: str) -> str:
+    """Return a path as Windows writes it with slashes, unless there is a file that has backslashes in its name."""
+    return path if "\\" not in path or os.path.lexists(base / path) else path.replace("\\", "/")
+
+
+def _split_names(column: pa.ChunkedArray, bad: BadRows) -> np.ndarray:
+    """Return the split that each row belongs to."""
+    values = column.to_pylist()
+    names = np.array([SPLIT_NAMES.get(str(value).strip().lower(), "") for value in values])
+    expected = ", ".join(SPLIT_NAMES)
+    bad.add_where(names == "", lambda row: f"the split is {values[row]!r} (expected {expected})")
+    return names
+
+
+def _split(path: Path, every: Examples, names: np.ndarray) -> Splits:
+    parts = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in ("train", "validation", "test")}
     if not len(parts["train"]):
         raise DataError(f"{path} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
@@ -340,21 +387,23 @@ def column_keys(column: Any) -> np.ndarray:
     return keys
 
 
-def _missing(column: Any) -> int | None:
-    """Return the first row of a column that is empty, or NaN where it holds numbers; None if none is."""
+def _is_missing(column: Any) -> np.ndarray:
+    """Return which rows of a column are empty, or NaN where it holds numbers."""
     numbers = pa.types.is_floating(column.type)
     empty = pc.is_nan(column) if numbers else pc.equal(column.cast(pa.string()), "")
-    row: int = pc.index(pc.fill_null(empty, True), True).as_py()
-    return None if row < 0 else row
+    found: np.ndarray = pc.fill_null(empty, True).to_numpy()
+    return found
 
 
-def _refuse_repeated(column: Any, subject: str, remedy: str) -> None:
+def _refuse_repeated(column: Any, subject: str, place: str, remedy: str) -> None:
     if pc.count_distinct(column).as_py() == len(column):
         return
     counts = pc.value_counts(column)
     repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
     if len(repeated):
-        raise DataError(f"{subject} {repeated[0]['values'].as_py()!r} more than once {remedy}")
+        first, others = repeated[0]["values"].as_py(), len(repeated) - 1
+        more = f" (and {others:,} others)" if others else ""
+        raise DataError(f"{subject} {first!r} more than once {place}{more}; {remedy}")
 
 
 def _list(names: Sequence[str]) -> str:

@@ -12,9 +12,10 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 from pencil.data.arrays import as_input_tensor, native
 from pencil.data.augment import View
 from pencil.data.examples import Examples
-from pencil.data.given import as_array, as_clean_labels, error_context, resolve_labels
+from pencil.data.given import as_array, error_context
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
 from pencil.data.keys import as_keys
+from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.errors import DataError
 from pencil.seeding import seeded
 

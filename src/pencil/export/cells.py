@@ -10,7 +10,7 @@ from pencil.runs.label_table import scalar
 
 FORMULA = "[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 """The first character of a cell that a spreadsheet program may execute as a formula, also in its full-width form."""
-NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+NUMBER = r"[+-]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)([eE][+-]?[0-9]+)?"
 QUOTE = "'"
 """Put before such a cell, it makes spreadsheet programs take the rest as text."""
 

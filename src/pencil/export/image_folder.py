@@ -103,7 +103,7 @@ def _files(settings: DataSettings) -> dict[str, Path]:
     found: dict[str, Path] = {}
     if settings.source != FROM_PYTHON:
         splits = read_source(settings.source, settings, local=True)
-        for part in (splits.train, splits.validation):
+        for part in (splits.train, splits.validation, splits.unlabelled):
             if part is None:
                 continue
             for key, row in zip(part.keys, part.rows.tolist(), strict=True):

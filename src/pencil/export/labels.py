@@ -114,13 +114,13 @@ def _entries(labels: LabelTable) -> Iterator[pa.Table]:
         )
 
 
-def save_labels(labels: Labels, kind: str, path: Path) -> int:
+def save_labels(labels: Labels, kind: str, path: Path, delimiter: str = ",") -> int:
     """Write labels to a new file; see `write_labels`."""
     with atomic_write(path, new=True) as temporary, temporary.open("wb") as stream:
-        return write_labels(labels, kind, stream)
+        return write_labels(labels, kind, stream, delimiter)
 
 
-def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
+def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = ",") -> int:
     """Write labels to a stream, batch by batch.
 
     CSV leaves out distributions and separates the classes of multi-label data by semicolons. Text in it that a
@@ -134,6 +134,8 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
         ``csv``, ``jsonl`` or ``parquet``.
     target : binary file
         Where to write.
+    delimiter : str
+        What stands between two cells of CSV.
 
     Returns
     -------
@@ -150,9 +152,9 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO) -> int:
         return _each(reader, lambda batch: _write_json(batch.select(columns), target))
     columns = [name for name in columns if name not in NO_CELLS]
     header = io.StringIO()
-    csv.writer(header, lineterminator="\n").writerow(map(neutral, columns))
+    csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(neutral, columns))
     target.write(header.getvalue().encode())
-    return _each(reader, lambda batch: _write_csv(batch.select(columns), target))
+    return _each(reader, lambda batch: _write_csv(batch.select(columns), target, delimiter))
 
 
 def has_bytes(kind: pa.DataType) -> bool:
@@ -193,16 +195,17 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _write_csv(batch: pa.RecordBatch, target: BinaryIO) -> None:
+def _write_csv(batch: pa.RecordBatch, target: BinaryIO, delimiter: str) -> None:
     """Write cells, with quotes only if one of them needs it."""
     names = batch.schema.names
     cells = pa.record_batch([_csv_cells(batch[name], name in ROUNDED) for name in names], names)
     for style in ("none", "needed"):
         text = io.BytesIO()
         try:
-            arrow_csv.write_csv(cells, text, arrow_csv.WriteOptions(include_header=False, quoting_style=style))
+            options = arrow_csv.WriteOptions(include_header=False, quoting_style=style, delimiter=delimiter)
+            arrow_csv.write_csv(cells, text, options)
             break
-        except pa.ArrowInvalid:  # a comma, a quote or a line break in a cell
+        except pa.ArrowInvalid:  # a delimiter, a quote or a line break in a cell
             continue
     target.write(text.getvalue())
 

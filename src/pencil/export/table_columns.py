@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
+from pencil.data.delimited import SUFFIXES as TEXT_SUFFIXES
+from pencil.data.delimited import Dialect, find_dialect, read_names, read_pieces
 from pencil.data.settings import DataSettings
 from pencil.data.table import SUFFIXES, row_keys
 from pencil.errors import DataError, RunError
@@ -23,7 +24,7 @@ ROWS, ROWS_OF_IMAGES = 65536, 2048
 
 
 def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool = False) -> pa.RecordBatchReader:
-    """Return the labels with every column of their table, read piece by piece.
+    """Return every column of the table, as it came, followed by the labels; it is read piece by piece.
 
     Parameters
     ----------
@@ -40,9 +41,10 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
     if not path.is_file():
         raise RunError(f"the table of this run, {path}, is no longer there; restore it, or leave --with-columns out.")
     with _refusals(path):
-        own = _read_schema(path)
-    schema = pa.schema([*labels.schema, *_renamed(own, labels.schema)], labels.schema.metadata)
-    pieces = _joined(labels.table.combine_chunks(), path, own, settings, schema)
+        dialect = table_dialect(settings)
+        own = _read_schema(path, dialect)
+    schema = pa.schema([*_renamed(own, labels.schema), *labels.schema], labels.schema.metadata)
+    pieces = _joined(labels.table.combine_chunks(), path, _pieces(path, own, dialect), settings, schema)
     if not keep_order:
         return pa.RecordBatchReader.from_batches(schema, (batch for _, part in pieces for batch in part.to_batches()))
     found = list(pieces)
@@ -51,18 +53,18 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
 
 
 def _joined(
-    labels: pa.Table, path: Path, own: pa.Schema, settings: DataSettings, schema: pa.Schema
+    labels: pa.Table, path: Path, pieces: Iterator[pa.Table], settings: DataSettings, schema: pa.Schema
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Yield pieces of the table that have labels: the positions of those labels, and both joined."""
     root = path.parent if settings.root is None else settings.root.expanduser()
     place_of = {key: place for place, key in enumerate(labels["key"].to_pylist())}
     first = 0
     with _refusals(path):
-        for piece in _pieces(path, own):
+        for piece in pieces:
             keys = row_keys(path, piece, settings.columns, root, first)
             places = np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64)
             mine, theirs = labels.take(pa.array(places[places >= 0])), piece.filter(pa.array(places >= 0))
-            yield places[places >= 0], pa.Table.from_arrays([*mine.columns, *theirs.columns], schema=schema)
+            yield places[places >= 0], pa.Table.from_arrays([*theirs.columns, *mine.columns], schema=schema)
             first += piece.num_rows
     if place_of:
         raise DataError(
@@ -84,31 +86,26 @@ def _renamed(own: pa.Schema, labels: pa.Schema) -> list[pa.Field]:
     return fields
 
 
-def _read_schema(path: Path) -> pa.Schema:
-    if path.suffix.lower() == ".parquet":
+def table_dialect(settings: DataSettings) -> Dialect | None:
+    """Return how the table of a run is written as text; None for Parquet and for data that is no table."""
+    path = Path(settings.source).expanduser()
+    return find_dialect(path, settings.delimiter) if path.suffix.lower() in TEXT_SUFFIXES and path.is_file() else None
+
+
+def _read_schema(path: Path, dialect: Dialect | None) -> pa.Schema:
+    if dialect is None:
         return pq.read_schema(path)
-    with arrow_csv.open_csv(path, parse_options=_dialect(path)) as reader:
-        return pa.schema([(name, pa.string()) for name in reader.schema.names])
+    return pa.schema([(name, pa.string()) for name in read_names(path, dialect)])
 
 
-def _pieces(path: Path, own: pa.Schema) -> Iterator[pa.Table]:
-    if path.suffix.lower() == ".parquet":
-        size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in own) else ROWS
-        with pq.ParquetFile(path, pre_buffer=False) as file:  # which would hold all of it
-            for batch in file.iter_batches(size):
-                yield pa.Table.from_batches([batch])
+def _pieces(path: Path, own: pa.Schema, dialect: Dialect | None) -> Iterator[pa.Table]:
+    if dialect is not None:
+        yield from read_pieces(path, dialect, own, BLOCK)
         return
-    cells = arrow_csv.ConvertOptions(
-        column_types={field.name: field.type for field in own}, strings_can_be_null=True, null_values=[""]
-    )
-    options = arrow_csv.ReadOptions(block_size=BLOCK)
-    with arrow_csv.open_csv(path, options, _dialect(path), cells) as reader:
-        for batch in reader:
+    size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in own) else ROWS
+    with pq.ParquetFile(path, pre_buffer=False) as file:  # which would hold all of it
+        for batch in file.iter_batches(size):
             yield pa.Table.from_batches([batch])
-
-
-def _dialect(path: Path) -> arrow_csv.ParseOptions:
-    return arrow_csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
 
 
 @contextmanager

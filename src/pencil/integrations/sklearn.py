@@ -88,7 +88,8 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_, given = np.arange(y.shape[1]), y
         else:
             check_classification_targets(y)
-            self.classes_, given = np.unique(y, return_inverse=True)
+            self.classes_, places = np.unique(y, return_inverse=True)
+            given = np.array([str(name) for name in self.classes_])[places]
             if len(self.classes_) < 2:
                 raise ValueError(f"y has 1 class ({self.classes_[0]!r}); expected at least two classes.")
         seed = self.random_state

@@ -17,6 +17,7 @@ from pencil.labels.dynamics import Evidence
 from pencil.labels.noise_model import (
     NoiseModel,
     fit_noise,
+    fit_temperature,
     is_chance,
     log_rarity,
     noise_shape,
@@ -117,6 +118,25 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     held_out_probs = _give_back(held_out_probs, held_out_given, lost, noise.rate)
     held_scores = _issue_scores(held_out, held_out_given, noise, reference, reference_given, rarity)
     return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost, gap)
+
+
+def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return the probability of each class of rows without a label; uniform where there is no prediction (NaN).
+
+    Parameters
+    ----------
+    logits
+        Predictions for these rows.
+    noise
+        The noise model, whose temperature is used where there are no held-out rows.
+    held_out
+        Predictions of the same network for held-out rows, and their given labels, which calibrate it.
+    """
+    temperature = noise.temperature
+    if held_out is not None:
+        decided = ~has_tie(held_out[1])
+        temperature = fit_temperature(held_out[0][decided], hard_labels(held_out[1])[decided], noise)
+    return (logits.double() / temperature).softmax(dim=1).nan_to_num(1 / logits.shape[1]).float()
 
 
 def estimate_noise(

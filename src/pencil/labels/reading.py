@@ -28,7 +28,7 @@ class LabelReading:
     changed
         Whether the corrected class differs from the given one; never for undecided rows.
     undecided
-        Whether the given distribution has a tie, so that there is no given class.
+        Whether there is no given class: the row is unlabelled, or its given distribution has a tie.
     """
 
     given: Tensor
@@ -49,7 +49,7 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     label_probs
         Label distributions of shape ``(rows, classes)``, as of :meth:`pencil.LabelStore.probs`.
     given_labels
-        Class indices ``(rows,)`` or distributions ``(rows, classes)``.
+        Class indices ``(rows,)``, -1 for none, or distributions ``(rows, classes)``.
     """
     given = hard_labels(given_labels)
     undecided = has_tie(given_labels)
@@ -59,7 +59,7 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
         given=given.masked_fill(undecided, -1),
         corrected=corrected,
         confidence=best.values[:, 0],
-        given_probability=label_probs.gather(1, given[:, None])[:, 0].masked_fill(undecided, torch.nan),
+        given_probability=label_probs.gather(1, given.clamp_min(0)[:, None])[:, 0].masked_fill(undecided, torch.nan),
         margin=best.values[:, 0] - best.values[:, 1],
         entropy=torch.special.entr(label_probs).sum(dim=1),
         changed=(corrected != given) & ~undecided,

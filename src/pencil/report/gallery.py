@@ -22,8 +22,8 @@ CASES, HELD_OUT = 24, 12
 class Case:
     """One row (or one class of it): given and corrected label, confidence, and the input if it is known.
 
-    ``given`` is None where annotators disagree. ``rival`` is the most probable other class, or for multi-label data the
-    class that the case is about.
+    ``given`` is None where there is none, or annotators disagree. ``rival`` is the most probable other class, or for
+    multi-label data the class that the case is about.
     """
 
     key: str
@@ -94,9 +94,9 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
 def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Shown | None]:
     """Return the inputs of these rows by split and key; held-out rows are searched among all training rows too."""
     found: dict[tuple[str, str], Shown | None] = {}
-    for split in ("train", "validation"):
+    for split in ("train", "validation", "unlabelled"):
         missing = {case.key for case in cases if case.split == split}
-        for part in (splits.validation if split == "validation" else None, splits.train):
+        for part in (getattr(splits, split), splits.train):
             if part is None or not missing:
                 continue
             rows = _rows_of(part, missing)

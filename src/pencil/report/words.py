@@ -42,7 +42,8 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     most : (str, str, int), optional
         The most frequent change: given class, corrected class, and how many labels.
     """
-    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_undecided(counts), *_confidence(counts)]
+    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_undecided(counts), *_unlabelled(run)]
+    found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
@@ -111,6 +112,18 @@ def _undecided(counts: Counts) -> list[str]:
     return [
         f"{rows} no given label, because annotators disagree: labels are filled in, and count as neither changed nor "
         "wrong."
+    ]
+
+
+def _unlabelled(run: RunData) -> list[str]:
+    rows = run.labels.unlabelled
+    if not len(rows):
+        return []
+    came = "One row came" if len(rows) == 1 else f"{len(rows):,} rows came"
+    mean = percent(float(rows.confidence.mean()))
+    return [
+        f"{came} without a label and took part in neither training nor evaluation; the label that the network has "
+        f"filled in has a mean confidence of {mean}."
     ]
 
 

@@ -64,7 +64,7 @@ class Pictures:
     def _run(self) -> None:
         try:
             splits = self._load()
-            for name in ("train", "validation"):
+            for name in ("train", "validation", "unlabelled"):
                 part = getattr(splits, name)
                 if part is not None:
                     self._parts[name] = part, {str(key): place for place, key in enumerate(part.keys)}

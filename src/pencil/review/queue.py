@@ -27,7 +27,7 @@ SHOWN = ("all", "changed", "kept", "undecided")
 class Filter:
     """Which rows are shown: one pair of given and corrected (by code), a range of confidence, changed or kept.
 
-    Undecided rows have no given label, because annotators disagree: their labels are neither changed nor kept.
+    Undecided rows have no given label, because there is none or annotators disagree: neither changed nor kept.
     """
 
     show: str = "all"

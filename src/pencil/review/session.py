@@ -99,7 +99,7 @@ class Review:
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         if kind == "reject" and given is None:
-            raise RefusedError("this row has no given label to return to: annotators disagree; choose a class")
+            raise RefusedError("this row has no given label to return to; choose a class")
         label: Label | None = {"accept": corrected, "reject": given}.get(kind)
         if kind == "other":
             label = self._chosen(codes)

@@ -180,7 +180,7 @@ class RunReader:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The key and the split (train, validation or unused) of every row, in the order they came."""
+        """The key and the split (train, validation, unlabelled or unused) of every row, in the order they came."""
         return self._read(ROWS, read_rows)
 
     @cached_property

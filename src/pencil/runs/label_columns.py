@@ -95,7 +95,7 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
     if expected:
         raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
     filled = {*SINGLE_LABEL, *MULTILABEL, "pinned", "candidates", "audited_confidence"}
-    may_be_empty = not multilabel and name == "given"  # where annotators disagree
+    may_be_empty = not multilabel and name == "given"  # where annotators disagree, or there is no label
     if name in filled and not may_be_empty and _nulls(table[name]):
         raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
 

@@ -42,8 +42,8 @@ class LabelTable:
     """The labels of a run: what was given, what it was corrected to, and how confident the correction is.
 
     In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool; ``given`` is null where
-    annotators disagree. In multi-label data they are lists of class names, and ``changed`` counts the entries of the
-    row that changed.
+    annotators disagree, or there is no label. In multi-label data they are lists of class names, and ``changed`` counts
+    the entries of the row that changed.
 
     Parameters
     ----------
@@ -172,8 +172,18 @@ class LabelTable:
 
     @cached_property
     def held_out(self) -> Self:
-        """The held-out rows: the network was not trained on them."""
-        return self._of(pc.not_equal(self.splits, scalar("train")))
+        """The held-out rows: they have a label, and the network was not trained on them."""
+        return self._of(pc.equal(self.splits, scalar("validation")))
+
+    @cached_property
+    def unlabelled(self) -> Self:
+        """The rows that came without a label: ``given`` is null, and ``corrected`` what the network predicts."""
+        return self._of(pc.equal(self.splits, scalar("unlabelled")))
+
+    @property
+    def is_unlabelled(self) -> np.ndarray:
+        """Which rows came without a label, as a mask."""
+        return _numbers(pc.equal(self.splits, scalar("unlabelled"))) > 0
 
     def _of(self, mask: Any) -> Self:
         return type(self)(self.table.filter(mask).combine_chunks())
@@ -208,7 +218,7 @@ class LabelTable:
 
     @cached_property
     def splits(self) -> Any:
-        """The split of each row, ``train`` or ``validation``, as one Arrow array of strings."""
+        """The split of each row, ``train``, ``validation`` or ``unlabelled``, as one Arrow array of strings."""
         column = _one_chunk(self.table["split"])
         return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 

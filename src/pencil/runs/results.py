@@ -50,8 +50,10 @@ def build_label_table(
     label_probs: Tensor,
     validation_probs: Tensor | None = None,
     evidence: tuple[RowEvidence | None, RowEvidence | None] = (None, None),
+    unlabelled_probs: Tensor | None = None,
+    order: Any = None,
 ) -> LabelTable:
-    """Return the labels of every training and held-out row.
+    """Return the labels of every training and held-out row, and of the rows that came without a label.
 
     Parameters
     ----------
@@ -63,6 +65,10 @@ def build_label_table(
         Those of the held-out rows.
     evidence : tuple
         The evidence about training and held-out rows; without it issue scores follow from the label distributions.
+    unlabelled_probs : Tensor, optional
+        Class probabilities of the unlabelled rows.
+    order : array of keys, optional
+        The order of unlabelled rows among the others; without it they come last.
     """
     table = _label_columns(splits.train, label_probs, "train", evidence[0])
     if splits.validation is not None and validation_probs is not None:
@@ -71,17 +77,31 @@ def build_label_table(
         if not torch.isin(splits.train.rows, splits.validation.rows).any():  # held out of the same data: in its order
             in_order = torch.cat([splits.train.rows, splits.validation.rows]).argsort(stable=True)
             table = table.take(pa.array(in_order.numpy()))
+    if splits.unlabelled is not None and unlabelled_probs is not None:
+        table = pa.concat_tables([table, _unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema)])
+        if order is not None:
+            places = pc.fill_null(pc.index_in(table["key"], value_set=order), len(table)).to_numpy()
+            table = table.take(pa.array(np.argsort(places, kind="stable")))
     return LabelTable(table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks())
 
 
 def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
-    """Return the keys of the loaded rows in their order, and the split of each: train, validation or unused."""
-    keys = pa.array(loaded.train.keys.tolist(), pa.string())
+    """Return the keys of the loaded rows in their order, and the split of each.
+
+    It is train, validation, unlabelled or unused.
+    """
+    parts = [part for part in (loaded.train, loaded.unlabelled) if part is not None]
+    in_order = torch.cat([part.rows for part in parts]).argsort(stable=True).numpy()
+    ordered = np.concatenate([part.keys for part in parts])
+    keys = pa.array((ordered if len(parts) == 1 else ordered[in_order]).tolist(), pa.string())
     is_train = pc.is_in(keys, pa.array(splits.train.keys.tolist(), pa.string()))
     split = pc.if_else(is_train, "train", "unused")
     if splits.validation is not None and loaded.validation is None:  # held out of the same rows
         is_held = pc.is_in(keys, pa.array(splits.validation.keys.tolist(), pa.string()))
         split = pc.if_else(is_held, "validation", split)
+    if splits.unlabelled is not None:
+        is_unlabelled = pc.is_in(keys, pa.array(splits.unlabelled.keys.tolist(), pa.string()))
+        split = pc.if_else(is_unlabelled, "unlabelled", split)
     return pa.table({"key": keys, "split": split.dictionary_encode()})
 
 
@@ -242,6 +262,19 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             **_candidates(examples, reading.undecided),
         }
     )
+
+
+def _unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
+    """Return the columns of rows that came without a label, in the form of those of the other rows."""
+    unknown = torch.full((len(examples),), torch.nan)
+    never_met = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
+    columns = _label_columns(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), never_met))
+    if "candidates" in like.names:
+        nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
+        columns = columns.append_column("candidates", _present(nothing, examples.classes))
+    if "pinned" in like.names:
+        columns = columns.append_column("pinned", pa.array(np.zeros(len(examples), dtype=bool)))
+    return columns.select(like.names)
 
 
 def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:

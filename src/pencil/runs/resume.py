@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Splits, fingerprints
+from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
 from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.models.probe import FAULTS, first_line
@@ -107,19 +107,21 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     if stored == now:
         return loaded, None
     table = reader.rows
-    keys, split = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
-    place = {key: i for i, key in enumerate(loaded.train.keys.tolist())}
-    kept = [place[key] for key in keys.tolist() if key in place]
-    known = set(keys.tolist())
-    new = [i for key, i in place.items() if key not in known]
+    every, splits = as_keys(table["key"].to_pylist()), np.array(table["split"].to_pylist())
+    keys, split = every[splits != "unlabelled"], splits[splits != "unlabelled"]
+    kept, new = _places(loaded.train, keys)
     ordered = replace(loaded, train=loaded.train.subset(torch.tensor(kept + new, dtype=torch.int64)))
+    if loaded.unlabelled is not None:
+        same, others = _places(loaded.unlabelled, every)
+        places = torch.tensor(same + others, dtype=torch.int64)
+        ordered = replace(ordered, unlabelled=loaded.unlabelled.subset(places))
     if stored == _fingerprints(ordered, recipe):
         warnings.warn("the rows have another order than before; they are matched by key", stacklevel=3)
         return ordered, None
     what = f"{len(keys) - len(kept):,} rows were removed, {len(new):,} added"
     if len(kept) == len(keys) and not new:
         different = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
-        labels = "labels of some rows, or validation or test rows, are different"
+        labels = "labels of some rows, or validation, test or unlabelled rows, are different"
         what = labels if any("inputs" not in name for name in different) else f"{' and '.join(different)} are different"
     if not allow_changed:
         raise DataError(f"the data has changed since {path} was stopped: {what}; restore it, or use --allow-changed.")
@@ -127,6 +129,13 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         raise DataError(f"the data has changed ({what}), and data.noise or data.rows draw other rows now; train again.")
     warnings.warn(f"the data has changed: {what}; labels are matched by key, and the epoch starts again", stacklevel=3)
     return ordered, StoredRows(keys[split == "train"], keys[split == "validation"])
+
+
+def _places(examples: Examples, keys: np.ndarray) -> tuple[list[int], list[int]]:
+    """Return the places of the examples that have these keys, in the order of the keys, and of all others."""
+    place = {key: i for i, key in enumerate(examples.keys.tolist())}
+    known = set(keys.tolist())
+    return [place[key] for key in keys.tolist() if key in place], [i for key, i in place.items() if key not in known]
 
 
 def _fingerprints(splits: Splits, recipe: Recipe) -> dict[str, str]:

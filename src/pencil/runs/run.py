@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,11 @@ class Run:
     def data(self) -> RunData:
         """The run without its network."""
         return RunData(self.labels, self.metrics, self.summary, self.recipe, self.environment, self.path)
+
+    def without_refusals(self) -> "Run":
+        """Return the run with ``data.bad_rows`` "skip": it answers for all inputs that can be read."""
+        data = self.recipe.data.model_copy(update={"bad_rows": "skip"})
+        return replace(self, recipe=self.recipe.model_copy(update={"data": data}))
 
     def predict_probs(self, x: Any) -> Tensor:
         """Return class probabilities for new inputs, which are prepared as the training inputs were."""

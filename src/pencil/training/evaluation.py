@@ -61,7 +61,11 @@ def predict_logits(
     model.train(was_training)
     shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
     if shape is None:
-        raise DataError(f"none of these {sum(len(kept) for _, kept in found)} inputs can be read.")
+        reason = inputs.fault_of(int(rows[0]))
+        raise DataError(
+            f"none of these {len(rows)} inputs can be read{'' if reason is None else f', the first because {reason}'}; "
+            "expected at least one that can; check the files."
+        )
     logits = torch.cat([_with_unreadable(outputs, kept, shape) for outputs, kept in found])
     if finite:
         _refuse_non_finite(logits, torch.cat([kept for _, kept in found]), rows, inputs)

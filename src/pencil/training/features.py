@@ -102,7 +102,7 @@ def compute_features(
 
 def count_missing(splits: Splits, width: int, folder: Path | None) -> int:
     """Return about how many images have no features in the folder, by some of them; it is not made if it is missing."""
-    parts = [part for part in (splits.train, splits.validation, splits.test) if part is not None]
+    parts = [part for part in vars(splits).values() if part is not None]
     total, store = sum(map(len, parts)), None if folder is None or not folder.is_dir() else FeatureStore(folder, width)
     if store is None:
         return total

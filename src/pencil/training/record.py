@@ -41,7 +41,8 @@ class Outcome:
     """The result of training.
 
     ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
-    ``judgement`` says what the training dynamics of these rows have found out about their labels.
+    ``unlabelled_probs`` are calibrated predictions for the rows that have no label. ``judgement`` says what the
+    training dynamics of training and held-out rows have found out about their labels.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Outcome:
     dynamics: Evidence | EntryEvidence
     validation_dynamics: Evidence | EntryEvidence | None = None
     findings: dict[str, Any] = field(default_factory=dict)
+    unlabelled_probs: Tensor | None = None
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
-from pencil.labels.judging import Judgement
+from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, fit_budget
@@ -327,6 +327,7 @@ class Trainer:
             judgement=judgement,
             dynamics=evidence[0],
             validation_dynamics=evidence[1],
+            unlabelled_probs=self._unlabelled_probs(judgement),
         )
 
     def _judgement(self, evidence: RunEvidence) -> Judgement:
@@ -343,6 +344,10 @@ class Trainer:
         if held_out is None or judgement.held_out_probs is None:
             return None
         return apply_pinned(judgement.held_out_probs.float(), held_out)
+
+    def _unlabelled_probs(self, judgement: Judgement) -> Tensor | None:
+        examples = self.splits.unlabelled
+        return None if examples is None else judge_unlabelled(self._logits(examples), judgement.noise, self.held_out())
 
     # ---- saving and resuming
 

@@ -160,7 +160,7 @@ function actions(row) {
 
 function undecided(row) {
   const between = row.candidates.length ? ` (${describe(row.candidates)})` : "";
-  return `no given label: annotators disagree${between}`;
+  return between ? `no given label: annotators disagree${between}` : "no given label";
 }
 
 function labels(row) {

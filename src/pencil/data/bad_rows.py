@@ -1,0 +1,117 @@
+"""Rows that cannot be used: all of them are counted, the first few are named, and they are refused or left out."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from pencil.errors import DataError
+
+OnBadRows = Literal["error", "skip"]
+SHOWN = 5
+"""This many bad rows are named; the others are counted."""
+SKIP = "leave them out with data.bad_rows=skip"
+
+
+class BadRow(NamedTuple):
+    """A row that cannot be used: its number, and why."""
+
+    row: int
+    reason: str
+
+
+class BadRows:
+    """The bad rows of one source, as they are found.
+
+    Parameters
+    ----------
+    where
+        Names the source in messages.
+    """
+
+    def __init__(self, where: str):
+        self.where = where
+        self._reasons: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._reasons)
+
+    def add(self, row: int, reason: str) -> None:
+        """Add a row; of several reasons the first is kept."""
+        self._reasons.setdefault(row, reason)
+
+    def add_where(self, bad: np.ndarray, reason: Callable[[int], str], rows: np.ndarray | None = None) -> None:
+        """Add the rows that a mask marks.
+
+        Parameters
+        ----------
+        bad
+            True at the places of bad rows.
+        reason
+            Returns the reason for a place.
+        rows
+            The row of each place; by default the place itself.
+        """
+        for place in np.flatnonzero(bad).tolist():
+            self.add(place if rows is None else int(rows[place]), reason(place))
+
+    def found(self) -> list[BadRow]:
+        """Return the bad rows in their order."""
+        return [BadRow(row, self._reasons[row]) for row in sorted(self._reasons)]
+
+    def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str = SKIP) -> None:
+        """Raise if there is a bad row.
+
+        Parameters
+        ----------
+        keys
+            The key of every row, by which a row is named besides its number.
+        total
+            How many rows there are.
+        remedy
+            What to do if the rows cannot be fixed.
+        """
+        if self._reasons:
+            rest = f", or {remedy}" if remedy else ""
+            raise DataError(f"{self.describe(keys, total)}; fix such rows{rest}.")
+
+    def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
+        """Raise, or say which rows are left out, as ``on_bad_rows`` asks.
+
+        Parameters
+        ----------
+        on_bad_rows
+            "error" or "skip".
+        keys
+            The key of every row.
+
+        Returns
+        -------
+        ndarray or None
+            The numbers of the other rows; None where no row is bad.
+        """
+        if not self._reasons:
+            return None
+        if on_bad_rows == "error" or len(self._reasons) == len(keys):
+            self.refuse(keys, total=len(keys))
+        warnings.warn(f"{self.describe(keys, len(keys))}; they are left out", stacklevel=3)
+        return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
+
+    def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
+        """Return how many bad rows there are, and the first of them with their reasons."""
+        count = len(self._reasons)
+        of = "" if total is None else f" of {total:,}"
+        return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {list_rows(self.found(), keys)}"
+
+
+def list_rows(found: Sequence[BadRow], keys: np.ndarray | None = None) -> str:
+    """Return the first bad rows with their reasons, and how many more there are; ``keys`` are those of all rows."""
+    named = [f"{_name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
+    more = len(found) - len(named)
+    return "; ".join(named) + (f"; and {more:,} more" if more else "")
+
+
+def _name(row: int, keys: np.ndarray | None) -> str:
+    key = "" if keys is None else str(keys[row])
+    return f"row {row}" if key in ("", str(row)) else f"row {row} ({key!r})"

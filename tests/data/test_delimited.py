@@ -1,0 +1,240 @@
+"""Tables as text, as other programs write them: encodings, delimiters, decimal commas, quotes, broken lines."""
+
+import numpy as np
+import pytest
+from conftest import paint
+
+from pencil import DataError
+from pencil.data import delimited
+from pencil.data.delimited import Dialect, find_delimiter, find_dialect, read_delimited
+from pencil.data.settings import DataSettings
+from pencil.data.sources import load
+from pencil.data.table import read_table
+
+LINES = (("path", "label", "width"), ("0.png", "kätzchen", "3"), ("1.png", "hund", "4"), ("2.png", "kätzchen", "5"))
+
+
+@pytest.fixture
+def here(tmp_path):
+    for number in range(4):
+        paint(tmp_path / f"{number}.png", number)
+    return tmp_path
+
+
+def write(folder, delimiter=",", encoding="utf-8", name="table.csv", lines=LINES):
+    text = "".join(delimiter.join(line) + "\n" for line in lines)
+    (folder / name).write_bytes(text.encode(encoding))
+    return folder / name
+
+
+def read(path, **settings):
+    return load(DataSettings(source=str(path), **settings))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("name", ["table.csv", "table.tsv"])
+def test_the_delimiter_is_found(here, delimiter, name):
+    train = read(write(here, delimiter, name=name)).train
+    assert train.classes == ("hund", "kätzchen") and train.keys.tolist() == ["0.png", "1.png", "2.png"]
+
+
+def test_the_delimiter_can_be_set(here):
+    path = write(here, "~")
+    with pytest.raises(DataError, match="no label column under a usual name"):
+        read(path)
+    assert read(path, delimiter="~").train.classes == ("hund", "kätzchen")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a,b\n1,2\n", ","),
+        ("a;b\n3,14;2,5\n1,0;7,5\n", ";"),  # decimal commas, which the header does not have
+        ('name,text\nx,"one; two; three"\ny,"four; five"\n', ","),
+        ('name;text\nx;"one, two"\ny;"three, four"\n', ";"),
+        ('name\ttext\nx\t"a line\nwith, commas; and more"\ny\tz\n', "\t"),
+        ("a|b|c\n1|2|3\n", "|"),
+        ("path\na.png\nb.png\n", ","),  # one column
+        ("a;b;c\n1;2;3\n1;2\n", ";"),  # a broken line
+        ("a,b\n1,2;3\n", ","),
+        ("", ","),
+    ],
+)
+def test_delimiters_in_quotes_do_not_count(text, found):
+    assert find_delimiter(text) == found
+
+
+def test_a_row_that_the_sample_cuts_does_not_count(here, monkeypatch):
+    monkeypatch.setattr(delimited, "SAMPLE", 20)
+    path = here / "t.csv"
+    path.write_text("a;b;c\n1;2;3\n4;5;6,6,6,6,6\n7;8;9\n")
+    assert find_dialect(path) == Dialect("utf-8", ";")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_unicode_with_and_without_a_mark(here, encoding, delimiter):
+    train = read(write(here, delimiter, encoding)).train
+    assert train.classes == ("hund", "kätzchen") and train.keys[0] == "0.png"  # the mark is no part of a name
+
+
+@pytest.mark.parametrize(("encoding", "said"), [("latin-1", "Windows-1252"), ("cp1252", "Windows-1252")])
+def test_other_encodings_are_read_with_a_note(here, encoding, said):
+    with pytest.warns(UserWarning, match=rf"table.csv is not UTF-8 and is read as {said}; if letters look wrong, save"):
+        train = read(write(here, ";", encoding)).train
+    assert train.classes == ("hund", "kätzchen")
+
+
+def test_windows_has_letters_where_latin_1_has_none(here):
+    lines = (("path", "label"), ("0.png", "5 €"), ("1.png", "“no”"))
+    with pytest.warns(UserWarning, match="Windows-1252"):
+        assert read(write(here, encoding="cp1252", lines=lines)).train.classes == ("5 €", "“no”")
+    (here / "t.csv").write_bytes(b"path,label\n0.png,\xe4\x81\n1.png,b\n")  # 81 has no meaning on Windows
+    with pytest.warns(UserWarning, match="read as Latin-1"):
+        assert read(here / "t.csv").train.classes == ("b", "ä\x81")
+
+
+def test_text_that_is_unicode_up_to_some_byte_is_refused(here):
+    (here / "t.csv").write_bytes("path,label\n0.png,kätzchen\n1.png,".encode() + b"h\xfcnd\n")
+    with pytest.raises(
+        DataError, match=r"t.csv is UTF-8 up to byte 34 and something else from there; .* save it again"
+    ):
+        read(here / "t.csv")
+
+
+def test_cells_with_line_breaks_quotes_and_delimiters(here):
+    (here / "t.csv").write_text('path,label,note\n0.png,cat,"two\nlines, ""quoted"""\n1.png,dog,\n')
+    table = read_table(here / "t.csv")
+    assert (
+        table["note"].to_pylist() == ['two\nlines, "quoted"', None] and read(here / "t.csv").train.classes[0] == "cat"
+    )
+
+
+def test_decimal_commas_are_numbers(here):
+    lines = (
+        ("path", "label", "width", "height", "name"),
+        ("0.png", "a", "3,14", "1", "7,5 cm"),
+        ("1.png", "b", "-2", "2", "8"),
+        ("2.png", "b", "", "3", "9"),
+    )
+    table = read_table(write(here, ";", lines=lines))
+    assert table["width"].to_pylist() == [3.14, -2.0, None] and table["height"].to_pylist() == [1, 2, 3]
+    assert table["name"].to_pylist() == ["7,5 cm", "8", "9"]
+    plain = read_delimited(write(here, ";", lines=lines), Dialect(delimiter=";"), key="width")
+    assert plain["width"].to_pylist() == ["3,14", "-2", None]  # a key stays as it is written
+
+
+def test_a_cell_in_quotes_is_no_number_where_commas_are_delimiters(here):
+    (here / "t.csv").write_text('path,label,width\n0.png,a,"3,14"\n1.png,b,"2,5"\n')
+    assert read_table(here / "t.csv")["width"].to_pylist() == ["3,14", "2,5"]
+
+
+def test_paths_with_backslashes(here):
+    for number in range(2):
+        paint(here / f"images/sub/{number}.png", number)
+    path = here / "t.csv"
+    path.write_text("path,label\nimages\\sub\\0.png,a\nimages\\sub\\1.png,b\n")
+    train = read(path).train
+    assert train.keys.tolist() == ["images/sub/0.png", "images/sub/1.png"]
+    assert len(next(iter(train.batches(2))).rows) == 2
+    paint(here / "odd\\name.png")
+    path.write_text("path,label\nodd\\name.png,a\nimages\\sub\\1.png,b\n")
+    assert read(path).train.keys.tolist() == ["odd\\name.png", "images/sub/1.png"]  # there is a file of this name
+
+
+BROKEN = "path,label\n0.png,a\n1.png\n2.png,b,c\n3.png,b\n"
+
+
+def test_broken_lines_are_counted_and_named_or_left_out(here):
+    (here / "t.csv").write_text(BROKEN)
+    message = r"t.csv has 2 bad rows of 4: row 1: it has 1 cells; expected 2, as the header has; row 2: it has 3 cells"
+    with pytest.raises(DataError, match=message + r".*data.bad_rows=skip"):
+        read(here / "t.csv")
+    with pytest.warns(UserWarning, match=message + ".*; they are left out"):
+        assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
+    (here / "t.csv").write_text("path,label\n0.png\n")
+    with pytest.raises(DataError, match="1 bad row of 1"):
+        read(here / "t.csv", bad_rows="skip")
+
+
+def bad_table(here):
+    cells = ["0.png,a,train", ",a,train", "../x.png,a,train", "1.png,z,train", "2.png,b,nowhere", "3.png,b,train"]
+    (here / "t.csv").write_text(
+        "\n".join(["path,label,part", *cells, *(f"gone{n}.png,z,train" for n in range(4))]) + "\n"
+    )
+    return DataSettings(
+        source=str(here / "t.csv"), classes=("a", "b"), columns={"split": "part"}, validation=0, bad_rows="error"
+    )
+
+
+def test_all_bad_rows_are_counted_and_the_first_five_named(here):
+    with pytest.raises(DataError) as refused:
+        load(bad_table(here))
+    message = str(refused.value)
+    assert (
+        "t.csv has 8 bad rows of 10: row 1: there is no path in column 'path'; row 2 ('../x.png'): its path" in message
+    )
+    assert "row 3 ('1.png'): label 'z' is not one of the 2 classes (a, b); row 4 ('2.png'): the split is" in message
+    assert "row 6 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
+    assert message.endswith("; and 3 more; fix such rows, or leave them out with data.bad_rows=skip.")
+
+
+def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):
+    settings = bad_table(here).model_copy(update={"bad_rows": "skip"})
+    with pytest.warns(UserWarning, match=r"8 bad rows of 10: .*; they are left out"):
+        train = load(settings).train
+    assert train.keys.tolist() == ["0.png", "3.png"] and train.given_labels.tolist() == [0, 1]
+    assert train.rows.tolist() == [0, 5] and len(next(iter(train.batches(2))).rows) == 2
+    settings = settings.model_copy(update={"classes": ("x", "y")})
+    with pytest.raises(DataError, match="10 bad rows of 10"):  # nothing is left
+        load(settings)
+
+
+def test_bad_distributions_and_entries_are_left_out(here):
+    (here / "t.csv").write_text("path,a,b\n0.png,0.5,0.5\n1.png,0.9,0.9\n2.png,,\n3.png,1,0\n")
+    columns = {"probabilities": ("a", "b")}
+    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 1 .*the label distribution is \[0.9 0.9\]"):
+        splits = read(here / "t.csv", columns=columns, bad_rows="skip")
+    assert splits.sizes() == {"train": 2, "unlabelled": 1} and splits.train.keys.tolist() == ["0.png", "3.png"]
+    (here / "t.csv").write_text("path,a,b\n0.png,1,1\n1.png,3,0\n3.png,1,0\n")
+    with pytest.warns(UserWarning, match=r"row 1 .*the multi-label entries are \[3. 0.\]"):
+        train = read(here / "t.csv", columns={"indicators": ("a", "b")}, bad_rows="skip").train
+    assert train.given_labels.tolist() == [[1, 1], [1, 0]]
+
+
+# ---- several classes in one cell
+
+
+def several(here, cells):
+    (here / "t.csv").write_text("path,label\n" + "".join(f"{n}.png,{cell}\n" for n, cell in enumerate(cells)))
+    return here / "t.csv"
+
+
+def test_labels_that_look_like_several_classes_are_asked_about(here):
+    path = several(here, ["eight", "four", "eight;four", "four;eight"])
+    message = (
+        r"label 'eight;four' at row 2 \(and 1 more: row 3\) of .*t.csv looks like several classes; expected one class "
+    )
+    with pytest.raises(DataError, match=message + r"per row; set data.multilabel=true .* in data.classes"):
+        read(path)
+    with pytest.raises(DataError, match="looks like several classes"):
+        read(path, classes=("eight", "four"))
+    names = ("eight", "four", "eight;four", "four;eight")
+    assert read(path, classes=names).train.given_labels.tolist() == [0, 1, 2, 3]
+    assert read(several(here, ["a", "b", "a;c"])).train.classes == ("a", "a;c", "b")  # c is no label of another row
+
+
+@pytest.mark.parametrize("separator", [";", "|"])
+def test_cells_of_several_classes_are_taken_apart(here, separator):
+    train = read(several(here, ["eight", f"four{separator} eight", "", "four"]), multilabel=True).train
+    assert train.multilabel and train.classes == ("eight", "four")
+    assert train.given_labels.tolist() == [[1, 0], [1, 1], [0, 0], [0, 1]]  # an empty cell has no class
+    with pytest.raises(DataError, match=r"1 bad row of 2: row 1 .*: label 'six' is not one of the 2 classes"):
+        read(several(here, ["eight", "six;four"]), multilabel=True, classes=("eight", "four"))
+
+
+def test_numbers_with_gaps_in_a_column_are_whole_numbers(here):
+    """As pandas writes integers of which some are missing."""
+    splits = read(several(here, ["10.0", "", "2.0", "10.0"]))
+    assert splits.train.classes == ("2", "10") and splits.train.given_labels.tolist() == [1, 0, 1]
+    assert splits.unlabelled.keys.tolist() == ["1.png"] and np.all(splits.unlabelled.given_labels.numpy() == -1)
