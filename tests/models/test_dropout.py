@@ -1,9 +1,10 @@
 """Dropout that is added for training: only to perceptrons, and without a trace."""
 
+import pytest
 import torch
 from torch import nn
 
-from pencil.models.dropout import add_dropout
+from pencil.models.dropout import add_dropout, drop
 from pencil.models.small import mlp, small_cnn
 
 
@@ -25,3 +26,23 @@ def test_a_perceptron_is_regularised_while_it_trains():
 def test_other_networks_stay_as_they_are():
     own = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
     assert add_dropout(small_cnn(1, 3)) == add_dropout(own) == add_dropout(nn.Linear(8, 3)) == []
+
+
+@pytest.mark.parametrize("probability", [0.2, 0.5])
+def test_values_are_dropped_at_random_and_their_mean_stays(probability):
+    torch.manual_seed(0)
+    values = torch.rand(301, 203) + 1
+    values.requires_grad_()
+    found = drop(values, probability)
+    zero = found == 0
+    assert zero.double().mean() == pytest.approx(probability, abs=0.01)
+    assert found.mean() == pytest.approx(float(values.mean()), rel=0.02)
+    torch.testing.assert_close(found[~zero], (values / (1 - probability))[~zero], rtol=1e-4, atol=0)
+    columns, rows = zero.double().mean(dim=0), zero.double().mean(dim=1)  # no place is dropped more often than another
+    assert columns.std() < 1.5 * (probability * (1 - probability) / 301) ** 0.5
+    assert rows.std() < 1.5 * (probability * (1 - probability) / 203) ** 0.5
+    found.sum().backward()
+    torch.testing.assert_close(values.grad == 0, zero)
+    torch.manual_seed(0)
+    torch.rand(301, 203)
+    assert drop(values, probability).equal(found)

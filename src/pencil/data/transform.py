@@ -1,5 +1,6 @@
 """The last steps on a batch of raw values: augmentation in training, a crop from the centre otherwise; normalising."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,8 +64,21 @@ class Transform:
         """Return cropped values as a network sees them."""
         if self.normalization is None:
             return values
-        scale, shift = _affine(self.normalization, values)
-        return torch.addcmul(shift, values.to(scale.dtype), scale)
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        shape = (1, -1) + (1,) * (values.ndim - 2)
+        scale, shift = (one.to(dtype).view(shape) for one in self._affine)
+        if values.dtype == torch.uint8:
+            scale = scale / 255.0
+        return torch.addcmul(shift, values.to(dtype), scale)
+
+    @functools.cached_property
+    def _affine(self) -> tuple[Tensor, Tensor]:
+        """The normalisation as one multiply-add: scale and shift of every channel or feature."""
+        assert self.normalization is not None
+        mean, std = (
+            torch.tensor(one, dtype=torch.float64) for one in (self.normalization.mean, self.normalization.std)
+        )
+        return 1 / std, -mean / std
 
     def shape(self, raw: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of one input as a network sees it, from its shape before the transform."""
@@ -80,16 +94,6 @@ class Transform:
 
 
 IDENTITY = Transform()
-
-
-def _affine(normalization: Normalization, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the normalisation as one multiply-add, shaped to broadcast over a batch."""
-    shape = (1, -1) + (1,) * (values.ndim - 2)
-    dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
-    mean = torch.tensor(normalization.mean, dtype=dtype).view(shape)
-    std = torch.tensor(normalization.std, dtype=dtype).view(shape)
-    unit = 255.0 if values.dtype == torch.uint8 else 1.0
-    return 1 / (unit * std), -mean / std
 
 
 def rows_within(shape: Sequence[int], bytes_each: int = 1) -> int:

@@ -25,9 +25,9 @@ from pencil.labels.noise_model import (
     with_rate,
 )
 
-MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 25, dtype=torch.float64).tolist()
-MATCH_TRUSTS = torch.linspace(0.0, 1.5, 16, dtype=torch.float64).tolist()
-MATCH_ROWS = 4000
+MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64).tolist()
+MATCH_TRUSTS = torch.linspace(0.0, 1.5, 11, dtype=torch.float64).tolist()
+MATCH_ROWS = 2000
 """More training rows than this change nothing."""
 SPREAD = 0.3
 """How far the logarithm of the temperature, and the trust, of training rows are expected to be from those of others."""
