@@ -32,6 +32,13 @@ def test_fashion_mnist_from_a_folder(fashion_folder):
     assert train.keys[3] == "train-00003" and train.given_labels[3] == 3
 
 
+def test_fashion_mnist_of_debian_is_found_beside_a_root_with_other_datasets(fashion_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(named, "DEBIAN_FASHION_MNIST", fashion_folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert len(named.fashion_mnist(other, download=False).train) == 30
+
+
 def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monkeypatch):
     import torchvision.datasets
 
@@ -39,6 +46,7 @@ def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monk
         raise RuntimeError("no route to host")
 
     monkeypatch.setattr(torchvision.datasets, "FashionMNIST", unreachable)
+    monkeypatch.setattr(named, "DEBIAN_FASHION_MNIST", tmp_path / "none")
     with pytest.raises(DataError, match=r"download failed \(no route to host\); put its four idx files into a folder"):
         named.fashion_mnist(tmp_path)
 
