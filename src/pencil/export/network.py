@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from pencil._version import __version__
 from pencil.data.augment import centre_crop
-from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
 from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
@@ -159,7 +158,7 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
             warnings.simplefilter("ignore")  # about rows and labels, which do not matter here
             examples = read_source(run.recipe.data.source, run.recipe.data, local=True).train
         some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
-        raw = prepare_inputs(examples.inputs, run.recipe.data).raw(examples.rows[some]).values
+        raw = run.prepare(examples.inputs).raw(examples.rows[some]).values
         values = raw if raw.dtype == torch.uint8 else raw.float()
     except PencilError:
         values = None
