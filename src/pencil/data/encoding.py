@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from pencil.data.records import EncodedInputs, RecordInputs, encoded_inputs
-from pencil.data.text import IN_BOX, WordVectors, embed_texts, fit_words
+from pencil.data.text import IN_BOX, TermVectors, embed_texts, fit_terms
 from pencil.errors import DataError
 
 MOST_LEVELS = 100
@@ -73,8 +73,6 @@ class Plan(_Stored):
         Columns of text.
     text_model
         What makes vectors of text.
-    terms
-        The words that are counted.
     """
 
     version: int = VERSION
@@ -84,7 +82,6 @@ class Plan(_Stored):
     vectors: list[Vectors] = []
     text: list[str] = []
     text_model: str = IN_BOX
-    terms: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +94,7 @@ class Encoder:
         Which columns, and how.
     arrays
         ``fill``: what missing numbers are replaced by. ``center`` and ``scale``: of numbers, texts and vectors, in this
-        order. ``idf`` and ``components``: those of :class:`~pencil.data.text.WordVectors`.
+        order. ``terms``, ``idf`` and ``components``: those of :class:`~pencil.data.text.TermVectors`.
     """
 
     plan: Plan
@@ -158,10 +155,10 @@ class Encoder:
 
     def _dense(self, records: RecordInputs) -> np.ndarray:
         """Return texts and vectors."""
-        words = None
-        if self.plan.terms:
-            words = WordVectors(tuple(self.plan.terms), self.arrays["idf"], self.arrays["components"])
-        values, first = _dense(records, self.plan, words), len(self.plan.numbers)
+        terms = None
+        if "terms" in self.arrays:
+            terms = TermVectors(*(self.arrays[name] for name in ("terms", "idf", "components")))
+        values, first = _dense(records, self.plan, terms), len(self.plan.numbers)
         center, scale = self.arrays["center"][first:], self.arrays["scale"][first:]
         if values.shape[1] != len(center):
             raise DataError(
@@ -185,10 +182,10 @@ def one_hot(records: RecordInputs, one: Categories) -> np.ndarray:
     return found[:, :width]
 
 
-def _dense(records: RecordInputs, plan: Plan, words: WordVectors | None) -> np.ndarray:
+def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None) -> np.ndarray:
     blocks = [np.empty((len(records), 0), dtype=np.float32)]
     if plan.text:
-        blocks.append(embed_texts(records.texts(plan.text), plan.text_model, words))
+        blocks.append(embed_texts(records.texts(plan.text), plan.text_model, terms))
     blocks += [records.vectors(one.column) for one in plan.vectors]
     return np.hstack(blocks)
 
@@ -224,9 +221,9 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         filled = imputer.fit_transform(values)
         arrays["fill"] = imputer.statistics_
         scales.append(StandardScaler().fit(filled))
-    words = fit_words(chosen.texts(text)) if text and text_model == IN_BOX else None
-    if words is not None:
-        arrays |= {"idf": words.idf, "components": words.components}
+    terms = fit_terms(chosen.texts(text)) if text and text_model == IN_BOX else None
+    if terms is not None:
+        arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
     plan = Plan(
         numbers=numbers,
         flagged=flagged,
@@ -234,9 +231,8 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         vectors=[Vectors(column=name, width=chosen.vectors(name).shape[1]) for name in roles.of("vector")],
         text=text,
         text_model=text_model,
-        terms=[] if words is None else list(words.terms),
     )
-    dense = _dense(chosen, plan, words)
+    dense = _dense(chosen, plan, terms)
     if dense.shape[1]:
         scales.append(StandardScaler().fit(dense.astype(np.float64)))
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])
@@ -268,9 +264,9 @@ def read_encoder(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) 
     dense = len(arrays.get("center", ())) - len(plan.numbers)
     expected: dict[str, Any] = {"fill": (len(plan.numbers),), "center": (len(plan.numbers) + dense,)}
     expected["scale"] = expected["center"]
-    if plan.terms:
-        components = arrays.get("components", np.empty((0, 0)))
-        expected |= {"idf": (len(plan.terms),), "components": (components.shape[0], len(plan.terms))}
+    if "terms" in arrays:
+        terms, dimensions = arrays["terms"].size, len(arrays.get("components", ()))
+        expected |= {"terms": (terms,), "idf": (terms,), "components": (dimensions, terms)}
     for name, shape in expected.items():
         if name not in arrays or arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
             raise ValueError(f"its array {name!r} is missing, of another shape than {shape}, or not finite")

@@ -1,10 +1,10 @@
-"""Text as vectors: token vectors that are installed with pencil, words of the training rows, or a language model."""
+"""Text as vectors: token vectors that are installed with pencil, terms of the training rows, or a language model."""
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,13 +25,24 @@ SHA256 = {
     TOKENIZER: "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
     TABLE: "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
 }
+VOCABULARY = 32_000
+"""Tokens that there are."""
 MOST_TERMS, MOST_DIMENSIONS = 20_000, 256
-"""Words that are counted, and the dimensions that they are reduced to."""
+"""Terms that are counted, and the dimensions that they are reduced to."""
 ROWS_PER_DIMENSION = 4
+MOST_FITTED = 100_000
+"""Texts on which terms are fitted."""
 LONGEST = 100_000
 """Characters of a text that are read."""
 CHUNK, MODEL_CHUNK = 2048, 32
 """Texts at a time."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of some texts, one text after the other, and how many each has."""
+
+    flat: np.ndarray
+    lengths: np.ndarray
 
 
 class TokenVectors(NamedTuple):
@@ -40,13 +51,18 @@ class TokenVectors(NamedTuple):
     tokenizer: "Tokenizer"
     table: torch.Tensor
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """Return the tokens of these texts; only the beginning of a very long one is read."""
+        cut = [text[:LONGEST] for text in texts]
+        found = [one.ids for one in self.tokenizer.encode_batch_fast(cut, add_special_tokens=False)]
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return Tokens(np.fromiter((token for one in found for token in one), np.int64, int(lengths.sum())), lengths)
+
+    def embed(self, tokens: Tokens) -> np.ndarray:
         """Return the mean vector of the tokens of each text; zeros for an empty one."""
-        tokens = [one.ids for one in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
-        flat = np.fromiter((token for one in tokens for token in one), np.int64, int(lengths.sum()))
-        starts = torch.from_numpy(np.concatenate([[0], lengths.cumsum()[:-1]]))
-        found: np.ndarray = nn.functional.embedding_bag(torch.from_numpy(flat), self.table, starts, mode="mean").numpy()
+        starts = torch.from_numpy(tokens.lengths.cumsum() - tokens.lengths)
+        flat = torch.from_numpy(tokens.flat)
+        found: np.ndarray = nn.functional.embedding_bag(flat, self.table, starts, mode="mean").numpy()
         return found
 
 
@@ -79,59 +95,81 @@ def token_vectors() -> TokenVectors:
 
 
 @dataclass(frozen=True, eq=False)
-class WordVectors:
-    """Latent semantic analysis of the training rows: TF-IDF of words, reduced by a truncated SVD.
+class TermVectors:
+    """Latent semantic analysis of the training rows: TF-IDF of tokens and pairs of tokens, and a truncated SVD.
 
     Parameters
     ----------
     terms
-        The words that are counted.
+        The terms that are counted, as :func:`term_codes` has them, in ascending order.
     idf
         The inverse document frequency of each.
     components
         (dimensions, terms): the directions that texts are projected on.
     """
 
-    terms: tuple[str, ...]
+    terms: np.ndarray
     idf: np.ndarray
     components: np.ndarray
 
-    @cached_property
-    def _counter(self) -> Any:
-        counter = _vectorizer(vocabulary=dict(zip(self.terms, range(len(self.terms)), strict=True)))
-        counter.idf_ = self.idf
-        return counter
+    def embed(self, tokens: Tokens) -> np.ndarray:
+        """Return one vector per text; zeros for one without a known term."""
+        from sklearn.preprocessing import normalize
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one vector per text; zeros for one without a known word."""
-        found: np.ndarray = self._counter.transform(texts) @ self.components.T
+        counts = count_terms(tokens, self.terms)
+        counts.data = (1 + np.log(counts.data)) * self.idf[counts.indices]
+        found: np.ndarray = normalize(counts) @ self.components.T
         return found
 
 
-def _vectorizer(**options: Any) -> Any:
-    from sklearn.feature_extraction.text import TfidfVectorizer
+def term_codes(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Return the text and the code of every token and of every pair of neighbours in a text."""
+    texts = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
+    neighbours = texts[:-1] == texts[1:]
+    pairs = ((tokens.flat[:-1] + 1) * VOCABULARY + tokens.flat[1:])[neighbours]
+    return np.concatenate([texts, texts[:-1][neighbours]]), np.concatenate([tokens.flat, pairs])
 
-    return TfidfVectorizer(sublinear_tf=True, dtype=np.float32, **options)
+
+def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
+    """Return how often each text has each of these terms, as a sparse (texts, terms) matrix."""
+    from scipy.sparse import csr_array
+
+    texts, codes = term_codes(tokens)
+    places = np.searchsorted(terms, codes).clip(max=max(0, len(terms) - 1))
+    known = terms[places] == codes if len(terms) else np.zeros(len(codes), dtype=bool)
+    ones = np.ones(int(known.sum()), dtype=np.float32)
+    return csr_array((ones, (texts[known], places[known])), shape=(len(tokens.lengths), len(terms)))
 
 
-def fit_words(texts: Sequence[str]) -> WordVectors | None:
-    """Count the words of these texts; None where no word occurs in two of them."""
+def fit_terms(texts: Sequence[str]) -> TermVectors | None:
+    """Fit on these texts (of very many on some); None where no term occurs in two of them."""
     from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfTransformer
 
-    counter = _vectorizer(min_df=2, max_features=MOST_TERMS)
-    try:
-        counts = counter.fit_transform(_cut(texts))
-    except ValueError:  # no word is left
-        return None
-    dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, len(texts) // ROWS_PER_DIMENSION)
+    some = np.unique(np.linspace(0, len(texts) - 1, min(len(texts), MOST_FITTED)).astype(np.int64))
+    tokens = token_vectors().tokens([texts[place] for place in some])
+    terms = _frequent_terms(tokens)
+    counts = count_terms(tokens, terms)
+    dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, len(some) // ROWS_PER_DIMENSION)
     if dimensions < 1:
         return None
-    reduced = TruncatedSVD(dimensions, random_state=0).fit(counts)
-    terms = tuple(str(term) for term in counter.get_feature_names_out())
-    return WordVectors(terms, counter.idf_.astype(np.float32), reduced.components_.astype(np.float32))
+    weighted = TfidfTransformer(sublinear_tf=True).fit(counts)
+    reduced = TruncatedSVD(dimensions, random_state=0).fit(weighted.transform(counts))
+    return TermVectors(terms, weighted.idf_.astype(np.float32), reduced.components_.astype(np.float32))
 
 
-def embed_texts(texts: Sequence[str], model: str, words: WordVectors | None) -> np.ndarray:
+def _frequent_terms(tokens: Tokens) -> np.ndarray:
+    """Return the most frequent of the terms that at least two texts have, in ascending order."""
+    texts, codes = term_codes(tokens)
+    terms, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    pairs = np.unique(inverse * len(tokens.lengths) + texts) // len(tokens.lengths)  # each text counts once
+    several = np.bincount(pairs, minlength=len(terms)) >= 2
+    kept = np.flatnonzero(several)[np.argsort(-counts[several], kind="stable")[:MOST_TERMS]]
+    found: np.ndarray = terms[np.sort(kept)]
+    return found
+
+
+def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> np.ndarray:
     """Return one vector per text, not standardised yet.
 
     Parameters
@@ -139,26 +177,19 @@ def embed_texts(texts: Sequence[str], model: str, words: WordVectors | None) -> 
     texts
         Any texts; only the beginning of a very long one is read.
     model
-        ``auto``: the mean of token vectors, and the words of the training rows beside it. Otherwise the name or folder
+        ``auto``: the mean of token vectors, and the terms of the training rows beside it. Otherwise the name or folder
         of a model of Hugging Face.
-    words
-        The words of the training rows, where there are any.
+    terms
+        The terms of the training rows, where there are any.
     """
     if model != IN_BOX:
-        return language_model(model).embed(_cut(texts))
-    parts = []
-    for chunk in _chunks(_cut(texts), CHUNK):
-        found = [token_vectors().embed(chunk)] + ([] if words is None else [words.embed(chunk)])
-        parts.append(np.hstack(found).astype(np.float32))
-    return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
-
-
-def _cut(texts: Sequence[str]) -> list[str]:
-    return [text[:LONGEST] for text in texts]
-
-
-def _chunks(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    return (texts[start : start + size] for start in range(0, len(texts), size))
+        return language_model(model).embed([text[:LONGEST] for text in texts])
+    vectors, parts = token_vectors(), []
+    for start in range(0, len(texts), CHUNK):
+        tokens = vectors.tokens(texts[start : start + CHUNK])
+        found = [vectors.embed(tokens)] + ([] if terms is None else [terms.embed(tokens)])
+        parts.append(np.hstack(found))
+    return np.concatenate(parts)
 
 
 class LanguageModel(NamedTuple):
