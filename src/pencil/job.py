@@ -248,7 +248,9 @@ class Execution:
             restore(trainer)
         if directory is not None and restore is None:
             trial = None if self.trial is None else asdict(self.trial)
-            directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights, trial), job.rows, job.prepared.encoder)
+            directory.begin(
+                job.recipe, describe_environment(job.fingerprints, job.weights, trial), job.rows, job.prepared.encoder
+            )
         elif directory is not None:
             directory.truncate_metrics(trainer.records)
         if trackers is not None:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.data.given import shorten
+from pencil.data.images import SUFFIXES
 from pencil.errors import DataError
 
 Role = Literal["number", "category", "text", "vector"]
@@ -85,6 +86,7 @@ def find_roles(
     for name in table.column_names:
         found: Role | Unused | None = roles.get(name)
         if found is None and name not in taken and not closed:
+            _refuse_image_names(where, name, table[name])
             found = judge_column(name, table[name])
         if isinstance(found, Unused):
             unused[name] = found.reason
@@ -130,6 +132,18 @@ def judge_column(name: str, column: Any) -> Role | Unused:
     return Unused(f"of type {kind}")
 
 
+def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:
+    """Raise if a column names image files: whether they are to be read is not for us to guess."""
+    if not is_string(column.type):
+        return
+    cells = column.slice(0, SAMPLE).drop_null().unique().to_pylist()
+    if cells and all(cell.lower().endswith(SUFFIXES) for cell in cells):
+        raise DataError(
+            f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected them under a usual name, or "
+            "named; name it with data.columns.path to train on the images, or with data.columns.ignore."
+        )
+
+
 def _judge_strings(name: str, column: Any) -> Role | Unused:
     given = column.drop_null()
     sample = given.slice(0, SAMPLE).cast(pa.large_string())
@@ -172,7 +186,7 @@ def _is_row_number(name: str, column: Any) -> bool:
     plain = name.lower().strip()
     if not (plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))):
         return False
-    return pa.types.is_integer(column.type) and pc.count_distinct(column).as_py() == len(column)
+    return bool(pa.types.is_integer(column.type)) and pc.count_distinct(column).as_py() == len(column)
 
 
 def is_string(kind: pa.DataType) -> bool:

@@ -213,7 +213,7 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
     missing = [name for value in named for name in as_names(value) if name not in known]
     if missing:
         raise DataError(
-            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the table."
+            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns, or the table."
         )
 
 
@@ -292,7 +292,11 @@ def read_columns(
     """
     keys = read_keys(where, table, columns)
     others = (columns.label or usual_column(table, LABEL_COLUMNS), columns.probabilities, columns.indicators)
-    taken = [name for value in (*others, columns.key, columns.clean, columns.split, columns.ignore) for name in as_names(value)]
+    taken = [
+        name
+        for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
+        for name in as_names(value)
+    ]
     roles = find_roles(where, table, columns.roles, taken, closed=closed)
     return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
 

@@ -205,9 +205,7 @@ class LanguageModel(NamedTuple):
         found: np.ndarray | None = None
         for places in np.array_split(order, max(1, -(-len(texts) // MODEL_CHUNK))):
             batch = [texts[place] for place in places]
-            tokens = self.tokenizer(
-                batch, padding=True, truncation=True, max_length=self.longest, return_tensors="pt"
-            )
+            tokens = self.tokenizer(batch, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
             with torch.inference_mode():
                 states = self.network(**tokens).last_hidden_state
             mask = tokens["attention_mask"][..., None].to(states.dtype)

@@ -7,7 +7,7 @@ encoder.safetensors what makes vectors of the rows of a table, where the network
 metrics.jsonl       one line per epoch
 labels.parquet      every labelled row: given and corrected label, confidence, distribution
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
-manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all of them at the end
+manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
 checkpoints/step-N  what `pencil resume` continues from, until the run is finished; checkpoints/finetune/step-N after
                     the head, where the whole network is fine-tuned
@@ -84,7 +84,9 @@ def is_empty(path: Path) -> bool:
         return not path.exists()
     began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS, ENCODER, MANIFEST)
     names = [entry.name for entry in path.iterdir()]
-    ours = all(name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, ENCODER, MANIFEST))) for name in names)
+    ours = all(
+        name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, ENCODER, MANIFEST))) for name in names
+    )
     return ours and (not names or LOCK in names)
 
 

@@ -181,7 +181,7 @@ def open_run(
     if encoder is not None and (encoder.width,) != summary.data.input_shape:
         raise RunError(
             f"the run in {path} is damaged: encoder.safetensors makes vectors of {encoder.width} numbers, and "
-            f"summary.json has inputs of shape {summary.data.input_shape}; restore the files from a copy, or train again."
+            f"summary.json has inputs of shape {summary.data.input_shape}; restore them from a copy, or train again."
         )
     if model is None:
         if recipe.model.name == CUSTOM:
