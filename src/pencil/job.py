@@ -301,7 +301,11 @@ class Execution:
         )
 
     def _announce(self, display: tuple[Observer, ...]) -> None:
-        """Say which network was chosen and how long the run will take; a step that fails is reported by training."""
+        """Say which columns and network were chosen and how long the run will take; training reports a failed step."""
+        records = self.job.prepared.splits.train.inputs.records
+        if records is not None:
+            for observer in display:
+                observer.on_choice(f"columns: {records.roles.describe()}")
         if self.trial is not None:
             for observer in display:
                 observer.on_choice(self.trial.describe())

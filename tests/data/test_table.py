@@ -215,7 +215,7 @@ def test_a_path_that_turns_back_inside_is_mended(here):
         (rows("label", "a", "b"), {"label": "labl"}, r"has no column 'labl'; it has 'path', 'label'; fix"),
         (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'; fix"),
         (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
-        ("where,label\na.png,a\n", {}, r"column 'where' .* names images, such as 'a.png'.*name it with data.columns.path"),
+        ("where,label\na.png,a\n", {}, r"column 'where' .* names images, .*name it with data.columns.path"),
         (rows("label", "a", "", "b"), {}, r"label at row 1 of .*table.csv is missing; .*label the row or leave it out"),
         (rows("label", "1", "", "2"), {}, r"label at row 1 of .*table.csv is missing"),
         ("path,label\na.png,x\n,y\n", {}, r"has no path in column 'path' at row 1"),

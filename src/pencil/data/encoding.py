@@ -237,7 +237,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         scales.append(StandardScaler().fit(dense.astype(np.float64)))
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])
     arrays["scale"] = np.concatenate([np.empty(0), *(one.scale_ for one in scales)])
-    return Encoder(plan, arrays)
+    return Encoder(plan, {name: np.ascontiguousarray(array) for name, array in arrays.items()})  # as files hold them
 
 
 def fit_categories(records: RecordInputs, name: str) -> Categories:

@@ -246,8 +246,8 @@ def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) 
     if train.channels is None:
         if augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
             raise DataError(
-                "data.augmentation or data.normalize is set but the inputs are the columns of a table, or a dataset that "
-                "is read item by item; expected images or arrays; leave it out, or put it into the dataset's transform."
+                "data.augmentation or data.normalize is set but the inputs are columns of a table, or read item by "
+                "item; expected images or arrays; leave it out, or put it into the dataset's transform."
             )
         return
     if augmentation != Augmentation() and train.shape is not None and len(train.shape) != 3:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,20 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import View
-from pencil.data.inputs import MAX_PIXELS, InspectedRow, Inputs, Loaded, TensorInputs, content_digest
+from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
 from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
 from pencil.errors import DataError
 
 SECONDS_PER_DAY = 86_400
+
+
+class ColumnFinding(NamedTuple):
+    """What an inspection finds out about a column: its role, how many cells are missing, whether all are the same."""
+
+    name: str
+    role: Role
+    missing: int
+    constant: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +93,16 @@ class RecordInputs(Inputs):
         joined = pc.binary_join_element_wise(*columns, pa.scalar("\n", pa.large_string()), null_handling="skip")
         texts: list[str] = joined.to_pylist()
         return texts
+
+    def findings(self, rows: Tensor) -> tuple[ColumnFinding, ...]:
+        """Inspect the columns in these rows."""
+        chosen = self.take(rows).table
+        found = []
+        for name, role in self.roles.used.items():
+            column = chosen[name]
+            levels = 2 if role == "vector" else pc.count_distinct(column, mode="all").as_py()
+            found.append(ColumnFinding(name, role, column.null_count, levels < 2))
+        return tuple(found)
 
     def describe(self, row: int) -> list[tuple[str, Any]]:
         """Return the columns of a row and its values, None where one is missing."""
@@ -232,8 +251,8 @@ def as_vectors(column: Any, name: str, where: Path | str) -> Any:
     if width == 0 or (lengths != width).any():
         row = int((lengths != max(width, 1)).argmax())
         raise DataError(
-            f"column {name!r} of {where} has {lengths[row]} numbers at row {row}; expected {max(width, 1)} in each row, "
-            "as most have; fix the row, or name the column in data.columns.ignore."
+            f"column {name!r} of {where} has {lengths[row]} numbers at row {row}; expected {max(width, 1)} in each "
+            "row, as most have; fix the row, or name the column in data.columns.ignore."
         )
     try:
         flat = pc.list_flatten(column).cast(pa.float32(), safe=False)

@@ -117,19 +117,18 @@ def _named_roles(named: Mapping[Role, Sequence[str]], taken: Sequence[str]) -> d
 def judge_column(name: str, column: Any) -> Role | Unused:
     """Return what a column is by its name, type and values, or why it is of no use."""
     kind = column.type
-    if pa.types.is_dictionary(kind) or pa.types.is_boolean(kind):
-        return "category"
     if column.null_count == len(column):
         return Unused("empty")
-    if is_list(kind):
-        return "vector" if _is_numeric(kind.value_type) else Unused(f"of type {kind}")
-    if _is_numeric(kind):
-        return Unused("numbers of rows") if _is_row_number(name, column) else "number"
-    if pa.types.is_temporal(kind):
-        return "number"  # days, or seconds
+    if _is_row_number(name, column):
+        return Unused("numbers of rows")
     if is_string(kind):
         return _judge_strings(name, column)
-    return Unused(f"of type {kind}")
+    kinds: dict[Role, bool] = {
+        "category": pa.types.is_dictionary(kind) or pa.types.is_boolean(kind),
+        "vector": is_list(kind) and _is_numeric(kind.value_type),
+        "number": _is_numeric(kind) or pa.types.is_temporal(kind),  # days, or seconds
+    }
+    return next((role for role, holds in kinds.items() if holds), Unused(f"of type {kind}"))
 
 
 def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:

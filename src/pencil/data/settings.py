@@ -142,7 +142,7 @@ class DataSettings(_Strict):
     columns
         Which column of a table is what.
     text_model
-        What makes vectors of text: "auto", which is installed with pencil, or a model of Hugging Face by name or folder.
+        What makes vectors of text: "auto", which is installed with pencil, or a Hugging Face model by name or folder.
     classes
         Class names in order; by default derived from the labels.
     multilabel

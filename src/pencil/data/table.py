@@ -213,7 +213,8 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
     missing = [name for value in named for name in as_names(value) if name not in known]
     if missing:
         raise DataError(
-            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns, or the table."
+            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
+            "table."
         )
 
 

@@ -61,7 +61,8 @@ def export_model(
         A file that does not exist yet, with the ending of its format.
     preparation : bool, optional
         Whether the exported network takes raw inputs (uint8 images of the trained size, or numbers as they were given)
-        and crops and normalises them itself. The default is True for formats with a graph.
+        and crops and normalises them itself. The default is True for formats with a graph. A network that was trained
+        on the columns of a table takes vectors as :meth:`Run.prepare` makes them; the metadata names their numbers.
     tolerance : float
         The largest difference of a logit, relative to the largest logit or to 1, whichever is more.
 
@@ -194,6 +195,7 @@ def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> di
             "divide_by": 255 if run.summary.data.input_type == "uint8" else 1,
             "mean": None if normalization is None else list(normalization.mean),
             "std": None if normalization is None else list(normalization.std),
+            "encoded": None if run.encoder is None else list(run.encoder.names),
         },
         "model": run.recipe.model.name,
         "run": None if run.path is None else run.path.name,

@@ -17,7 +17,8 @@ from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import RunReader, check_first_files, checkpoints_of
+from pencil.runs.directory import RunReader, checkpoints_of
+from pencil.runs.manifest import check_first_files
 from pencil.runs.results import describe_environment
 from pencil.training import Trainer
 from pencil.trees import flatten
