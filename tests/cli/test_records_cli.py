@@ -49,6 +49,18 @@ def home(tmp_path_factory):
     return folder
 
 
+def test_the_report_shows_cells_and_no_markup_of_the_data(tmp_path):
+    write(tmp_path / "mine.csv", 200, 0)
+    lines = (tmp_path / "mine.csv").read_text().replace("good", "<b>good</b>").splitlines()
+    wrong = [
+        line.removesuffix("yes") + "no" if line.endswith("yes") and i < 20 else line for i, line in enumerate(lines)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(wrong))
+    pencil("train", "mine.csv", "--out", "run", "--epochs", 8, "--method", "pencil", cwd=tmp_path)
+    page = (tmp_path / "run/report.html").read_text()
+    assert "<dt>note</dt>" in page and "&lt;b&gt;good" in page and "<b>good" not in page
+
+
 def test_predict_takes_new_levels_and_missing_cells(home):
     write(home / "new.csv", 30, 1, label=False, city="Paris")
     rows = list(csv.DictReader(io.StringIO(pencil("predict", "runs/mine", "new.csv", cwd=home).stdout)))

@@ -5,9 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pencil.data.cells import measure_spread, row_cells
+from pencil.data.examples import Splits
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.report.pictures import show_rows
+from pencil.review.images import Pictures
 
 
 def test_numbers_that_are_unusual_for_the_given_class_come_first(tmp_path):
@@ -28,3 +30,8 @@ def test_numbers_that_are_unusual_for_the_given_class_come_first(tmp_path):
     assert row_cells(records, 2, spread, code=0)[2] == ("second", "")  # missing
     assert [cell.column for cell in row_cells(records, 0)] == ["second", "first", "note"]  # as in the table
     assert show_rows(examples, {"0": 0})["0"].cells == tuple(cells)
+    for by_class, expected in ((True, ["note", "first", "second"]), (False, ["second", "first", "note"])):
+        pictures = Pictures(lambda: Splits(examples), by_class=by_class)
+        pictures.wait()
+        found = pictures.numbers(("0", "train"))
+        assert [cell["column"] for cell in found["cells"]] == expected and found["count"] == 3
