@@ -12,9 +12,9 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
 
-from pencil.data.encoding import MOST_LEVELS, fit_encoder, read_encoder
+from pencil.data.encoding import MOST_LEVELS, fit_encoder, fit_power, read_encoder
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load, read_inputs
@@ -62,7 +62,7 @@ def test_numbers_and_categories_are_those_of_scikit_learn(tmp_path, suffix):
     examples = records(path, {"ignore": "note"})
     rows = torch.arange(0, 80, 2)
     encoder = fit_encoder(examples.inputs.records, rows)
-    scaled = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    scaled = make_pipeline(SimpleImputer(strategy="median"), PowerTransformer())
     numbers = ["age", "income"]
     expected = ColumnTransformer(
         [
@@ -77,6 +77,12 @@ def test_numbers_and_categories_are_those_of_scikit_learn(tmp_path, suffix):
     np.testing.assert_allclose(found.values.numpy(), np.delete(reference, 2, axis=1), rtol=1e-6, atol=1e-6)
     assert encoder.names == ("age", "income", "income is missing", "city = Bonn", "city = Oslo", "city = Rome")
     assert found.values.dtype == torch.float32
+
+
+def test_numbers_without_a_sensible_power_are_standardised_only():
+    years = 2000.0 + np.arange(40) % 7
+    assert fit_power(years) == 1 and fit_power(np.full(40, 3.0)) == 1 and fit_power(np.full(40, 1e300)) == 1
+    assert abs(fit_power(np.random.default_rng(0).lognormal(3, 1, 500))) < 0.3  # nearly a logarithm
 
 
 def test_terms_are_those_of_scikit_learn():

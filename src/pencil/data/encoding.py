@@ -5,6 +5,7 @@ the run; :meth:`Encoder.encode` applies it.
 """
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,11 @@ MOST_LEVELS = 100
 """Levels of a column of categories that have a value of their own; the rarest of more share one."""
 BOUND = 10.0
 """No value is further from 0: an outlier must not rule over the network."""
+STEEPEST = 5.0
+LEAST_RANGE = 1e-3
+"""A steeper power, or one that leaves numbers that differ by less than this, is not used: years around 2000 have such."""
+MOST_FITTED = 20_000
+"""Rows on which powers are fitted."""
 VERSION = 1
 
 
@@ -93,7 +99,8 @@ class Encoder:
     plan
         Which columns, and how.
     arrays
-        ``fill``: what missing numbers are replaced by. ``center`` and ``scale``: of numbers, texts and vectors, in this
+        ``fill``: what missing numbers are replaced by. ``powers``: those of Yeo and Johnson, which make skewed numbers
+        symmetric; 1 leaves them as they are. ``center`` and ``scale``: of numbers, texts and vectors, in this
         order. ``terms``, ``idf`` and ``components``: those of :class:`~pencil.data.text.TermVectors`.
     """
 
@@ -149,7 +156,7 @@ class Encoder:
         plan, count = self.plan, len(self.plan.numbers)
         values = records.matrix(plan.numbers)
         missing = np.isnan(values)
-        values = np.where(missing, self.arrays["fill"], values)
+        values = symmetric(np.where(missing, self.arrays["fill"], values), self.arrays["powers"])
         flags = missing[:, [plan.numbers.index(name) for name in plan.flagged]]
         return _scaled(values, self.arrays["center"][:count], self.arrays["scale"][:count]), flags
 
@@ -190,6 +197,18 @@ def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None) -> np.n
     return np.hstack(blocks)
 
 
+def symmetric(values: np.ndarray, powers: np.ndarray) -> np.ndarray:
+    """Return every column transformed by its power, as Yeo and Johnson (2000) do it."""
+    from scipy.stats import yeojohnson
+
+    found = values.copy()
+    with np.errstate(over="ignore"):  # infinity is bounded later
+        for place, power in enumerate(powers):
+            if power != 1:
+                found[:, place] = yeojohnson(values[:, place], power)
+    return found
+
+
 def _scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.ndarray:
     scaled: np.ndarray = ((values - center) / scale).clip(-BOUND, BOUND)
     return scaled
@@ -214,13 +233,13 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
     numbers, text = list(roles.of("number")), list(roles.of("text"))
     values = chosen.matrix(numbers)
     flagged = [name for name, some in zip(numbers, np.isnan(values).any(axis=0), strict=True) if some]
-    arrays: dict[str, np.ndarray] = {"fill": np.empty(0)}
+    arrays: dict[str, np.ndarray] = {"fill": np.empty(0), "powers": np.empty(0)}
     scales = []
     if numbers:
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         filled = imputer.fit_transform(values)
-        arrays["fill"] = imputer.statistics_
-        scales.append(StandardScaler().fit(filled))
+        arrays |= {"fill": imputer.statistics_, "powers": np.array([fit_power(column) for column in filled.T])}
+        scales.append(StandardScaler().fit(symmetric(filled, arrays["powers"])))
     terms = fit_terms(chosen.texts(text)) if text and text_model == IN_BOX else None
     if terms is not None:
         arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
@@ -238,6 +257,22 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])
     arrays["scale"] = np.concatenate([np.empty(0), *(one.scale_ for one in scales)])
     return Encoder(plan, {name: np.ascontiguousarray(array) for name, array in arrays.items()})  # as files hold them
+
+
+def fit_power(column: np.ndarray) -> float:
+    """Return the power that makes these numbers most like normal ones; 1 where there is no sensible one."""
+    from sklearn.preprocessing import PowerTransformer
+
+    some = column[np.unique(np.linspace(0, len(column) - 1, min(len(column), MOST_FITTED)).astype(np.int64))]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about numbers for which there is none
+        try:
+            power = float(PowerTransformer(standardize=False).fit(some[:, None]).lambdas_[0])
+        except (ValueError, RuntimeError, FloatingPointError):
+            return 1.0
+        moved = symmetric(column[:, None], np.array([power]))
+    keeps = np.isfinite(moved).all() and np.ptp(moved) > LEAST_RANGE * np.abs(moved).max()
+    return power if keeps and abs(power) <= STEEPEST else 1.0
 
 
 def fit_categories(records: RecordInputs, name: str) -> Categories:
@@ -263,7 +298,7 @@ def read_encoder(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) 
         raise ValueError(f"it holds an encoder of version {plan.version}; this version of pencil reads {VERSION}")
     dense = len(arrays.get("center", ())) - len(plan.numbers)
     expected: dict[str, Any] = {"fill": (len(plan.numbers),), "center": (len(plan.numbers) + dense,)}
-    expected["scale"] = expected["center"]
+    expected |= {"scale": expected["center"], "powers": expected["fill"]}
     if "terms" in arrays:
         terms, dimensions = arrays["terms"].size, len(arrays.get("components", ()))
         expected |= {"terms": (terms,), "idf": (terms,), "components": (dimensions, terms)}
