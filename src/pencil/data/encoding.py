@@ -27,7 +27,7 @@ BOUND = 10.0
 """No value is further from 0: an outlier must not rule over the network."""
 STEEPEST = 5.0
 LEAST_RANGE = 1e-3
-"""A steeper power, or one that leaves numbers that differ by less than this, is not used: years around 2000 have such."""
+"""A steeper power, or one after which numbers differ by less than this, is not used, as for years around 2000."""
 MOST_FITTED = 20_000
 """Rows on which powers are fitted."""
 VERSION = 1
