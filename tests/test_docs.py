@@ -66,6 +66,11 @@ def workplace(tmp_path):
         Image.fromarray(image).resize((72, 72)).save(tmp_path / "album" / name / f"{i}.png")
         lines.append(f"photos/{name}/{i}.png,{name}")
     (tmp_path / "crawl.csv").write_text("\n".join(lines))
+    tickets = ["priority,hours,customer,message,label"]
+    for i in range(80):
+        words = ("the invoice is wrong and I was charged twice", "the page does not load on my new phone")[i % 2]
+        tickets.append(f"{i % 3},{i % 7 or ''},C-{i},{words} {i},{('billing', 'technical')[i % 2]}")
+    (tmp_path / "tickets.csv").write_text("\n".join(tickets))
     decision = {"key": "7", "split": "train", "decision": "other", "label": "3", "given": "7", "corrected": "7"}
     (tmp_path / "reviews.jsonl").write_text(json.dumps(decision) + "\n")
     return tmp_path

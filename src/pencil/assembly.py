@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pencil import models
 from pencil.data.augment import PHOTOS, Augmentation
+from pencil.data.encoding import Encoder
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.feature_store import default_folder
 from pencil.data.geometry import input_shape
@@ -139,6 +140,7 @@ def assemble(
     model: nn.Module | None = None,
     method: Method | None = None,
     held_out: np.ndarray | None = None,
+    encoder: Encoder | None = None,
 ) -> Job:
     """Prepare the data, build network and method, and complete the recipe with everything that was derived.
 
@@ -150,6 +152,8 @@ def assemble(
         Objects that take the place of what the recipe names.
     held_out
         Keys of the held-out rows; drawn by default.
+    encoder
+        That of a run that is resumed; fitted by default.
     """
     if chosen.training.minutes is not None and chosen.model.finetune_epochs:
         raise RecipeError(
@@ -159,7 +163,7 @@ def assemble(
     if model is None:
         chosen = chosen.model_copy(update={"model": _resolve_model(chosen, loaded)})
     wanted = chosen.data if model is not None else _as_the_model_needs(chosen, loaded)
-    prepared = prepare(wanted, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method))
+    prepared = prepare(wanted, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method), encoder)
     prepared = replace(prepared, settings=prepared.settings.model_copy(update={"cache": chosen.data.cache}))
     examples = prepared.splits.train
     weights, make_network = None, None

@@ -204,7 +204,7 @@ def _resumed_job(
     loaded = load(stored.data) if data is None else data
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
-    job = assemble(stored, same, model=model, method=method, held_out=held_out)
+    job = assemble(stored, same, model=model, method=method, held_out=held_out, encoder=reader.encoder)
     expected = as_runnable(expected, job.prepared.splits) if method is None else expected
     resuming.check_same_recipe(path, job.recipe, expected)
     resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
@@ -248,7 +248,9 @@ class Execution:
             restore(trainer)
         if directory is not None and restore is None:
             trial = None if self.trial is None else asdict(self.trial)
-            directory.begin(job.recipe, describe_environment(job.fingerprints, job.weights, trial), job.rows)
+            directory.begin(
+                job.recipe, describe_environment(job.fingerprints, job.weights, trial), job.rows, job.prepared.encoder
+            )
         elif directory is not None:
             directory.truncate_metrics(trainer.records)
         if trackers is not None:
@@ -299,7 +301,11 @@ class Execution:
         )
 
     def _announce(self, display: tuple[Observer, ...]) -> None:
-        """Say which network was chosen and how long the run will take; a step that fails is reported by training."""
+        """Say which columns and network were chosen and how long the run will take; training reports a failed step."""
+        records = self.job.prepared.splits.train.inputs.records
+        if records is not None:
+            for observer in display:
+                observer.on_choice(f"columns: {records.roles.describe()}")
         if self.trial is not None:
             for observer in display:
                 observer.on_choice(self.trial.describe())
@@ -338,6 +344,7 @@ class Execution:
             job.recipe,
             self.path,
             environment,
+            job.prepared.encoder,
         )
 
 

@@ -17,7 +17,8 @@ from review_runs import many_classes_run
 from pencil.audit.sample import open_sample
 from pencil.audit.sheet import read_sheet
 from pencil.errors import RunError
-from pencil.runs.directory import RunReader, verify
+from pencil.runs.directory import RunReader
+from pencil.runs.manifest import verify
 
 COMMAND = "import sys; sys.argv[0] = 'pencil'; from pencil.cli import main; main()"
 

@@ -13,8 +13,9 @@ from pencil.decisions import History, pinned_labels, read_lines, read_reviews
 from pencil.errors import RunError
 from pencil.review.session import Review
 from pencil.runs.auditing import BEFORE
-from pencil.runs.directory import RunReader, verify
+from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
+from pencil.runs.manifest import verify
 from pencil.runs.summary import Summary
 
 

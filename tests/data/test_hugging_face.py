@@ -7,6 +7,7 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data.hugging_face import from_hugging_face
+from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.data.table import Columns
@@ -99,3 +100,14 @@ def test_votes_of_annotators_and_keys(pictures):
     assert examples.classes == ("cat", "dog") and examples.given_labels[:3].tolist() == [[1, 0], [0.5, 0.5], [0, 1]]
     with pytest.raises(DataError, match=r"the dataset has the key '0' more than once in column 'ben'"):
         from_hugging_face(votes, Columns(label=("ann", "ben"), key="ben"))
+
+
+def test_text_datasets_are_encoded_as_tables_are(tmp_path):
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    columns = {"text": [f"a fine day number {i}" for i in range(30)], "label": [0, 1] * 15}
+    whole = datasets.Dataset.from_dict(columns, features=features)
+    datasets.DatasetDict({"train": whole, "test": whole.select(range(4))}).save_to_disk(str(tmp_path / "saved"))
+    splits = load(DataSettings(source=f"hf/{tmp_path / 'saved'}"))
+    assert splits.train.classes == ("no", "yes") and splits.train.inputs.records.roles.used == {"text": "text"}
+    prepared = prepare(DataSettings(), splits, seed=0)
+    assert prepared.splits.test.inputs.values.shape == (4, prepared.encoder.width)

@@ -19,8 +19,9 @@ from pencil.decisions import read_reviews
 from pencil.errors import RunError
 from pencil.loggers.trackers import Note
 from pencil.review.session import Review
-from pencil.runs.directory import RunReader, RunWriter, verify
+from pencil.runs.directory import RunReader, RunWriter
 from pencil.runs.label_table import LabelTable
+from pencil.runs.manifest import verify
 from pencil.runs.summary import Summary
 
 

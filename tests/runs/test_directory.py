@@ -10,8 +10,9 @@ import pytest
 import pencil
 from pencil.errors import RunError
 from pencil.report import write_report
-from pencil.runs.directory import DamagedError, RunReader, RunWriter, verify
+from pencil.runs.directory import DamagedError, RunReader, RunWriter
 from pencil.runs.layout import FORMAT, is_run, is_unfinished, unfinished_path
+from pencil.runs.manifest import verify
 from pencil.runs.summary import Summary
 
 

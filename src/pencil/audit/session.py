@@ -38,7 +38,7 @@ class Blind:
 
     def __init__(self, run: Path, sample: Sample, pictures: Pictures | None = None):
         self.run, self.sample = run, sample
-        self.pictures = pictures_of(run) if pictures is None else pictures
+        self.pictures = pictures_of(run, by_class=False) if pictures is None else pictures
         self.history = History()
         self._journal = Journal(run / REVIEWS)
         self._writing = threading.Lock()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FEW = 5
 """So many unreadable files, groups of duplicates and so on are shown; the rest is counted, and --json has them all."""
 MANY_CLASSES = 30
+MANY_COLUMNS = 12
 
 
 def check(
@@ -67,8 +68,8 @@ def check(
 
 def _check_run(path: Path, as_json: bool) -> None:
     from pencil.cli.show import show
-    from pencil.runs.directory import verify
     from pencil.runs.layout import is_unfinished
+    from pencil.runs.manifest import verify
 
     statuses, finished = verify(path), not is_unfinished(path)
     if as_json:
@@ -106,7 +107,7 @@ def _tree(result: "CheckResult") -> dict[str, Any]:
 def _findings(result: "CheckResult") -> Iterator[str]:
     for name, found in result.findings.items():
         sizes, shape = found.image_sizes, found.input_shape
-        inputs = "" if shape is None else f" of {' x '.join(map(str, shape))}"
+        inputs = "" if shape is None or found.columns else f" of {' x '.join(map(str, shape))}"
         if sizes is not None and sizes.fraction == 1:
             inputs = f", images of {_pixels(sizes.most_common)} pixels"
         elif sizes is not None:
@@ -138,6 +139,7 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
 
     if examples.multilabel:
         yield from _several(found, examples)
+    yield from _columns(found)
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
     yield from _groups(found.duplicates, "groups of exact duplicates", named)
@@ -149,6 +151,31 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     yield from _some(len(found.blank), "nearly blank images", [named(position) for position in found.blank[:FEW]])
     sizes = [f"{named(position)}: {_pixels(size)} pixels" for position, size in found.extreme_sizes[:FEW]]
     yield from _some(len(found.extreme_sizes), "images of extreme size or shape", sizes)
+
+
+def _columns(found: "Inspection") -> Iterator[str]:
+    """The columns of a table that is encoded: roles, missing cells, those without information."""
+    from pencil.data.roles import ROLES
+
+    plural = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
+    for role in ROLES:
+        names = [one.name for one in found.columns if one.role == role]
+        if names:
+            yield f"            {plural[role]}: {_first(names)}"
+    missing = [f"{one.name} {one.missing:,}" for one in found.columns if one.missing]
+    for what, names in (
+        ("missing values", missing),
+        ("constant columns", [one.name for one in found.columns if one.constant]),
+        ("not used", [f"{name} ({reason})" for name, reason in found.unused.items()]),
+    ):
+        if names:
+            yield f"            {what}: {_first(names)}"
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:MANY_COLUMNS]) + (
+        f" and {len(names) - MANY_COLUMNS:,} more" if len(names) > MANY_COLUMNS else ""
+    )
 
 
 def _groups(groups: "Groups", what: str, describe: Callable[[int], str]) -> Iterator[str]:

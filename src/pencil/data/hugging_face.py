@@ -21,9 +21,11 @@ from pencil.data.table import (
     Columns,
     find_column,
     read_clean,
+    read_columns,
     read_keys,
     read_labels,
     refuse_unknown,
+    usual_column,
 )
 from pencil.errors import DataError
 
@@ -124,11 +126,9 @@ def from_hugging_face(
     refuse_unknown(WHERE, table, chosen)
     classes = _class_names(dataset, table, chosen) if classes is None else classes
     labels = read_labels(WHERE, table, chosen, classes, multilabel)
-    keys = read_keys(WHERE, table, chosen)
-    keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
-    image = chosen.image or find_column(WHERE, table, INPUT_COLUMNS, "input", "data.columns.image")
+    inputs, keys = _read_inputs(table, chosen)
     return Examples(
-        _inputs(table[image], keys, image),
+        inputs,
         torch.arange(table.num_rows),
         labels.given,
         labels.classes,
@@ -136,6 +136,16 @@ def from_hugging_face(
         read_clean(WHERE, table, chosen, labels),
         labels.multilabel,
     )
+
+
+def _read_inputs(table: pa.Table, columns: Columns) -> tuple[Inputs, np.ndarray]:
+    """Return images, or one column of numbers under a usual name, or columns to encode; and the keys."""
+    image = columns.image or (None if columns.encoded else usual_column(table, INPUT_COLUMNS))
+    if image is None:
+        return read_columns(WHERE, table, columns)
+    keys = read_keys(WHERE, table, columns)
+    keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+    return _inputs(table[image], keys, image), keys
 
 
 def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[str] | None:

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from pencil.data.given import name_rows
 from pencil.data.sketch import Look, look_at_arrays
 from pencil.data.transform import IDENTITY, Normalization, Transform, measure_normalization, refuse_crop, rows_within
 from pencil.errors import DataError
+
+if TYPE_CHECKING:
+    from pencil.data.records import RecordInputs
 
 Size = tuple[int, int]
 """Height and width in pixels."""
@@ -136,6 +139,11 @@ class Inputs(Protocol):
     @property
     def in_memory(self) -> Tensor | None:
         """The raw values of all rows, where they are held in memory."""
+        return None
+
+    @property
+    def records(self) -> "RecordInputs | None":
+        """The columns of a table that an encoder turns into vectors, where these are such rows."""
         return None
 
     def raw(self, rows: Tensor) -> Loaded:

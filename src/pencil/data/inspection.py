@@ -1,6 +1,6 @@
 """Inspection of every row of the data: classes, sizes, images that cannot be read or are blank, duplicates."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from pencil.data.duplicates import (
 from pencil.data.examples import Examples
 from pencil.data.given import UNLABELLED, hard_labels, lacks_label
 from pencil.data.inputs import DIGEST, MAX_PIXELS, Fault, Size, list_faults
+from pencil.data.records import ColumnFinding
 from pencil.data.settings import DataSettings
 from pencil.data.sketch import SKETCH
 from pencil.data.transform import rows_within
@@ -106,6 +107,8 @@ class Inspection:
         Positions of images whose pixels hardly differ.
     extreme_sizes
         Positions and sizes of images far from the median in size or aspect ratio.
+    columns, unused
+        Of a table that is encoded: what each column is, and why others are not used.
     prints
         What other splits are compared by.
     """
@@ -126,6 +129,8 @@ class Inspection:
     rare_classes: dict[str, int]
     blank: np.ndarray
     extreme_sizes: tuple[tuple[int, Size], ...]
+    columns: tuple[ColumnFinding, ...]
+    unused: Mapping[str, str]
     prints: Prints
 
 
@@ -146,7 +151,7 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
     labels, counts = examples.given_labels.numpy(), count_classes(examples)
     duplicates = group_equal(prints.words, prints.readable)
     near, near_rows = find_near_duplicates([examples], [prints])
-    encoded = rows.shape is None and len(sizes) > 0
+    encoded, records = rows.shape is None and len(sizes) > 0, examples.inputs.records
     return Inspection(
         rows=len(examples),
         class_counts=counts,
@@ -162,6 +167,8 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
         rare_classes={name: count for name, count in counts.items() if 0 < count < RARE},
         blank=_find_blank(rows.deviations, examples.inputs.dtype == torch.uint8),
         extreme_sizes=_find_extreme(sizes, prints.readable) if encoded else (),
+        columns=() if records is None else records.findings(examples.rows),
+        unused={} if records is None else records.roles.unused,
         prints=prints,
     )
 
@@ -321,6 +328,8 @@ def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
         "near_duplicates_rows": inspection.near_rows,
         "rare_classes": inspection.rare_classes,
         "blank": examples.keys[inspection.blank].tolist(),
+        "columns": [one._asdict() for one in inspection.columns],
+        "unused_columns": dict(inspection.unused),
         "extreme_sizes": [{"key": str(examples.keys[i]), "size": size} for i, size in inspection.extreme_sizes],
     }
 

@@ -8,13 +8,15 @@ import numpy as np
 import torch
 
 from pencil.data.augment import Augmentation, refuse_augmentation
+from pencil.data.encoding import Encoder, fit_encoder
 from pencil.data.examples import Examples, Splits, check_trainable, hold_out, refuse_other_kind, warn_of_unknown_rows
 from pencil.data.geometry import apply_geometry, image_size, read_options
-from pencil.data.given import error_context, hard_labels
+from pencil.data.given import error_context, hard_labels, shorten
 from pencil.data.inputs import Inputs
 from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
+from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
 from pencil.data.transform import IMAGENET, Normalization
 from pencil.data.unlabelled import with_reviewed
@@ -36,12 +38,15 @@ class PreparedData:
         The rate of the noise that was injected, as measured; None if there was none.
     pinned_digest
         A digest of the reviewed labels; None if there are none.
+    encoder
+        What made vectors of the rows of a table; None for other inputs.
     """
 
     splits: Splits
     settings: DataSettings
     noise_rate: float | None = None
     pinned_digest: str | None = None
+    encoder: Encoder | None = None
 
 
 def prepare(
@@ -50,8 +55,11 @@ def prepare(
     seed: int,
     held_out_keys: np.ndarray | None = None,
     held_out_rows: int = 0,
+    encoder: Encoder | None = None,
 ) -> PreparedData:
     """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows.
+
+    The encoder of a table is fitted on training rows too, after all of this.
 
     Reviewed labels are applied after noise and split: they are right, and rows stay in the split of their review.
 
@@ -67,6 +75,8 @@ def prepare(
         Keys of the validation rows, where they are not to be drawn.
     held_out_rows
         How many held-out rows the method needs for its decisions; it enlarges the default fraction of small data.
+    encoder
+        The encoder of a run that is resumed, instead of a new one.
 
     Raises
     ------
@@ -101,16 +111,66 @@ def prepare(
     check_trainable(train)
     warn_of_unknown_rows(train)
     test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
-    normalization = _normalization(settings, train, seed)
     unlabelled = None if loaded.unlabelled is None else apply_geometry(settings, loaded.unlabelled, size)
-    splits = _with_normalization(Splits(train, validation, test, unlabelled), normalization)
+    splits, encoder = encode_splits(Splits(train, validation, test, unlabelled), settings.text_model, encoder)
+    normalization = _normalization(settings, splits.train, seed)
+    splits = _with_normalization(splits, normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
     resolved |= {"multilabel": train.multilabel, "validation": fraction}
     resolved["augmentation"] = settings.augmentation or Augmentation()
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
-    return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest)
+    if train.inputs.records is not None:
+        resolved["columns"] = settings.columns.model_copy(update=named_columns(train.inputs.records.roles))
+        if Path(settings.text_model).expanduser().is_dir():
+            resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
+    return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)
+
+
+def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
+    """Return the splits with vectors in place of the rows of a table, and the encoder; other splits as they are.
+
+    Parameters
+    ----------
+    splits
+        Training, validation and test rows.
+    text_model
+        What makes vectors of text.
+    encoder
+        One that is fitted already; by default it is fitted on the training rows.
+    """
+    records = splits.train.inputs.records
+    if records is None:
+        return splits, None
+    encoder = fit_encoder(records, splits.train.rows, text_model) if encoder is None else encoder
+    parts = {}
+    for name, part in vars(splits).items():
+        if part is not None:
+            with error_context(f"the {name} set"):
+                vectors = encode_inputs(part.inputs, encoder, part.rows)
+            parts[name] = replace(part, inputs=vectors, rows=torch.arange(len(part)))
+    return Splits(**parts), encoder
+
+
+def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = None) -> Inputs:
+    """Return the vectors of these rows of a table."""
+    if inputs.records is None:
+        raise DataError(
+            "the inputs are images or arrays, and the network was trained on the columns of a table; expected a table "
+            f"with the columns {shorten(encoder.columns, 12)}."
+        )
+    return encoder.encode(inputs.records, rows)
+
+
+def named_columns(roles: Roles) -> dict[str, tuple[str, ...] | None]:
+    """Return the keys of ``data.columns`` that name these roles."""
+    return {
+        "numbers": roles.of("number"),
+        "categories": roles.of("category"),
+        "text": roles.of("text"),
+        "vectors": roles.of("vector"),
+    }
 
 
 def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 0) -> float:
@@ -191,8 +251,8 @@ def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) 
     if train.channels is None:
         if augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
             raise DataError(
-                "data.augmentation or data.normalize is set but this dataset is read item by item; expected images or "
-                "arrays; put these steps into the dataset's transform."
+                "data.augmentation or data.normalize is set but the inputs are columns of a table, or read item by "
+                "item; expected images or arrays; leave it out, or put it into the dataset's transform."
             )
         return
     if augmentation != Augmentation() and train.shape is not None and len(train.shape) != 3:
@@ -258,7 +318,7 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
     return Splits(train, apply(splits.validation), apply(splits.test), apply(splits.unlabelled))
 
 
-def prepare_inputs(inputs: Inputs, settings: DataSettings) -> Inputs:
+def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | None = None) -> Inputs:
     """Prepare new inputs as those of a finished run were prepared.
 
     Parameters
@@ -267,12 +327,16 @@ def prepare_inputs(inputs: Inputs, settings: DataSettings) -> Inputs:
         Inputs as they were read.
     settings
         The resolved settings of the run's recipe.
+    encoder
+        The encoder of a run that was trained on the columns of a table. Vectors are taken as encoded.
 
     Raises
     ------
     DataError
         If encoded images are given to a network that was trained on arrays, or are smaller than its crop.
     """
+    if encoder is not None and (inputs.records is not None or inputs.resizable):
+        inputs = encode_inputs(inputs, encoder)
     if inputs.resizable and not isinstance(settings.resize, tuple):
         raise DataError(
             "the inputs are images but this network was trained on arrays; expected an .npz or .npy file; "

@@ -9,6 +9,7 @@ from pencil.data.augment import NAMED, Augmentation
 from pencil.data.bad_rows import OnBadRows
 from pencil.data.inputs import MAX_PIXELS
 from pencil.data.table import Columns
+from pencil.data.text import IN_BOX
 from pencil.data.transform import Normalization
 
 FROM_PYTHON = "python"
@@ -141,6 +142,8 @@ class DataSettings(_Strict):
         Options of a named dataset, or of ``datasets.load_dataset``.
     columns
         Which column of a table is what.
+    text_model
+        What makes vectors of text: "auto", which is installed with pencil, or a Hugging Face model by name or folder.
     classes
         Class names in order; by default derived from the labels.
     multilabel
@@ -185,6 +188,7 @@ class DataSettings(_Strict):
     root: Path | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     columns: Columns = Columns()
+    text_model: str = IN_BOX
     classes: tuple[str, ...] | None = None
     multilabel: bool | None = None
     test: str | None = None

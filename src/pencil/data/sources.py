@@ -62,7 +62,7 @@ def _read_table(path: Path, settings: DataSettings, classes: Sequence[str] | Non
 
 
 def _read_table_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    inputs, keys = table.read_images(path, settings.columns, settings.root, settings.delimiter)
+    inputs, keys = table.read_unlabelled(path, settings.columns, settings.root, settings.delimiter)
     return inputs, keys.tolist()
 
 

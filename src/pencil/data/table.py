@@ -1,4 +1,4 @@
-"""A table of images: CSV or Parquet with a column of paths or of encoded bytes, and labels in one of several forms."""
+"""A table, CSV or Parquet: images as paths or bytes, or columns to encode; labels in one of several forms."""
 
 import os
 import re
@@ -20,8 +20,11 @@ from pencil.data.bad_rows import BadRows, OnBadRows
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels, shorten
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
+from pencil.data.inputs import Inputs
 from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
+from pencil.data.records import read_records
+from pencil.data.roles import Role, find_roles, is_string
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -30,10 +33,13 @@ IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
 """Paths that may lead out of their folder."""
+NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
+"""Keys of columns that new inputs need not have."""
 SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
     "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
+Names = str | tuple[str, ...] | None
 
 
 class Columns(BaseModel):
@@ -45,6 +51,11 @@ class Columns(BaseModel):
         Paths of image files.
     image
         Encoded images as bytes.
+    numbers, categories, text, vectors
+        Columns to learn from where there are no images: one or several of each kind. Columns that are not named are
+        judged by their name, type and values. Several texts are joined.
+    ignore
+        Columns that are not used.
     label
         One column (classes, distributions, or lists of the classes present), or one column per annotator, whose votes
         become a distribution.
@@ -64,12 +75,37 @@ class Columns(BaseModel):
 
     path: str | None = None
     image: str | None = None
+    numbers: Names = None
+    categories: Names = None
+    text: Names = None
+    vectors: Names = None
+    ignore: Names = None
     label: str | tuple[str, ...] | None = None
     probabilities: tuple[str, ...] | None = None
     indicators: tuple[str, ...] | None = None
     key: str | None = None
     clean: str | tuple[str, ...] | None = None
     split: str | None = None
+
+    @property
+    def roles(self) -> dict[Role, tuple[str, ...]]:
+        """The columns to encode that are named, by their role."""
+        return {
+            "number": as_names(self.numbers),
+            "category": as_names(self.categories),
+            "text": as_names(self.text),
+            "vector": as_names(self.vectors),
+        }
+
+    @property
+    def encoded(self) -> bool:
+        """Whether columns to encode are named."""
+        return any(self.roles.values())
+
+
+def as_names(value: Names) -> tuple[str, ...]:
+    """Return one name, several or none as a tuple."""
+    return (value,) if isinstance(value, str) else value or ()
 
 
 def from_table(
@@ -138,13 +174,18 @@ def _from_table(
     return Splits(every) if splits is None else _split(path, every, splits)
 
 
-def read_images(
+def read_unlabelled(
     path: Path, columns: Columns, root: Path | None = None, delimiter: str | None = None
-) -> tuple[ImageInputs, np.ndarray]:
-    """Return the images of a table and their keys; its labels are not read, and a row without an image is kept."""
-    needed = Columns(path=columns.path, image=columns.image, key=columns.key)
+) -> tuple[Inputs, np.ndarray]:
+    """Return the images of a table, or those columns that are named to be encoded, and keys; labels are not read.
+
+    A row without an image is kept.
+    """
     table = read_table(path, columns.key, delimiter)
+    needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
     refuse_unknown(path, table, needed)
+    if columns.encoded:
+        return read_columns(path, table, needed, closed=True)
     return _inputs(path, table, needed, path.parent if root is None else root.expanduser(), bad=BadRows(str(path)))
 
 
@@ -195,12 +236,12 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
     """Raise if ``columns`` names a column that the table does not have."""
     known = set(table.column_names)
     named: Iterable[Any] = columns.model_dump().values()
-    for value in named:
-        for name in (value,) if isinstance(value, str) else value or ():
-            if name not in known:
-                raise DataError(
-                    f"{where} has no column {name!r}; it has {_list(table.column_names)}; fix data.columns."
-                )
+    missing = [name for value in named for name in as_names(value) if name not in known]
+    if missing:
+        raise DataError(
+            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
+            "table."
+        )
 
 
 def read_labels(
@@ -282,19 +323,50 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
         The number of the first of these rows in the whole table.
     """
     keys = read_keys(path, table, columns)
+    if keys is None and columns.encoded:
+        return as_keys(np.arange(first, first + table.num_rows))
     return _inputs(path, table, columns, root, first, bad=BadRows(str(path)))[1] if keys is None else keys
+
+
+def read_columns(
+    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False
+) -> tuple[Inputs, np.ndarray]:
+    """Return the columns to encode of a table, and the keys: those of the key column, or row numbers.
+
+    ``closed`` takes only those that are named, as for a network that was trained on them.
+    """
+    keys = read_keys(where, table, columns)
+    others = (columns.label or usual_column(table, LABEL_COLUMNS), columns.probabilities, columns.indicators)
+    taken = [
+        name
+        for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
+        for name in as_names(value)
+    ]
+    roles = find_roles(where, table, columns.roles, taken, closed=closed)
+    return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
+
+
+def has_images(table: pa.Table, columns: Columns) -> bool:
+    """Return whether a table holds images: a column is named for them, or has a usual name and no other role."""
+    if columns.path or columns.image:
+        return True
+    named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
+    found = usual_column(table, IMAGE_COLUMNS, _is_bytes), usual_column(table, PATH_COLUMNS, is_string)
+    return any(name is not None and name not in named for name in found)
 
 
 def _inputs(
     path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0, *, bad: BadRows
-) -> tuple[ImageInputs, np.ndarray]:
-    """Return images from a column of bytes if there is one, otherwise from files, and their keys.
+) -> tuple[Inputs, np.ndarray]:
+    """Return images from a column of bytes if there is one, otherwise from files, and their keys; or other columns.
 
     Without a key column, paths or row numbers are the keys. Rows without a path, or whose path leads out of the root,
     are added to ``bad``; what is returned for them is not an image.
     """
+    if not has_images(table, columns):
+        return read_columns(path, table, columns)
     keys = read_keys(path, table, columns)
-    image = columns.image or (None if columns.path else _usual(table, IMAGE_COLUMNS, _is_bytes))
+    image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, _is_bytes))
     if image is not None:
         column = table[image]
         if pa.types.is_struct(column.type):  # as the datasets library stores images
@@ -359,7 +431,7 @@ def _split(path: Path, every: Examples, names: np.ndarray) -> Splits:
 
 def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
     """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
-    found = _usual(table, usual)
+    found = usual_column(table, usual)
     if found is None:
         raise DataError(
             f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
@@ -368,7 +440,8 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
     return found
 
 
-def _usual(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
+def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
+    """Return the first column with one of these names whose type fits; None if there is none."""
     by_name = {name.lower(): name for name in table.column_names}
     return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
 

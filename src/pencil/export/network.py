@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from pencil._version import __version__
 from pencil.data.augment import centre_crop
-from pencil.data.prepare import prepare_inputs
 from pencil.data.sources import read_source
 from pencil.data.transform import Normalization, Transform
 from pencil.errors import ModelError, PencilError, RunError
@@ -62,7 +61,8 @@ def export_model(
         A file that does not exist yet, with the ending of its format.
     preparation : bool, optional
         Whether the exported network takes raw inputs (uint8 images of the trained size, or numbers as they were given)
-        and crops and normalises them itself. The default is True for formats with a graph.
+        and crops and normalises them itself. The default is True for formats with a graph. A network that was trained
+        on the columns of a table takes vectors as :meth:`Run.prepare` makes them; the metadata names their numbers.
     tolerance : float
         The largest difference of a logit, relative to the largest logit or to 1, whichever is more.
 
@@ -159,7 +159,7 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
             warnings.simplefilter("ignore")  # about rows and labels, which do not matter here
             examples = read_source(run.recipe.data.source, run.recipe.data, local=True).train
         some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
-        raw = prepare_inputs(examples.inputs, run.recipe.data).raw(examples.rows[some]).values
+        raw = run.prepare(examples.inputs).raw(examples.rows[some]).values
         values = raw if raw.dtype == torch.uint8 else raw.float()
     except PencilError:
         values = None
@@ -195,6 +195,7 @@ def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> di
             "divide_by": 255 if run.summary.data.input_type == "uint8" else 1,
             "mean": None if normalization is None else list(normalization.mean),
             "std": None if normalization is None else list(normalization.std),
+            "encoded": None if run.encoder is None else list(run.encoder.names),
         },
         "model": run.recipe.model.name,
         "run": None if run.path is None else run.path.name,

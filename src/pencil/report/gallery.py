@@ -99,16 +99,16 @@ def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Sho
         for part in (getattr(splits, split), splits.train):
             if part is None or not missing:
                 continue
-            rows = _rows_of(part, missing)
-            found |= {(split, key): shown for key, shown in show_rows(part.inputs, rows).items()}
-            missing -= set(rows)
+            places = _places_of(part, missing)
+            found |= {(split, key): shown for key, shown in show_rows(part, places).items()}
+            missing -= set(places)
     return found
 
 
-def _rows_of(examples: Examples, keys: set[str]) -> dict[str, int]:
-    """Return the input row of each of these keys that exists."""
+def _places_of(examples: Examples, keys: set[str]) -> dict[str, int]:
+    """Return the place of each of these keys that exists."""
     places = np.flatnonzero(np.isin(examples.keys, np.array(sorted(keys), dtype=examples.keys.dtype)))
-    return {str(examples.keys[place]): int(examples.rows[place]) for place in places}
+    return {str(examples.keys[place]): int(place) for place in places}
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:

@@ -1,4 +1,4 @@
-"""Inputs as a page shows them: small images inside the page, vectors by their first numbers."""
+"""Inputs as a page shows them: small images inside the page, vectors by their first numbers, tables by their cells."""
 
 import base64
 import io
@@ -10,6 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from pencil.data.cells import Cell, measure_spread, row_cells
+from pencil.data.examples import Examples
+from pencil.data.given import hard_labels
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError
 
@@ -17,20 +20,33 @@ SIDE = 96
 COARSE = 48
 """Images with no side longer than this are enlarged with hard edges, so that their pixels are visible."""
 NUMBERS = 6
+CELLS = 8
+"""Cells of a row that are shown."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An input on the page: a picture as a data URL, or words."""
+    """An input on the page: a picture as a data URL, words, or the cells of a table."""
 
     picture: str = ""
     coarse: bool = False
     words: str = ""
+    cells: tuple[Cell, ...] = ()
+    more: int = 0
 
 
-def show_rows(inputs: Inputs, rows: Mapping[str, int]) -> dict[str, Shown | None]:
-    """Return the inputs of these rows by key; None for one that cannot be read."""
-    return {key: show_row(inputs, row) for key, row in rows.items()}
+def show_rows(examples: Examples, places: Mapping[str, int]) -> dict[str, Shown | None]:
+    """Return the inputs of the examples at these places by key; None for one that cannot be read."""
+    records = examples.inputs.records
+    if records is None:
+        return {key: show_row(examples.inputs, int(examples.rows[place])) for key, place in places.items()}
+    spread, single = measure_spread(examples, records), not examples.multilabel
+    found: dict[str, Shown | None] = {}
+    for key, place in places.items():
+        code = int(hard_labels(examples.given_labels[place : place + 1])[0]) if single else -1
+        cells = row_cells(records, int(examples.rows[place]), spread, code)
+        found[key] = Shown(cells=tuple(cells[:CELLS]), more=max(0, len(cells) - CELLS))
+    return found
 
 
 def show_row(inputs: Inputs, row: int) -> Shown | None:

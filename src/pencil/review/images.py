@@ -17,6 +17,7 @@ from pencil.errors import PencilError
 from pencil.runs.directory import RunReader
 
 if TYPE_CHECKING:
+    from pencil.data.cells import Spread
     from pencil.data.examples import Examples, Splits
 
 MAX_SIDE = 512
@@ -39,9 +40,19 @@ class State:
 
 
 class Pictures:
-    """The inputs of a run by key and split; ``start`` loads them once, in a thread."""
+    """The inputs of a run by key and split; ``start`` loads them once, in a thread.
 
-    def __init__(self, load: "Callable[[], Splits]"):
+    Parameters
+    ----------
+    load : callable
+        Loads the data.
+    by_class : bool
+        Show the cells of a table that are unusual for the given class first, which tells something about that class.
+    """
+
+    def __init__(self, load: "Callable[[], Splits]", *, by_class: bool = True):
+        self.by_class = by_class
+        self._spreads: dict[str, Spread] = {}
         self.state = State("loading")
         self._load = load
         self._parts: dict[str, tuple[Examples, dict[str, int]]] = {}
@@ -87,11 +98,28 @@ class Pictures:
         return _encoded(pixels)
 
     def numbers(self, where: Where) -> dict[str, Any]:
-        """Return the first numbers of a row, and how many there are."""
+        """Return the first numbers of a row, or the cells of a table, and how many there are."""
         part, place = self._find(where)
+        if part.inputs.records is not None:
+            return self._cells(part, place)
         values = self._values(part, int(part.rows[place])).astype(np.float64).ravel()
         shown = [float(f"{value:.4g}") if np.isfinite(value) else None for value in values[:MAX_NUMBERS]]
         return {"values": shown, "count": values.size}
+
+    def _cells(self, part: "Examples", place: int) -> dict[str, Any]:
+        from pencil.data.cells import measure_spread, row_cells
+        from pencil.data.given import hard_labels
+
+        records = part.inputs.records
+        assert records is not None
+        spread, code = None, -1
+        if self.by_class:
+            name = next(name for name, (one, _) in self._parts.items() if one is part)
+            spread = self._spreads.get(name) or measure_spread(part, records)
+            self._spreads[name] = spread
+            code = -1 if part.multilabel else int(hard_labels(part.given_labels[place : place + 1])[0])
+        cells = row_cells(records, int(part.rows[place]), spread, code)
+        return {"cells": [cell._asdict() for cell in cells[:MAX_NUMBERS]], "count": len(cells)}
 
     def _find(self, where: Where) -> "tuple[Examples, int]":
         key, split = where
@@ -112,15 +140,15 @@ class Pictures:
         return array
 
 
-def pictures_of(run: Path) -> Pictures:
-    """Return the pictures of a run, from the data that its recipe names."""
+def pictures_of(run: Path, *, by_class: bool = True) -> Pictures:
+    """Return the pictures of a run, from the data that its recipe names; see :class:`Pictures` for ``by_class``."""
 
     def load() -> "Splits":
         from pencil.data import sources
 
         return sources.load(RunReader(run).recipe().data, local=True)
 
-    return Pictures(load)
+    return Pictures(load, by_class=by_class)
 
 
 def _are_pictures(examples: "Examples") -> bool:

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors
 
 from pencil.errors import RunError
 from pencil.files import parse_json, read_regular, refuse_deep, refuse_irregular
@@ -39,6 +41,13 @@ def read_rows(path: Path) -> pa.Table:
         if not text or table[name].null_count:
             raise ValueError(f"the column {name!r} has the type {kind} or empty cells; expected text in each")
     return table
+
+
+def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the header and the arrays of a safetensors file."""
+    refuse_irregular(path)
+    with safetensors.safe_open(path, "numpy") as file:
+        return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import safetensors.numpy
 from safetensors import SafetensorError
 
 from pencil.errors import RecipeError, RunError
@@ -26,17 +27,16 @@ from pencil.files import (
     write_json,
     write_text,
 )
-from pencil.runs.content import parse_record, read_label_table, read_rows, read_toml
+from pencil.runs.content import parse_record, read_arrays, read_label_table, read_rows, read_toml
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
     CHECKPOINTS,
+    ENCODER,
     ENVIRONMENT,
     FINETUNE,
-    FIRST,
     FORMAT,
     LABELS,
-    LISTED,
     MANIFEST,
     METRICS,
     MODEL,
@@ -44,10 +44,12 @@ from pencil.runs.layout import (
     ROWS,
     SUMMARY,
     WEIGHTS,
-    FileStatus,
+    first_files,
+    has_encoder,
     is_empty,
     is_run,
     is_unfinished,
+    listed_files,
 )
 from pencil.runs.lock import RunLock
 from pencil.runs.summary import Summary
@@ -56,6 +58,7 @@ from pencil.user_file import Trust
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pencil.data.encoding import Encoder
     from pencil.recipe import Recipe
     from pencil.runs.checkpoints import Checkpoints
 
@@ -184,6 +187,15 @@ class RunReader:
         return self._read(ROWS, read_rows)
 
     @cached_property
+    def encoder(self) -> "Encoder | None":
+        """What makes vectors of the rows of a table; None for a run on other inputs. This imports torch."""
+        from pencil.data.encoding import read_encoder
+
+        if not has_encoder(self.path):
+            return None
+        return self._read(ENCODER, lambda path: read_encoder(*read_arrays(path)))
+
+    @cached_property
     def metrics(self) -> list[Record]:
         """The metrics of every epoch."""
         lines = self._read(METRICS, lambda path: read_regular(path).splitlines())
@@ -293,14 +305,20 @@ class RunWriter:
             self._environment = RunReader(self.path, finished=False).environment
         return self._environment
 
-    def begin(self, recipe: "Recipe", environment: Mapping[str, Any], rows: pa.Table) -> None:
-        """Write what is known before training: environment and format version, rows, their digests, the recipe last."""
+    def begin(
+        self, recipe: "Recipe", environment: Mapping[str, Any], rows: pa.Table, encoder: "Encoder | None" = None
+    ) -> None:
+        """Write what is known before training: environment and format version, rows, the encoder of a table, their
+        digests, the recipe last."""
         (self.path / CHECKPOINTS).mkdir(exist_ok=True)
         self._environment = {"format": FORMAT, **environment}
         write_json(self.path / ENVIRONMENT, self._environment)
         write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
+        if encoder is not None:
+            arrays, header = dict(encoder.arrays), encoder.metadata()
+            write(self.path / ENCODER, lambda target: safetensors.numpy.save_file(arrays, target, header))
         text = recipe.to_toml()
-        digests = {name: digest(self.path / name) for name in (ENVIRONMENT, ROWS)}
+        digests = {name: digest(self.path / name) for name in first_files(self.path) if name != RECIPE}
         write_json(self.path / MANIFEST, {**digests, RECIPE: hashlib.sha256(text.encode()).hexdigest()})
         write_text(self.path / RECIPE, text)  # last: a directory that has it can be resumed
 
@@ -329,7 +347,7 @@ class RunWriter:
         labels.write(self.path / LABELS)
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
-        write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in LISTED})
+        write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in listed_files(self.path)})
         write_text(self.path / SUMMARY, summary.to_json())
         remove_checkpoints(self.path)
 
@@ -341,63 +359,6 @@ def clear_leftovers(path: Path) -> None:
     checkpoints_of(path).recover()
 
 
-def check_first_files(path: Path) -> None:
-    """Raise DamagedError if recipe, environment or rows of a run are not what was written when it began."""
-    try:
-        expected = read_json(path / MANIFEST)
-        found = {name: digest(path / name) for name in FIRST}
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DamagedError(
-            f"the run in {path} is damaged: {MANIFEST}: {reason}; restore it, or train again."
-        ) from error
-    for name in FIRST:
-        if not isinstance(expected, dict) or found[name] != expected.get(name):
-            raise DamagedError(
-                f"{path / name} was changed after the run began (its SHA-256 differs from {MANIFEST}); restore it, or "
-                "train again in another directory."
-            )
-
-
-def verify(path: Path) -> list[FileStatus]:
-    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished."""
-    if not is_run(path):
-        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
-    statuses = checkpoints_of(path).verify()
-    try:
-        RunReader(path, finished=False)
-    except DamagedError as error:
-        if is_unfinished(path):  # else the manifest has its digest
-            statuses.append(FileStatus(path / ENVIRONMENT, False, str(error)))
-    if is_unfinished(path):
-        return [*statuses, *_first_statuses(path)]
-    try:
-        _ = RunReader(path).summary
-    except DamagedError:
-        pass  # in environment.json, whose digest the manifest has
-    except RunError as error:
-        statuses.append(FileStatus(path / SUMMARY, False, str(error)))
-    try:
-        expected = read_json(path / MANIFEST)
-        if not isinstance(expected, dict):
-            raise ValueError(f"it holds a {type(expected).__name__} instead of a JSON object")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST}: {reason}")]
-    return [*statuses, *(_compare(path / name, expected.get(name)) for name in LISTED)]
-
-
-def _compare(file: Path, expected: Any) -> FileStatus:
-    """Return whether a file has the digest that the manifest has."""
-    try:
-        same = digest(file) == expected
-    except FileNotFoundError:
-        return FileStatus(file, False, "it is missing")
-    except OSError as error:
-        return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
-    return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
-
-
 def remove_checkpoints(path: Path) -> None:
     """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
     found = [left for folder in (CHECKPOINTS, f"{CHECKPOINTS}/{FINETUNE}") for left in (path / folder).glob("*step-*")]
@@ -406,14 +367,6 @@ def remove_checkpoints(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
             if left.exists():
                 warnings.warn(f"cannot remove {left}, which nothing needs; remove it by hand.", stacklevel=3)
-
-
-def _first_statuses(path: Path) -> list[FileStatus]:
-    try:
-        check_first_files(path)
-    except DamagedError as error:
-        return [FileStatus(path / MANIFEST, False, str(error))]
-    return [FileStatus(path / name, True) for name in FIRST]
 
 
 def checkpoints_of(path: Path, keep: int = 2, stage: str = "") -> "Checkpoints":

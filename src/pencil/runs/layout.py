@@ -3,10 +3,11 @@
 recipe.toml         the resolved recipe; run it again with `pencil train recipe.toml`
 environment.json    format version of the directory, versions, machine, fingerprints of the data
 rows.parquet        the keys of all rows in the order they came, and the split of each
+encoder.safetensors what makes vectors of the rows of a table, where the network was trained on such rows
 metrics.jsonl       one line per epoch
 labels.parquet      every labelled row: given and corrected label, confidence, distribution
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
-manifest.json       the SHA-256 of every file above: of the first three from the start, of all of them at the end
+manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
 checkpoints/step-N  what `pencil resume` continues from, until the run is finished; checkpoints/finetune/step-N after
                     the head, where the whole network is fine-tuned
@@ -22,6 +23,7 @@ FORMAT = 2
 """The version of this layout. ``environment.json`` and ``summary.json`` hold it, and readers check it."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
+ENCODER = "encoder.safetensors"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 FINETUNE = "finetune"
 """The folder for checkpoints of the second stage, inside those of the first."""
@@ -29,7 +31,7 @@ WEIGHTS = {"last": MODEL, "best": BEST}
 FIRST = (RECIPE, ENVIRONMENT, ROWS)
 """The files that are written before training; the manifest covers them from the start."""
 LISTED = (*FIRST, METRICS, LABELS, MODEL, BEST)
-"""The files that the manifest of a finished run covers."""
+"""The files that the manifest of a finished run covers, and :data:`ENCODER` where there is one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,22 @@ def is_unfinished(path: Path) -> bool:
     return is_run(path) and not _is_file(path / SUMMARY)
 
 
+def has_encoder(path: Path) -> bool:
+    """Return whether a run was trained on the columns of a table."""
+    return _is_file(path / ENCODER)
+
+
+def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
+    """Return the files that this run was begun with: those it has, or has to have by its manifest."""
+    listed = isinstance(manifest, dict) and ENCODER in manifest
+    return (*FIRST, ENCODER) if listed or has_encoder(path) else FIRST
+
+
+def listed_files(path: Path, manifest: object = None) -> tuple[str, ...]:
+    """Return the files that the manifest of this finished run covers."""
+    return (*first_files(path, manifest), *(name for name in LISTED if name not in FIRST))
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -64,9 +82,11 @@ def is_empty(path: Path) -> bool:
     """Return whether a directory holds nothing, or only what a process leaves that was killed before its run began."""
     if not path.is_dir():
         return not path.exists()
-    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS, MANIFEST)
+    began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS, ENCODER, MANIFEST)
     names = [entry.name for entry in path.iterdir()]
-    ours = all(name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, MANIFEST))) for name in names)
+    ours = all(
+        name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, ENCODER, MANIFEST))) for name in names
+    )
     return ours and (not names or LOCK in names)
 
 

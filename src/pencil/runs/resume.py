@@ -12,11 +12,13 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
+from pencil.data.table import as_names
 from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import RunReader, check_first_files, checkpoints_of
+from pencil.runs.directory import RunReader, checkpoints_of
+from pencil.runs.manifest import check_first_files
 from pencil.runs.results import describe_environment
 from pencil.training import Trainer
 from pencil.trees import flatten
@@ -32,6 +34,8 @@ DERIVED_KEYS = (
     "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
 )  # fmt: skip
 """Keys that a run fills in where the recipe leaves them open."""
+COMPLETED_KEYS = tuple(f"data.columns.{role}" for role in ("numbers", "categories", "text", "vectors"))
+"""Keys to which a run adds names."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
 
 
@@ -67,6 +71,7 @@ def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
         if now.get(key) != before.get(key)
         and not _is_under(key, free)
         and not (_is_under(key, DERIVED_KEYS) and now.get(key) in OPEN_VALUES)
+        and not (key in COMPLETED_KEYS and set(as_names(now.get(key))) <= set(as_names(before.get(key))))
     ]
     if different:
         lines = "".join(f"\n  {key} is {now.get(key)!r}; it was {before.get(key)!r}" for key in different)

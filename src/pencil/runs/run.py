@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.arrays import as_input_tensor, as_inputs
+from pencil.data.encoding import Encoder
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.prepare import prepare_inputs
 from pencil.data.transform import Normalization
@@ -50,6 +51,8 @@ class Run:
         The run directory, if there is one.
     environment : mapping
         What ``environment.json`` holds; empty without a run directory.
+    encoder : Encoder or None
+        What makes vectors of the rows of a table, where the network was trained on such rows.
     """
 
     model: nn.Module
@@ -59,6 +62,7 @@ class Run:
     recipe: Recipe
     path: Path | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Encoder | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -99,6 +103,10 @@ class Run:
         """Return class probabilities for some rows of inputs; a row that cannot be read has NaN."""
         return to_probs(self._outputs(self.model, inputs, rows), self.multilabel)
 
+    def prepare(self, inputs: Inputs) -> Inputs:
+        """Return new inputs as the network sees them: prepared, and encoded, as the training inputs were."""
+        return prepare_inputs(inputs, self.recipe.data, self.encoder)
+
     def class_maps(self, x: Any) -> Tensor:
         """Return where a network with the attention structure finds each class.
 
@@ -123,7 +131,7 @@ class Run:
 
     def _outputs(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
         """Return what a part of the network computes from inputs, which are prepared as the training inputs were."""
-        inputs = prepare_inputs(inputs, self.recipe.data)
+        inputs = self.prepare(inputs)
         if inputs.shape is not None:
             trained_on = self.summary.data
             expected = trained_on.input_shape, trained_on.input_type
@@ -174,6 +182,12 @@ def open_run(
             f"the run in {path} is damaged: recipe.toml normalises {len(scales.mean)} channels, and summary.json has "
             f"inputs of shape {summary.data.input_shape}; restore the files from a copy, or train again."
         )
+    encoder = reader.encoder
+    if encoder is not None and (encoder.width,) != summary.data.input_shape:
+        raise RunError(
+            f"the run in {path} is damaged: encoder.safetensors makes vectors of {encoder.width} numbers, and "
+            f"summary.json has inputs of shape {summary.data.input_shape}; restore them from a copy, or train again."
+        )
     if model is None:
         if recipe.model.name == CUSTOM:
             raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
@@ -193,4 +207,4 @@ def open_run(
             f"the weights of the {epoch} epoch in {path} hold NaN or infinity in {len(broken)} tensors "
             f"({', '.join(broken[:3])}); expected numbers; open the {other} epoch, or train again."
         )
-    return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment)
+    return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment, encoder)

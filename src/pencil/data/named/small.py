@@ -124,8 +124,8 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _fashion_folder(root: Path | None, allowed: bool) -> Path:
-    named = () if root is None else (root, root / "FashionMNIST" / "raw")
-    for folder in (*named, DEBIAN_FASHION_MNIST):
+    named = [] if root is None else [root, root / "FashionMNIST" / "raw"]
+    for folder in [*named, DEBIAN_FASHION_MNIST]:
         if any((folder / f"train-images-idx3-ubyte{end}").exists() for end in ("", ".gz")):
             return folder
     target = download_folder(root)

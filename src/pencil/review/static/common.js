@@ -47,7 +47,23 @@ async function ask(path, body) {
   return answer.json();
 }
 
-// The input of the row with this number: a picture, or at most so many numbers.
+// The cells of a row of a table; a long text is folded.
+function cells(found, most) {
+  const made = el("dl", "cells");
+  for (const { column, value } of found.cells.slice(0, most)) {
+    const cell = el("dd");
+    if (value.length > 240) {
+      const folded = el("details");
+      folded.append(el("summary", "", `${value.slice(0, 160)}…`), el("span", "", value));
+      cell.append(folded);
+    } else cell.append(el("bdi", value ? "" : "missing", value || "missing"));
+    made.append(el("dt", "", column), cell);
+  }
+  if (found.count > most) made.append(el("dt", "missing", "…"), el("dd", "missing", `${found.count} in all`));
+  return made;
+}
+
+// The input of the row with this number: a picture, at most so many numbers, or the cells of a table.
 function look(number, alt, most = Infinity) {
   const made = el("div", "view");
   if (pictures.kind === "pictures") {
@@ -62,6 +78,10 @@ function look(number, alt, most = Infinity) {
     made.append(image);
   } else if (pictures.kind === "numbers") {
     ask(`/numbers/${number}`).then((found) => {
+      if (found.cells) {
+        made.append(cells(found, Math.min(most, found.cells.length)));
+        return;
+      }
       const numbers = el("div", "numbers");
       const shown = found.values.slice(0, most);
       numbers.append(...shown.map((value) => el("span", "", value === null ? "–" : String(value))));

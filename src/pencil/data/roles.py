@@ -1,0 +1,202 @@
+"""Which column of a table is what: number, category, text or vector; as named, or by its name, type and values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pencil.data.given import shorten
+from pencil.data.images import SUFFIXES
+from pencil.errors import DataError
+
+Role = Literal["number", "category", "text", "vector"]
+ROLES: tuple[Role, ...] = ("number", "category", "text", "vector")
+TEXT_COLUMNS = (
+    "text", "title", "subject", "sentence", "sentence1", "sentence2", "premise", "hypothesis", "question", "answer",
+    "review", "comment", "body", "description", "summary", "abstract", "content", "message", "tweet", "post",
+    "headline", "utterance", "document", "passage",
+)  # fmt: skip
+NUMBER_NAMES = ("", "id", "index", "idx", "row", "rowid", "row_id", "no", "nr", "number", "key", "uid", "uuid")
+SPLIT_COLUMNS = ("split", "fold", "subset", "partition")
+MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "?")
+"""Cells, in lower case, that stand for a missing number or category."""
+MIN_WORDS, MIN_IDEOGRAPHS = 4, 8
+"""Strings are text if they have more words than this on average, or more characters of scripts without spaces."""
+FEW_LEVELS = 10
+"""So many different strings are categories, however few rows there are."""
+ROWS_PER_LEVEL = 4
+"""More are categories if each has so many rows on average."""
+SAMPLE = 10_000
+"""Rows by which strings are judged."""
+
+
+class Unused(NamedTuple):
+    """Why a column is not used: no type that can be, or nothing to learn from."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The role of every column that is used, in the order of the table, and why others are not."""
+
+    used: Mapping[str, Role]
+    unused: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, role: Role) -> tuple[str, ...]:
+        """Return the columns with this role."""
+        return tuple(name for name, one in self.used.items() if one == role)
+
+    def describe(self) -> str:
+        """Return one line that says which column is taken as what."""
+        words = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
+        taken = [f"{words[role]}: {shorten(self.of(role), 8)}" for role in ROLES if self.of(role)]
+        left = [f"{name} ({reason})" for name, reason in self.unused.items()]
+        return "; ".join([*taken, *([f"not used: {shorten(left, 8)}"] if left else [])])
+
+
+def find_roles(
+    where: Path | str, table: pa.Table, named: Mapping[Role, Sequence[str]], taken: Sequence[str], *, closed: bool
+) -> Roles:
+    """Decide what each column is.
+
+    Parameters
+    ----------
+    where
+        Names the table in messages.
+    table
+        The table.
+    named
+        Columns whose role the user has named.
+    taken
+        Columns that are something else: labels, keys, splits, or columns to ignore.
+    closed
+        Whether only named columns are used; otherwise the others are judged by name, type and values.
+
+    Raises
+    ------
+    DataError
+        If a column is named twice, or no column can be used: the message says what was seen.
+    """
+    roles = _named_roles(named, taken)
+    used, unused = dict[str, Role](), dict[str, str]()
+    for name in table.column_names:
+        found: Role | Unused | None = roles.get(name)
+        if found is None and name not in taken and not closed:
+            _refuse_image_names(where, name, table[name])
+            found = judge_column(name, table[name])
+        if isinstance(found, Unused):
+            unused[name] = found.reason
+        elif found is not None:
+            used[name] = found
+    if not used:
+        seen = [f"{name!r} ({unused.get(name, 'label, key, split or ignored')})" for name in table.column_names]
+        raise DataError(
+            f"{where} has no column to learn from; it has {shorten(seen, 12)}; expected images, text, numbers, "
+            "categories or vectors; name them with data.columns.path, image, text, numbers, categories or vectors."
+        )
+    return Roles(used, unused)
+
+
+def _named_roles(named: Mapping[Role, Sequence[str]], taken: Sequence[str]) -> dict[str, Role]:
+    roles: dict[str, Role] = {}
+    for role, names in named.items():
+        for name in names:
+            if name in roles or name in taken:
+                other = roles.get(name, "label, key, split, clean or ignored column")
+                raise DataError(
+                    f"data.columns names {name!r} as {role} and as {other}; expected one of them; fix data.columns."
+                )
+            roles[name] = role
+    return roles
+
+
+def judge_column(name: str, column: Any) -> Role | Unused:
+    """Return what a column is by its name, type and values, or why it is of no use."""
+    kind = column.type
+    if column.null_count == len(column):
+        return Unused("empty")
+    if _is_row_number(name, column):
+        return Unused("numbers of rows")
+    if is_string(kind):
+        return _judge_strings(name, column)
+    kinds: dict[Role, bool] = {
+        "category": pa.types.is_dictionary(kind) or pa.types.is_boolean(kind),
+        "vector": is_list(kind) and _is_numeric(kind.value_type),
+        "number": _is_numeric(kind) or pa.types.is_temporal(kind),  # days, or seconds
+    }
+    return next((role for role, holds in kinds.items() if holds), Unused(f"of type {kind}"))
+
+
+def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:
+    """Raise if a column names image files: whether they are to be read is not for us to guess."""
+    if not is_string(column.type):
+        return
+    cells = column.slice(0, SAMPLE).drop_null().unique().to_pylist()
+    if cells and all(cell.lower().endswith(SUFFIXES) for cell in cells):
+        raise DataError(
+            f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected them under a usual name, or "
+            "named; name it with data.columns.path to train on the images, or with data.columns.ignore."
+        )
+
+
+def _judge_strings(name: str, column: Any) -> Role | Unused:
+    given = column.drop_null()
+    sample = given.slice(0, SAMPLE).cast(pa.large_string())
+    if name.lower() in TEXT_COLUMNS:
+        return "text"
+    if name.lower() in SPLIT_COLUMNS:
+        return Unused("looks like a split; name it with data.columns.split or categories")
+    words = pc.mean(pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(sample)))).as_py() or 0
+    letters, size = pc.sum(pc.utf8_length(sample)).as_py(), pc.sum(pc.binary_length(sample)).as_py()
+    ideographs = size > 2 * letters and letters > MIN_IDEOGRAPHS * len(sample)
+    levels = pc.count_distinct(given).as_py()
+    if (words > MIN_WORDS or ideographs) and levels > FEW_LEVELS:
+        return "text"
+    if _are_numbers(sample):
+        return "number"
+    if levels <= FEW_LEVELS or levels * ROWS_PER_LEVEL <= len(given):
+        return "category"
+    return Unused(f"{levels:,} different values in {len(given):,} rows")
+
+
+def _are_numbers(strings: Any) -> bool:
+    """Return whether these strings are numbers, apart from marks of missing values."""
+    known = strings.filter(pc.invert(is_missing(strings)))
+    if not len(known):
+        return False
+    try:
+        pc.utf8_trim_whitespace(known).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def is_missing(strings: Any) -> Any:
+    """Mark strings that stand for a missing value."""
+    return pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(strings)), value_set=pa.array(MISSING, strings.type))
+
+
+def _is_row_number(name: str, column: Any) -> bool:
+    """Return whether a column numbers the rows: different integers under a name such as id, or without a name."""
+    plain = name.lower().strip()
+    if not (plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))):
+        return False
+    return bool(pa.types.is_integer(column.type)) and pc.count_distinct(column).as_py() == len(column)
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Return whether a type holds strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type holds lists."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))

@@ -1,0 +1,239 @@
+"""Text as vectors: token vectors that are installed with pencil, terms of the training rows, or a language model."""
+
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from pencil.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+IN_BOX = "auto"
+"""The ``data.text_model`` that is installed with pencil."""
+PACKAGE = "wordllama"
+TOKENIZER, TABLE = "tokenizers/l2_supercat_tokenizer_config.json", "weights/l2_supercat_256.safetensors"
+SHA256 = {
+    TOKENIZER: "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68",
+    TABLE: "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
+}
+VOCABULARY = 32_000
+"""Tokens that there are."""
+MOST_TERMS, MOST_DIMENSIONS = 20_000, 256
+"""Terms that are counted, and the dimensions that they are reduced to."""
+ROWS_PER_DIMENSION = 4
+MOST_FITTED = 100_000
+"""Texts on which terms are fitted."""
+LONGEST = 100_000
+"""Characters of a text that are read."""
+CHUNK, MODEL_CHUNK = 2048, 32
+"""Texts at a time."""
+
+
+class Tokens(NamedTuple):
+    """The tokens of some texts, one text after the other, and how many each has."""
+
+    flat: np.ndarray
+    lengths: np.ndarray
+
+
+class TokenVectors(NamedTuple):
+    """A tokenizer, and a vector for each of its tokens."""
+
+    tokenizer: "Tokenizer"
+    table: torch.Tensor
+
+    def tokens(self, texts: Sequence[str]) -> Tokens:
+        """Return the tokens of these texts; only the beginning of a very long one is read."""
+        cut = [text[:LONGEST] for text in texts]
+        found = [one.ids for one in self.tokenizer.encode_batch_fast(cut, add_special_tokens=False)]
+        lengths = np.fromiter(map(len, found), np.int64, len(found))
+        return Tokens(np.fromiter((token for one in found for token in one), np.int64, int(lengths.sum())), lengths)
+
+    def embed(self, tokens: Tokens) -> np.ndarray:
+        """Return the mean vector of the tokens of each text; zeros for an empty one."""
+        starts = torch.from_numpy(tokens.lengths.cumsum() - tokens.lengths)
+        flat = torch.from_numpy(tokens.flat)
+        found: np.ndarray = nn.functional.embedding_bag(flat, self.table, starts, mode="mean").numpy()
+        return found
+
+
+@cache
+def token_vectors() -> TokenVectors:
+    """Return the token vectors of WordLlama, 256 numbers for each of 32,000 tokens; nothing is downloaded.
+
+    Raises
+    ------
+    DataError
+        If the package is missing, or its files are not the expected ones.
+    """
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+
+    found = importlib.util.find_spec(PACKAGE)  # its own code is not run
+    folder = Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
+    if folder is None:
+        raise DataError(f"the package {PACKAGE}, which holds the vectors of words, is missing; install it again.")
+    for name, expected in SHA256.items():
+        path = folder / name
+        seen = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no such file"
+        if seen != expected:
+            raise DataError(f"{path} has the SHA-256 {seen}; expected {expected}; install {PACKAGE} again.")
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    (table,) = load_file(folder / TABLE).values()
+    return TokenVectors(tokenizer, table.float())
+
+
+@dataclass(frozen=True, eq=False)
+class TermVectors:
+    """Latent semantic analysis of the training rows: TF-IDF of tokens and pairs of tokens, and a truncated SVD.
+
+    Parameters
+    ----------
+    terms
+        The terms that are counted, as :func:`term_codes` has them, in ascending order.
+    idf
+        The inverse document frequency of each.
+    components
+        (dimensions, terms): the directions that texts are projected on.
+    """
+
+    terms: np.ndarray
+    idf: np.ndarray
+    components: np.ndarray
+
+    def embed(self, tokens: Tokens) -> np.ndarray:
+        """Return one vector per text; zeros for one without a known term."""
+        from sklearn.preprocessing import normalize
+
+        counts = count_terms(tokens, self.terms)
+        counts.data = (1 + np.log(counts.data)) * self.idf[counts.indices]
+        found: np.ndarray = normalize(counts) @ self.components.T
+        return found
+
+
+def term_codes(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Return the text and the code of every token and of every pair of neighbours in a text."""
+    texts = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
+    neighbours = texts[:-1] == texts[1:]
+    pairs = ((tokens.flat[:-1] + 1) * VOCABULARY + tokens.flat[1:])[neighbours]
+    return np.concatenate([texts, texts[:-1][neighbours]]), np.concatenate([tokens.flat, pairs])
+
+
+def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
+    """Return how often each text has each of these terms, as a sparse (texts, terms) matrix."""
+    from scipy.sparse import csr_array
+
+    texts, codes = term_codes(tokens)
+    places = np.searchsorted(terms, codes).clip(max=max(0, len(terms) - 1))
+    known = terms[places] == codes if len(terms) else np.zeros(len(codes), dtype=bool)
+    ones = np.ones(int(known.sum()), dtype=np.float32)
+    return csr_array((ones, (texts[known], places[known])), shape=(len(tokens.lengths), len(terms)))
+
+
+def fit_terms(texts: Sequence[str]) -> TermVectors | None:
+    """Fit on these texts (of very many on some); None where no term occurs in two of them."""
+    from sklearn.decomposition import TruncatedSVD
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    some = np.unique(np.linspace(0, len(texts) - 1, min(len(texts), MOST_FITTED)).astype(np.int64))
+    tokens = token_vectors().tokens([texts[place] for place in some])
+    terms = _frequent_terms(tokens)
+    counts = count_terms(tokens, terms)
+    dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, len(some) // ROWS_PER_DIMENSION)
+    if dimensions < 1:
+        return None
+    weighted = TfidfTransformer(sublinear_tf=True).fit(counts)
+    reduced = TruncatedSVD(dimensions, random_state=0).fit(weighted.transform(counts))
+    return TermVectors(terms, weighted.idf_.astype(np.float32), reduced.components_.astype(np.float32))
+
+
+def _frequent_terms(tokens: Tokens) -> np.ndarray:
+    """Return the most frequent of the terms that at least two texts have, in ascending order."""
+    texts, codes = term_codes(tokens)
+    terms, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    pairs = np.unique(inverse * len(tokens.lengths) + texts) // len(tokens.lengths)  # each text counts once
+    several = np.bincount(pairs, minlength=len(terms)) >= 2
+    kept = np.flatnonzero(several)[np.argsort(-counts[several], kind="stable")[:MOST_TERMS]]
+    found: np.ndarray = terms[np.sort(kept)]
+    return found
+
+
+def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> np.ndarray:
+    """Return one vector per text, not standardised yet.
+
+    Parameters
+    ----------
+    texts
+        Any texts; only the beginning of a very long one is read.
+    model
+        ``auto``: the mean of token vectors, and the terms of the training rows beside it. Otherwise the name or folder
+        of a model of Hugging Face.
+    terms
+        The terms of the training rows, where there are any.
+    """
+    if model != IN_BOX:
+        return language_model(model).embed([text[:LONGEST] for text in texts])
+    vectors, parts = token_vectors(), []
+    for start in range(0, len(texts), CHUNK):
+        tokens = vectors.tokens(texts[start : start + CHUNK])
+        found = [vectors.embed(tokens)] + ([] if terms is None else [terms.embed(tokens)])
+        parts.append(np.hstack(found))
+    return np.concatenate(parts)
+
+
+class LanguageModel(NamedTuple):
+    """A tokenizer and a network of the transformers library."""
+
+    tokenizer: Any
+    network: Any
+    longest: int
+
+    def embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the mean of the last hidden states of each text; only its first tokens are read, as many as fit."""
+        order = np.argsort([len(text) for text in texts], kind="stable")  # so that a batch needs little padding
+        found: np.ndarray | None = None
+        for places in np.array_split(order, max(1, -(-len(texts) // MODEL_CHUNK))):
+            batch = [texts[place] for place in places]
+            tokens = self.tokenizer(batch, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+            with torch.inference_mode():
+                states = self.network(**tokens).last_hidden_state
+            mask = tokens["attention_mask"][..., None].to(states.dtype)
+            means = ((states * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)).float().numpy()
+            found = np.empty((len(texts), means.shape[1]), np.float32) if found is None else found
+            found[places] = means
+        assert found is not None
+        return found
+
+
+@cache
+def language_model(name: str) -> LanguageModel:
+    """Load a model of Hugging Face by its name or from a folder: safetensors only, and no code of its own is run."""
+    if importlib.util.find_spec("transformers") is None:
+        raise DataError(
+            f"data.text_model is {name!r}, which needs transformers; install it with pip install "
+            f"'pencil-labels[transformers]', or set data.text_model to {IN_BOX}."
+        )
+    from transformers import AutoModel, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        network = AutoModel.from_pretrained(name, use_safetensors=True).eval()
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise DataError(
+            f"data.text_model {name!r} cannot be loaded: {reason}; expected a text model of Hugging Face that is on "
+            f"this machine or can be downloaded; name its folder, or set data.text_model to {IN_BOX}."
+        ) from error
+    positions = getattr(network.config, "max_position_embeddings", 512)
+    return LanguageModel(tokenizer, network, int(min(tokenizer.model_max_length, positions, 512)))

@@ -1,0 +1,85 @@
+"""Whether the files of a run are those that were written: their digests against the manifest."""
+
+from pathlib import Path
+from typing import Any
+
+from pencil.errors import RunError
+from pencil.files import digest, read_json
+from pencil.runs.directory import DamagedError, RunReader, checkpoints_of
+from pencil.runs.layout import (
+    ENVIRONMENT,
+    MANIFEST,
+    RECIPE,
+    SUMMARY,
+    FileStatus,
+    first_files,
+    is_run,
+    is_unfinished,
+    listed_files,
+)
+
+
+def check_first_files(path: Path) -> None:
+    """Raise DamagedError if recipe, environment or rows of a run are not what was written when it began."""
+    try:
+        expected = read_json(path / MANIFEST)
+        names = first_files(path, expected)
+        found = {name: digest(path / name) for name in names}
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DamagedError(
+            f"the run in {path} is damaged: {MANIFEST}: {reason}; restore it, or train again."
+        ) from error
+    for name in names:
+        if not isinstance(expected, dict) or found[name] != expected.get(name):
+            raise DamagedError(
+                f"{path / name} was changed after the run began (its SHA-256 differs from {MANIFEST}); restore it, or "
+                "train again in another directory."
+            )
+
+
+def verify(path: Path) -> list[FileStatus]:
+    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished."""
+    if not is_run(path):
+        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+    statuses = checkpoints_of(path).verify()
+    try:
+        RunReader(path, finished=False)
+    except DamagedError as error:
+        if is_unfinished(path):  # else the manifest has its digest
+            statuses.append(FileStatus(path / ENVIRONMENT, False, str(error)))
+    if is_unfinished(path):
+        return [*statuses, *_first_statuses(path)]
+    try:
+        _ = RunReader(path).summary
+    except DamagedError:
+        pass  # in environment.json, whose digest the manifest has
+    except RunError as error:
+        statuses.append(FileStatus(path / SUMMARY, False, str(error)))
+    try:
+        expected = read_json(path / MANIFEST)
+        if not isinstance(expected, dict):
+            raise ValueError(f"it holds a {type(expected).__name__} instead of a JSON object")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST}: {reason}")]
+    return [*statuses, *(_compare(path / name, expected.get(name)) for name in listed_files(path, expected))]
+
+
+def _compare(file: Path, expected: Any) -> FileStatus:
+    """Return whether a file has the digest that the manifest has."""
+    try:
+        same = digest(file) == expected
+    except FileNotFoundError:
+        return FileStatus(file, False, "it is missing")
+    except OSError as error:
+        return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
+    return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
+
+
+def _first_statuses(path: Path) -> list[FileStatus]:
+    try:
+        check_first_files(path)
+    except DamagedError as error:
+        return [FileStatus(path / MANIFEST, False, str(error))]
+    return [FileStatus(path / name, True) for name in first_files(path)]

@@ -1,0 +1,116 @@
+"""A table of numbers, categories and text, as a user meets it: train, predict, evaluate, resume, check, export."""
+
+import csv
+import io
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from commands import pencil
+
+HEADER = ["id", "age", "income", "city", "note", "label"]
+WORDS = {"yes": "good great fine happy sun the a of", "no": "bad poor sad rain dark the a of"}
+CITIES = {"yes": ["Rome", "Oslo", "Bonn"], "no": ["Lima", "Kyiv", "Bonn"]}
+
+
+def write(path, rows, seed, *, label=True, city=None, leave_out=()):
+    rng = random.Random(seed)
+    kept = [name for name in HEADER if name not in leave_out and (label or name != "label")]
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, kept, extrasaction="ignore")
+        table.writeheader()
+        for row in range(rows):
+            given = rng.choice(["yes", "no"])
+            table.writerow(
+                {
+                    "id": row,
+                    "age": "" if rng.random() < 0.1 else round(rng.gauss(30 + 15 * (given == "yes"), 6), 1),
+                    "income": round(rng.lognormvariate(3, 1), 2),
+                    "city": city or rng.choice(CITIES[given]),
+                    "note": " ".join(rng.choices(WORDS[given].split(), k=8)) + f" {row}",
+                    "label": given,
+                }
+            )
+    return path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder with a table and a finished run on it."""
+    folder = tmp_path_factory.mktemp("records")
+    write(folder / "mine.csv", 200, 0)
+    done = pencil("train", "mine.csv", "--out", "runs/mine", "--epochs", 6, cwd=folder)
+    expected = "columns: numbers: age, income; categories: city; text: note; not used: id (numbers of rows)"
+    assert expected in " ".join(done.stderr.split())
+    return folder
+
+
+def test_the_report_shows_cells_and_no_markup_of_the_data(tmp_path):
+    write(tmp_path / "mine.csv", 200, 0)
+    lines = (tmp_path / "mine.csv").read_text().replace("good", "<b>good</b>").splitlines()
+    wrong = [
+        line.removesuffix("yes") + "no" if line.endswith("yes") and i < 20 else line for i, line in enumerate(lines)
+    ]
+    (tmp_path / "mine.csv").write_text("\n".join(wrong))
+    pencil("train", "mine.csv", "--out", "run", "--epochs", 8, "--method", "pencil", cwd=tmp_path)
+    page = (tmp_path / "run/report.html").read_text()
+    assert "<dt>note</dt>" in page and "&lt;b&gt;good" in page and "<b>good" not in page
+
+
+def test_predict_takes_new_levels_and_missing_cells(home):
+    write(home / "new.csv", 30, 1, label=False, city="Paris")
+    rows = list(csv.DictReader(io.StringIO(pencil("predict", "runs/mine", "new.csv", cwd=home).stdout)))
+    assert len(rows) == 30 and {row["class"] for row in rows} == {"yes", "no"}
+    again = list(csv.DictReader(io.StringIO(pencil("predict", "runs/mine", "new.csv", cwd=home).stdout)))
+    assert again == rows
+    write(home / "less.csv", 3, 1, label=False, leave_out=("age", "note"))
+    assert "has no column 'age', 'note'; it has" in pencil("predict", "runs/mine", "less.csv", cwd=home, code=2).stderr
+
+
+def test_evaluate_and_the_rest_of_the_commands(home):
+    write(home / "labelled.csv", 100, 2)
+    found = json.loads(pencil("evaluate", "runs/mine", "--data", "labelled.csv", "--json", cwd=home).stdout)
+    assert found["rows"] == 100 and found["accuracy"] > 0.9
+    pencil("export", "runs/mine", "--format", "torch-export", "--out", "net.pt2", cwd=home)
+    described = json.loads((home / "net.json").read_text())["preparation"]["encoded"]
+    assert described[:4] == ["age", "income", "age is missing", "city = Bonn"]
+    assert "whole   encoder.safetensors" in pencil("check", "runs/mine", cwd=home).stdout
+    (home / "runs/mine/encoder.safetensors").rename(home / "moved")
+    assert "it is missing" in pencil("check", "runs/mine", cwd=home, code=2).stdout
+    (home / "moved").rename(home / "runs/mine/encoder.safetensors")
+    lines = pencil("labels", "runs/mine", "--with-columns", "--order", "data", cwd=home).stdout.splitlines()
+    assert lines[0].endswith("id,age,income,city,note,label") and len(lines) == 201
+
+
+def test_check_shows_columns(home):
+    write(home / "odd.csv", 60, 3)
+    lines = (home / "odd.csv").read_text().splitlines()
+    twice = lines[1].replace(",yes", ",?").replace(",no", ",yes").replace(",?", ",no")
+    (home / "odd.csv").write_text(
+        "\n".join(f"{line},{'fixed' if i else 'source'}" for i, line in enumerate([*lines, twice]))
+    )
+    shown = pencil("check", "odd.csv", "--set", "data.columns.ignore=id", cwd=home).stdout
+    assert "numbers: age, income" in shown and "categories: city, source" in shown and "text: note" in shown
+    assert "missing values: age" in shown and "constant columns: source" in shown
+    assert "groups of duplicates with different labels: 1" in shown
+
+
+def test_a_stopped_run_resumes_to_the_same_result(home):
+    words = ["train", "mine.csv", "--epochs", 30, "--method", "pencil", "--set", "training.checkpoint_epochs=1"]
+    whole = json.loads(pencil(*words, "--out", "runs/whole", "--json", cwd=home).stdout)
+    command = [sys.executable, "-m", "pencil", *map(str, words), "--out", "runs/stopped"]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = home / "runs/stopped/metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    assert metrics.exists() and not (home / "runs/stopped/summary.json").exists()
+    resumed = json.loads(pencil(*words, "--out", "runs/stopped", "--resume", "--json", cwd=home).stdout)
+    assert resumed["labels"] == whole["labels"]
+    for name in ("model.safetensors", "encoder.safetensors"):
+        assert (home / "runs/whole" / name).read_bytes() == (home / "runs/stopped" / name).read_bytes()
