@@ -83,7 +83,7 @@ def test_evaluate_and_the_rest_of_the_commands(home):
     assert "it is missing" in pencil("check", "runs/mine", cwd=home, code=2).stdout
     (home / "moved").rename(home / "runs/mine/encoder.safetensors")
     lines = pencil("labels", "runs/mine", "--with-columns", "--order", "data", cwd=home).stdout.splitlines()
-    assert lines[0].endswith("id,age,income,city,note,label") and len(lines) == 201
+    assert lines[0].startswith("id,age,income,city,note,label,key,") and len(lines) == 201
 
 
 def test_check_shows_columns(home):
