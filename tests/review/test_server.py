@@ -426,7 +426,12 @@ def test_a_full_disk_is_said_and_the_decision_is_not_shown(browser, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("missing", "words"), [("recipe.toml", "not a run directory"), ("summary.json", "has not finished")]
+    ("missing", "words"),
+    [
+        ("recipe.toml", "not a run directory"),
+        ("summary.json", "has not finished"),
+        ("labels.parquet", "labels.parquet: it is missing"),
+    ],
 )
 def test_what_is_no_finished_run_is_refused(run, missing, words):
     (run / missing).unlink()

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
-from pencil.runs.layout import LABELS
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
 PAIRS = 500
@@ -47,7 +45,7 @@ class Queue:
 
     def __init__(self, run: Path):
         reader = RunReader(run)
-        candidates = ("candidates",) if "candidates" in pq.read_schema(reader.path / LABELS).names else ()
+        candidates = ("candidates",) if "candidates" in reader.label_names() else ()
         self.labels = reader.read_labels((*COLUMNS, *candidates))
         self.classes, self.multilabel = self.labels.classes, self.labels.multilabel
         self.keys, self.splits = self.labels.keys, self.labels.splits

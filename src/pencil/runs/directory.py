@@ -216,6 +216,10 @@ class RunReader:
         """Return the label table; with ``columns`` only those, and key, split and given."""
         return self._read(LABELS, lambda path: read_label_table(path, columns))
 
+    def label_names(self) -> list[str]:
+        """Return the names of the label table's columns."""
+        return self._read(LABELS, lambda path: list(pq.read_schema(path).names))
+
     @cached_property
     def summary(self) -> Summary:
         """The results in numbers."""
