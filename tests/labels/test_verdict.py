@@ -30,7 +30,8 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"epochs": 3}, DOUBTFUL, "only 3 epochs"),
         ({"low": 0.0, "high": 0.5}, DOUBTFUL, "from 0.0 % to 50.0 %"),
         ({"changed": 0.22}, DOUBTFUL, "22.0 % of the labels changed, but at most 20.0 % seem to be wrong"),
-        ({"low": 0.03}, DOUBTFUL, "10.0 % of the labels changed, but as few as 3.0 % may be wrong"),
+        ({"low": 0.03, "score": 0.75, "best_score": 0.75}, DOUBTFUL, "changed, but as few as 3.0 % may be wrong"),
+        ({"low": 0.03}, RELIABLE, "80.0 %"),  # the network disagrees with 20 %, no more than may be wrong
         ({"gap": 0.05}, DOUBTFUL, "training shows 5.0 % more wrong labels than held-out rows do"),
         ({"mismatch": 0.2}, DOUBTFUL, "memorised"),
         ({"halved_classes": ("owl",)}, DOUBTFUL, "the class 'owl' lost more than half of its rows"),

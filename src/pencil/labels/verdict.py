@@ -129,11 +129,16 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
 
 
 def _too_many_changes(facts: Facts) -> list[str]:
-    """Doubts by the fraction of labels that changed, beside the interval of the noise rate."""
+    """Doubts by the fraction of labels that changed, beside the interval of the noise rate.
+
+    A network that disagrees with no more held-out labels than may be wrong is hardly ever wrong itself: its changes are
+    needed, however few rows the interval is based on.
+    """
     changed = f"{_percent(facts.changed)} of the labels changed"
     if facts.high < facts.changed <= facts.ceiling:
         return [f"{changed}, but at most {_percent(facts.high)} seem to be wrong"]
-    if facts.changed > HARM and facts.low < facts.changed / SURE_FRACTION:
+    weak = facts.score is None or 1 - facts.score > facts.high
+    if weak and facts.changed > HARM and facts.low < facts.changed / SURE_FRACTION:
         return [f"{changed}, but as few as {_percent(facts.low)} may be wrong"]
     return []
 
