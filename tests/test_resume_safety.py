@@ -17,7 +17,7 @@ from test_faults import FORK, SELDOM, Net, blobs, result, stopped, train, undist
 
 import pencil
 from pencil import DataError, RunError, TrainingError
-from pencil.runs import directory as directory_module
+from pencil.runs import manifest
 from pencil.runs.lock import RunLock
 from pencil.training.checkpointing import StopRequest
 
@@ -292,7 +292,7 @@ def test_a_metrics_line_that_cannot_be_written_does_not_stop_training(tmp_path, 
     with pytest.warns(UserWarning, match=r"cannot write .*metrics.jsonl: No space .*training continues"):
         train(tmp_path / "run", SELDOM)
     assert result(tmp_path / "run") == undisturbed
-    assert all(found.ok for found in directory_module.verify(tmp_path / "run"))
+    assert all(found.ok for found in manifest.verify(tmp_path / "run"))
 
 
 def test_a_network_with_statistics_that_are_not_finite_is_an_error(tmp_path):
@@ -307,5 +307,5 @@ def test_the_manifest_covers_the_first_files_from_the_start(tmp_path, monkeypatc
     stopped(tmp_path / "run", monkeypatch)
     names = set(json.loads((tmp_path / "run" / "manifest.json").read_text()))
     assert names == {"recipe.toml", "environment.json", "rows.parquet"}
-    statuses = {found.path.name: found.ok for found in directory_module.verify(tmp_path / "run")}
+    statuses = {found.path.name: found.ok for found in manifest.verify(tmp_path / "run")}
     assert names <= set(statuses) and all(statuses.values())

@@ -33,15 +33,15 @@ def test_values_are_dropped_at_random_and_their_mean_stays(probability):
     torch.manual_seed(0)
     values = torch.rand(301, 203) + 1
     values.requires_grad_()
-    found = drop(values, probability)
-    zero = found == 0
+    dropped = drop(values, probability)
+    found, zero = dropped.detach(), dropped == 0
     assert zero.double().mean() == pytest.approx(probability, abs=0.01)
-    assert found.mean() == pytest.approx(float(values.mean()), rel=0.02)
-    torch.testing.assert_close(found[~zero], (values / (1 - probability))[~zero], rtol=1e-4, atol=0)
+    assert found.mean() == pytest.approx(float(values.detach().mean()), rel=0.02)
+    torch.testing.assert_close(found[~zero], (values.detach() / (1 - probability))[~zero], rtol=1e-4, atol=0)
     columns, rows = zero.double().mean(dim=0), zero.double().mean(dim=1)  # no place is dropped more often than another
     assert columns.std() < 1.5 * (probability * (1 - probability) / 301) ** 0.5
     assert rows.std() < 1.5 * (probability * (1 - probability) / 203) ** 0.5
-    found.sum().backward()
+    dropped.sum().backward()
     torch.testing.assert_close(values.grad == 0, zero)
     torch.manual_seed(0)
     torch.rand(301, 203)

@@ -8,6 +8,7 @@ import pytest
 from commands import pencil
 from received import make_home
 
+from pencil.data.named import small
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.errors import DataError
@@ -45,6 +46,7 @@ def attempts(monkeypatch, tmp_path):
         monkeypatch.setattr(socket, name, refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "connect_ex", refuse)
+    monkeypatch.setattr(small, "DEBIAN_FASHION_MNIST", tmp_path / "none")  # which may be installed
     (tmp_path / "user").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     return found

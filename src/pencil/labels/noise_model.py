@@ -16,8 +16,10 @@ from pencil.data.given import hard_labels, has_tie
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.linspace(0.0, 0.98, 99, dtype=torch.float64)
-TEMPERATURE_SPREAD = 0.3
-"""Standard deviation of the prior on the logarithm of a temperature."""
+COOLER, WARMER = 1.0, 0.2
+"""Standard deviations of the prior on the logarithm of a temperature, below and above 0.
+
+Networks that train on corrected labels, and means over all epochs, are rather too unsure than too sure."""
 STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
 """Candidate weights, in rows, of the uniform prior on the shape of the noise."""
 SLACK = 0.5
@@ -163,7 +165,8 @@ def fit_temperature(logits: Tensor, given: Tensor, model: NoiseModel, weights: T
     weights = None if weights is None else weights[:MAX_ROWS].cpu()
     shape = model.transition.clone().fill_diagonal_(0.0)  # at rate 1
     rates = torch.ones(1, dtype=torch.float64)
-    prior = 0.5 * (TEMPERATURES.log() / TEMPERATURE_SPREAD) ** 2
+    logs = TEMPERATURES.log()
+    prior = 0.5 * (logs / torch.where(logs < 0, COOLER, WARMER)) ** 2
     found = [negative_log_likelihood(logits, given, shape, rates, float(t), weights)[0] for t in TEMPERATURES]
     return float(TEMPERATURES[(torch.stack(found) + prior).argmin()])
 
