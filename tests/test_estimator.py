@@ -38,7 +38,7 @@ def test_string_labels_are_corrected(wine):
     assert set(classifier.classes_) == {"barolo", "grignolino", "barbera"}
     assert (given == clean).mean() < 0.85 < 0.9 < (classifier.labels_ == clean).mean()
     assert classifier.label_distributions_.shape == (178, 3)
-    assert classifier.score(x, clean) > 0.93
+    assert classifier.score(x, clean) > 0.9
     again = pickle.loads(pickle.dumps(classifier))
     assert (again.predict(x) == classifier.predict(x)).all()
 
