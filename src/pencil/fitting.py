@@ -5,18 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from pencil import recipe
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
+from pencil.data.frames import as_label_values, from_frame, from_frame_and_labels, is_frame, pair_keys
 from pencil.data.given import error_context
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
+from pencil.data.prepare import named_columns
 from pencil.data.resolving import as_clean_labels
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
-from pencil.errors import RecipeError
+from pencil.errors import DataError, RecipeError
 from pencil.job import run_recipe
 from pencil.methods import Method
 from pencil.models.probe import as_network
@@ -28,6 +30,7 @@ def fit(
     model: nn.Module | str,
     data: Any,
     *,
+    label: str | Sequence[str] | None = None,
     out: Path | str | None = None,
     method: Method | str = recipe.DEFAULT_METHOD,
     test: Any = None,
@@ -47,8 +50,11 @@ def fit(
     model
         Any ``nn.Module`` that returns one logit per class (it is copied, never changed), or a backbone by name.
     data
-        A map-style dataset of ``(x, y)``, or a pair of arrays. ``y`` holds classes; for multi-label data a probability
-        for each class (NaN: unknown).
+        A table (a data frame of pandas or polars, an Arrow table), a map-style dataset of ``(x, y)``, or a pair of
+        arrays, or of a table and labels. ``y`` holds classes; for multi-label data a probability for each class (NaN:
+        unknown). The index of pandas objects are the keys.
+    label
+        The column of a table that holds the labels, or one column per annotator; by default found under a usual name.
     out
         Directory for the run; without it nothing is written.
     method
@@ -58,7 +64,7 @@ def fit(
     classes
         Names of the classes in order, or their number.
     clean_labels
-        Labels known to be right, for metrics only.
+        Labels known to be right, for metrics only; of a table also the name of their column.
     multilabel
         Whether an example may have several classes; derived where ``y`` has 0 and 1 only and two ones in one row.
     epochs
@@ -79,6 +85,7 @@ def fit(
     """
     own_model = None if isinstance(model, str) else as_network(model)
     tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON, "multilabel": multilabel}}
+    tree["data"]["columns"] = _named_columns(data, label, clean_labels)
     tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
     if epochs is not None:
         tree["training"] = {"epochs": epochs}
@@ -89,28 +96,88 @@ def fit(
             raise RecipeError(f"settings has {key!r}, but {section} is an object; set it on the object.")
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named them
-    train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
-    with error_context("the test set"):
-        like = chosen.data.model_copy(update={"multilabel": train.multilabel})
-        test_examples = None if test is None else as_examples(test, like, train.classes)
+    splits = as_splits(data, chosen.data, classes or chosen.data.classes, clean_labels)
+    if test is not None:
+        with error_context("the test set"):
+            splits = replace(splits, test=_as_test(test, chosen.data, splits.train))
     own_method = None if isinstance(method, str) else method
-    splits = set_apart(Splits(train, test=test_examples))
+    splits = set_apart(splits)
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
+
+
+def _named_columns(data: Any, label: Any, clean_labels: Any) -> recipe.Tree:
+    """Return the part of a recipe that names the columns of labels."""
+    columns: recipe.Tree = {}
+    if label is not None:
+        if not _has_columns(data):
+            raise DataError(
+                f"label is {label!r}, but the data is a {type(data).__name__}; expected a table whose columns have "
+                "names, such as a data frame; leave label out, or pass a table."
+            )
+        several = isinstance(label, Sequence) and not isinstance(label, str)
+        columns["label"] = [str(name) for name in label] if several else str(label)
+    if isinstance(clean_labels, str) and _has_columns(data):
+        columns["clean"] = clean_labels
+    return columns
+
+
+def _has_columns(data: Any) -> bool:
+    return is_hugging_face(data) or is_frame(data)
+
+
+def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
+    """Return test data, in which each column is what it is in the training data."""
+    columns = settings.columns
+    if train.inputs.records is not None:
+        columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
+    like = settings.model_copy(update={"multilabel": train.multilabel, "columns": columns})
+    return as_splits(test, like, train.classes).train
+
+
+def as_splits(
+    data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
+) -> Splits:
+    """Return the splits of data in any form that :func:`fit` takes; most have one only."""
+    if isinstance(data, Splits):
+        return data
+    if not _has_columns(data):
+        return Splits(as_examples(data, settings, classes, clean_labels))
+    if isinstance(classes, int):
+        raise DataError(f"classes is {classes}; expected their names, as the data is a table; pass them in order.")
+    if is_frame(data) and not is_hugging_face(data):
+        splits = from_frame(data, settings, classes)
+    else:
+        splits = Splits(from_hugging_face(data, settings.columns, classes, settings.multilabel))
+    if clean_labels is None or isinstance(clean_labels, str):
+        return splits
+    train = splits.train
+    return replace(splits, train=replace(train, clean_labels=_known(as_label_values(clean_labels)[0], train)))
+
+
+def _known(labels: Any, examples: Examples) -> Tensor | None:
+    known = as_clean_labels(labels, examples.classes, examples.multilabel)
+    if known is not None and len(known) != len(examples):
+        raise DataError(
+            f"there are {len(known)} clean_labels and {len(examples)} training rows; expected one for each row; name "
+            "the column that holds them instead."
+        )
+    return known
 
 
 def as_examples(
     data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
 ) -> Examples:
-    """Return the examples of a pair of arrays, a map-style dataset or a Hugging Face dataset."""
+    """Return the examples of a pair of inputs and labels, or of a map-style dataset."""
     multilabel = settings.multilabel
     if isinstance(data, Examples):
         return data
-    if is_hugging_face(data):
-        names = None if isinstance(classes, int) else classes
-        examples = from_hugging_face(data, settings.columns, names, multilabel)
-        known = as_clean_labels(clean_labels, examples.classes, examples.multilabel)
-        return examples if known is None else replace(examples, clean_labels=known)
     if isinstance(data, tuple) and len(data) == 2:
-        return from_arrays(*data, classes=classes, clean_labels=clean_labels, multilabel=multilabel)
+        x, y = data
+        known = as_label_values(clean_labels)[0]
+        if is_frame(x):
+            return from_frame_and_labels(x, y, settings, classes, known)
+        keys, (values, names) = pair_keys(x, y), as_label_values(y)
+        classes = names if classes is None else classes
+        return from_arrays(x, values, classes=classes, keys=keys, clean_labels=known, multilabel=multilabel)
     workers = settings.workers or 0
     return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers, multilabel=multilabel)

@@ -142,8 +142,8 @@ def from_table(
         If the table cannot be read, a column is missing, or a row is not as expected.
     """
     try:
-        table = read_table(path, (columns or Columns()).key, delimiter, bad_rows)
-        return _from_table(path, table, columns or Columns(), classes, root, multilabel, bad_rows)
+        table, folder = read_table(path, (columns or Columns()).key, delimiter, bad_rows), _folder(path, root)
+        return read_splits(path, table, columns or Columns(), classes, folder, multilabel, bad_rows)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
@@ -152,26 +152,37 @@ def from_table(
         pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
 
 
-def _from_table(
-    path: Path,
+def _folder(path: Path, root: Path | None) -> Path:
+    """Return the folder of relative image paths."""
+    return path.parent if root is None else root.expanduser()
+
+
+def read_splits(
+    where: Path | str,
     table: pa.Table,
-    chosen: Columns,
+    columns: Columns,
     classes: Sequence[str] | None,
-    root: Path | None,
+    root: Path,
     multilabel: bool | None,
     bad_rows: OnBadRows,
+    keys: np.ndarray | None = None,
 ) -> Splits:
-    bad = BadRows(str(path))
-    refuse_unknown(path, table, chosen)
-    labels = read_labels(path, table, chosen, classes, multilabel, bad)
-    inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser(), bad=bad)
-    clean, rows = read_clean(path, table, chosen, labels), torch.arange(table.num_rows)
+    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages.
+
+    ``keys`` are used where no column of keys is named.
+    """
+    bad = BadRows(str(where))
+    refuse_unknown(where, table, columns)
+    labels = read_labels(where, table, columns, classes, multilabel, bad)
+    inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+    keys = own_keys if keys is None or columns.key is not None else keys
+    clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
-    splits = None if chosen.split is None else _split_names(table[chosen.split], bad)
+    splits = None if columns.split is None else _split_names(table[columns.split], bad)
     kept = bad.settle(bad_rows, keys)
     if kept is not None:
         every, splits = every.subset(torch.from_numpy(kept)), None if splits is None else splits[kept]
-    return Splits(every) if splits is None else _split(path, every, splits)
+    return Splits(every) if splits is None else _split(where, every, splits)
 
 
 def read_unlabelled(
@@ -181,12 +192,24 @@ def read_unlabelled(
 
     A row without an image is kept.
     """
-    table = read_table(path, columns.key, delimiter)
+    return unlabelled_inputs(path, read_table(path, columns.key, delimiter), columns, _folder(path, root))
+
+
+def unlabelled_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+    """Return the inputs of a table in memory, as :func:`read_unlabelled` does."""
     needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
-    refuse_unknown(path, table, needed)
+    refuse_unknown(where, table, needed)
     if columns.encoded:
-        return read_columns(path, table, needed, closed=True)
-    return _inputs(path, table, needed, path.parent if root is None else root.expanduser(), bad=BadRows(str(path)))
+        return read_columns(where, table, needed, closed=True, labelled=False)
+    return _inputs(where, table, needed, root, bad=BadRows(str(where)))
+
+
+def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+    """Return the inputs of a table that holds no labels, and their keys; a row without an image is refused."""
+    bad = BadRows(str(where))
+    found = _inputs(where, table, columns, root, bad=bad, labelled=False)
+    bad.refuse(total=table.num_rows, remedy="")
+    return found
 
 
 def read_table(
@@ -329,14 +352,16 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
 
 
 def read_columns(
-    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False
+    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False, labelled: bool = True
 ) -> tuple[Inputs, np.ndarray]:
     """Return the columns to encode of a table, and the keys: those of the key column, or row numbers.
 
-    ``closed`` takes only those that are named, as for a network that was trained on them.
+    ``closed`` takes only those that are named, as for a network that was trained on them. Without ``labelled`` a column
+    with a usual name of labels is one like others.
     """
     keys = read_keys(where, table, columns)
-    others = (columns.label or usual_column(table, LABEL_COLUMNS), columns.probabilities, columns.indicators)
+    usual = usual_column(table, LABEL_COLUMNS) if labelled else None
+    others = (columns.label or usual, columns.probabilities, columns.indicators)
     taken = [
         name
         for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
@@ -356,7 +381,14 @@ def has_images(table: pa.Table, columns: Columns) -> bool:
 
 
 def _inputs(
-    path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0, *, bad: BadRows
+    path: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    root: Path,
+    first: int = 0,
+    *,
+    bad: BadRows,
+    labelled: bool = True,
 ) -> tuple[Inputs, np.ndarray]:
     """Return images from a column of bytes if there is one, otherwise from files, and their keys; or other columns.
 
@@ -364,7 +396,7 @@ def _inputs(
     are added to ``bad``; what is returned for them is not an image.
     """
     if not has_images(table, columns):
-        return read_columns(path, table, columns)
+        return read_columns(path, table, columns, labelled=labelled)
     keys = read_keys(path, table, columns)
     image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, _is_bytes))
     if image is not None:
@@ -422,10 +454,10 @@ def _split_names(column: pa.ChunkedArray, bad: BadRows) -> np.ndarray:
     return names
 
 
-def _split(path: Path, every: Examples, names: np.ndarray) -> Splits:
+def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     parts = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in ("train", "validation", "test")}
     if not len(parts["train"]):
-        raise DataError(f"{path} has no row of the split train; expected at least one; fix the split column.")
+        raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
 
 
