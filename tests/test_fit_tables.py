@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import pencil
-from pencil.data.table import Columns, from_table
+from pencil.data.columns import Columns
+from pencil.data.table import from_table
 from pencil.errors import DataError
 
 ROWS = 90

@@ -6,9 +6,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from pencil.data.columns import Columns
 from pencil.data.frames import as_table, from_frame, from_frame_and_labels, index_keys, is_frame
 from pencil.data.settings import DataSettings
-from pencil.data.table import Columns
 from pencil.errors import DataError
 
 CELLS = {

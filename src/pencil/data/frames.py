@@ -13,21 +13,14 @@ import pyarrow as pa
 import torch
 
 from pencil.data.arrays import as_input_tensor
+from pencil.data.columns import Columns, refuse_repeated_columns, refuse_unknown
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context, shorten
 from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.data.settings import DataSettings
-from pencil.data.table import (
-    Columns,
-    read_keys,
-    read_splits,
-    refuse_repeated_columns,
-    refuse_unknown,
-    table_inputs,
-    unlabelled_inputs,
-)
+from pencil.data.table import read_keys, read_splits, table_inputs, unlabelled_inputs
 from pencil.errors import DataError
 
 WHERE = "the table"
