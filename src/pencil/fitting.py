@@ -1,5 +1,6 @@
 """``pencil.fit``: data and network as Python objects."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pencil.data.hugging_face import from_hugging_face, is_hugging_face
 from pencil.data.prepare import named_columns
 from pencil.data.resolving import as_clean_labels
 from pencil.data.settings import FROM_PYTHON, DataSettings
+from pencil.data.sources import read_like, read_source
 from pencil.data.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError, RecipeError
@@ -50,9 +52,10 @@ def fit(
     model
         Any ``nn.Module`` that returns one logit per class (it is copied, never changed), or a backbone by name.
     data
-        A table (a data frame of pandas or polars, an Arrow table), a map-style dataset of ``(x, y)``, or a pair of
-        arrays, or of a table and labels. ``y`` holds classes; for multi-label data a probability for each class (NaN:
-        unknown). The index of pandas objects are the keys.
+        A source as on the command line (a folder, a file, a dataset by name), a table (a data frame of pandas or
+        polars, an Arrow table), a map-style dataset of ``(x, y)``, or a pair of arrays, or of a table and labels. ``y``
+        holds classes; for multi-label data a probability for each class (NaN: unknown). The index of pandas objects are
+        the keys.
     label
         The column of a table that holds the labels, or one column per annotator; by default found under a usual name.
     out
@@ -60,7 +63,7 @@ def fit(
     method
         A method by name (``"auto"`` chooses its own settings, ``"pencil"`` is the paper's), or an instance.
     test
-        Data to test on, in the form of ``data``.
+        Data to test on, in any of these forms.
     classes
         Names of the classes in order, or their number.
     clean_labels
@@ -84,7 +87,12 @@ def fit(
         The network, the label table, metrics and summary.
     """
     own_model = None if isinstance(model, str) else as_network(model)
-    tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON, "multilabel": multilabel}}
+    tree: recipe.Tree = {"name": "fit", "data": {"source": FROM_PYTHON}}
+    if _is_source(data):
+        tree = recipe.of_source(os.fspath(data))
+        if _is_source(test):
+            tree["data"]["test"] = recipe.of_source(os.fspath(test))["data"]["source"]
+    tree["seed"], tree["data"]["multilabel"] = seed, multilabel
     tree["data"]["columns"] = _named_columns(data, label, clean_labels)
     tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
     if epochs is not None:
@@ -121,8 +129,12 @@ def _named_columns(data: Any, label: Any, clean_labels: Any) -> recipe.Tree:
     return columns
 
 
+def _is_source(data: Any) -> bool:
+    return isinstance(data, (str, os.PathLike))
+
+
 def _has_columns(data: Any) -> bool:
-    return is_hugging_face(data) or is_frame(data)
+    return _is_source(data) or is_hugging_face(data) or is_frame(data)
 
 
 def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
@@ -131,6 +143,8 @@ def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
     if train.inputs.records is not None:
         columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
     like = settings.model_copy(update={"multilabel": train.multilabel, "columns": columns})
+    if _is_source(test):
+        return read_like(os.fspath(test), like, train.classes, train.multilabel).train
     return as_splits(test, like, train.classes).train
 
 
@@ -143,11 +157,15 @@ def as_splits(
     if not _has_columns(data):
         return Splits(as_examples(data, settings, classes, clean_labels))
     if isinstance(classes, int):
-        raise DataError(f"classes is {classes}; expected their names, as the data is a table; pass them in order.")
-    if is_frame(data) and not is_hugging_face(data):
-        splits = from_frame(data, settings, classes)
-    else:
+        raise DataError(
+            f"classes is {classes}; expected their names, as the data is a table or a source; pass them in order."
+        )
+    if _is_source(data):
+        splits = read_source(os.fspath(data), settings, classes)
+    elif is_hugging_face(data):
         splits = Splits(from_hugging_face(data, settings.columns, classes, settings.multilabel))
+    else:
+        splits = from_frame(data, settings, classes)
     if clean_labels is None or isinstance(clean_labels, str):
         return splits
     train = splits.train
