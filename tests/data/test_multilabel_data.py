@@ -103,11 +103,12 @@ def test_a_store_of_one_class_does_not_speak_of_an_option_that_it_has_not():
         LabelStore(np.array(TWO))
 
 
-def test_a_sparse_matrix_is_refused_with_the_way_out():
+def test_a_sparse_matrix_of_labels():
     from scipy.sparse import csr_matrix
 
-    with pytest.raises(DataError, match=r"expected one label per row of x; call its toarray\(\)\."):
-        from_arrays(X, csr_matrix(TWO))
+    found = from_arrays(X, csr_matrix(TWO))
+    assert found.multilabel
+    assert found.given_labels.tolist() == from_arrays(X, TWO).given_labels.tolist()
 
 
 def test_clean_labels_are_a_matrix_too():

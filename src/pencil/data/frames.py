@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pencil.data.arrays import as_input_tensor
+from pencil.data.arrays import as_dense, as_input_tensor, is_sparse
 from pencil.data.columns import Columns, refuse_repeated_columns, refuse_unknown
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context, shorten
@@ -69,6 +69,15 @@ def as_table(frame: Any) -> pa.Table:
     if table.num_rows == 0:
         raise DataError(f"{WHERE} has no rows; expected at least one; check how it was made.")
     return table
+
+
+def needs_encoding(table: pa.Table) -> bool:
+    """Return whether a table holds more than numbers: cells that are missing, text, categories, dates or vectors."""
+    return any(column.null_count or not _is_number(column.type) for column in table.columns)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -210,6 +219,8 @@ def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
         return matrix, tuple(table.column_names)
     if _is_pandas(y, "Series") and y.hasnans:
         return y.astype(object).where(y.notna(), None).to_numpy(), None
+    if is_sparse(y):
+        return as_dense(y, "y"), None
     if isinstance(y, (pa.ChunkedArray, pa.Array)):
         return np.array(y.to_pylist(), dtype=object if y.null_count else None), None
     return y, None
