@@ -46,11 +46,10 @@ def as_table(frame: Any) -> pa.Table:
     DataError
         If a column holds values of several types, two columns have one name, or there are no rows.
     """
-    is_pandas = _is_pandas(frame, "DataFrame")
-    if is_pandas:
+    if _is_pandas(frame, "DataFrame"):
         refuse_repeated_columns(WHERE, list(map(str, frame.columns)))
     try:
-        if is_pandas:
+        if _is_pandas(frame, "DataFrame"):
             table = pa.Table.from_pandas(frame, preserve_index=False)
         elif hasattr(frame, "__arrow_c_stream__") or isinstance(frame, (pa.Table, pa.RecordBatch)):
             table = pa.table(frame)
@@ -98,12 +97,17 @@ def _is_pandas(data: Any, kind: str) -> bool:
     return pandas is not None and isinstance(data, getattr(pandas, kind))
 
 
+def is_pandas(data: Any) -> bool:
+    """Return whether this is a DataFrame or Series of pandas, which have an index."""
+    return _is_pandas(data, "DataFrame") or _is_pandas(data, "Series")
+
+
 def index_keys(data: Any) -> np.ndarray | None:
     """Return the index of a pandas object as keys; None where it only counts the rows, and for other objects.
 
     The levels of a MultiIndex are joined by ``/``.
     """
-    if not (_is_pandas(data, "DataFrame") or _is_pandas(data, "Series")):
+    if not is_pandas(data):
         return None
     index = data.index
     if _is_pandas(index, "RangeIndex") and index.start == 0 and index.step == 1:
@@ -117,17 +121,25 @@ def index_keys(data: Any) -> np.ndarray | None:
 
 def pair_keys(x: Any, y: Any) -> np.ndarray | None:
     """Return the keys of a pair of inputs and labels: the index of either; raise if both have one and they differ."""
-    of_x, of_y = index_keys(x), index_keys(y)
-    if of_x is not None and of_y is not None and len(of_x) == len(of_y) and (of_x != of_y).any():
-        row = int((of_x != of_y).argmax())
-        raise DataError(
-            f"row {row} has the index {str(of_x[row])!r} in x and {str(of_y[row])!r} in y; expected the same index, "
-            "so that each label meets its row; pass y.loc[x.index], or y.to_numpy() if the order is right."
-        )
-    keys = of_y if of_x is None else of_x
+    refuse_misaligned(x, y)
+    of_x = index_keys(x)
+    keys = index_keys(y) if of_x is None else of_x
     if keys is not None:
         _refuse_repeated(keys)
     return keys
+
+
+def refuse_misaligned(x: Any, y: Any, names: tuple[str, str] = ("x", "y")) -> None:
+    """Raise if two objects of pandas have different indices; ``names`` are theirs in the message."""
+    of_x, of_y = index_keys(x), index_keys(y)
+    if of_x is None or of_y is None or len(of_x) != len(of_y) or (of_x == of_y).all():
+        return
+    row, (one, other) = int((of_x != of_y).argmax()), names
+    raise DataError(
+        f"row {row} has the index {str(of_x[row])!r} in {one} and {str(of_y[row])!r} in {other}; expected the same "
+        f"index, so that each label meets its row; pass {other}.loc[{one}.index], or {other}.to_numpy() if the order "
+        "is right."
+    )
 
 
 def _refuse_repeated(keys: np.ndarray) -> None:
@@ -209,14 +221,7 @@ def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
         table = as_table(y)
         if table.num_columns == 1:
             return as_label_values(table.column(0))
-        try:
-            matrix = np.column_stack([column.cast(pa.float64()).to_numpy() for column in table.columns])
-        except pa.ArrowException as error:
-            raise DataError(
-                f"y has the columns {shorten(table.column_names, 8)} and not all hold numbers; expected one column of "
-                "labels, or a number for each class in a column of its own; pass these columns."
-            ) from error
-        return matrix, tuple(table.column_names)
+        return as_matrix(table, "y", "one column of labels, or a number for each class in a column of its own")
     if _is_pandas(y, "Series") and y.hasnans:
         return y.astype(object).where(y.notna(), None).to_numpy(), None
     if is_sparse(y):
@@ -224,6 +229,21 @@ def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     if isinstance(y, (pa.ChunkedArray, pa.Array)):
         return np.array(y.to_pylist(), dtype=object if y.null_count else None), None
     return y, None
+
+
+def as_matrix(table: pa.Table, name: str, expected: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return columns of numbers as a matrix, NaN where a cell is missing, and their names.
+
+    ``name`` and ``expected`` are for the message where a column holds something else.
+    """
+    try:
+        matrix = np.column_stack([column.cast(pa.float64()).to_numpy() for column in table.columns])
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{name} has the columns {shorten(table.column_names, 8)} and not all hold numbers; expected {expected}; "
+            "pass these columns."
+        ) from error
+    return matrix, tuple(table.column_names)
 
 
 def frame_inputs(frame: Any, columns: Columns, root: Path | None = None) -> Inputs:
