@@ -20,8 +20,12 @@ from pencil.methods import CrossEntropy
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
 
+REASON = "rows of weight 0 still take part in the split, the batches and the estimate of the noise"
+NOT_EQUIVALENT = {f"check_sample_weight_equivalence_on_{kind}_data": REASON for kind in ("dense", "sparse")}
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([PencilClassifier(epochs=12)])
+@parametrize_with_checks([PencilClassifier(epochs=12)], expected_failed_checks=lambda _: NOT_EQUIVALENT)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from pencil import recipe
@@ -38,6 +40,7 @@ def fit(
     test: Any = None,
     classes: Sequence[str] | int | None = None,
     clean_labels: Any = None,
+    sample_weight: Any = None,
     multilabel: bool | None = None,
     epochs: int | None = None,
     seed: int = 0,
@@ -68,6 +71,9 @@ def fit(
         Names of the classes in order, or their number.
     clean_labels
         Labels known to be right, for metrics only; of a table also the name of their column.
+    sample_weight
+        A weight for each row, by which its loss is multiplied when the network is trained; they are scaled to 1 on
+        average. Estimates of the noise and corrected labels count every row once.
     multilabel
         Whether an example may have several classes; derived where ``y`` has 0 and 1 only and two ones in one row.
     epochs
@@ -108,9 +114,35 @@ def fit(
     if test is not None:
         with error_context("the test set"):
             splits = replace(splits, test=_as_test(test, chosen.data, splits.train))
+    if sample_weight is not None:
+        splits = replace(splits, train=replace(splits.train, weights=as_weights(sample_weight, len(splits.train))))
     own_method = None if isinstance(method, str) else method
     splits = set_apart(splits)
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
+
+
+def as_weights(sample_weight: Any, count: int) -> Tensor:
+    """Return weights of rows, scaled to 1 on average.
+
+    Raises
+    ------
+    DataError
+        If there is not one for each row, one is negative or not finite, or all are 0.
+    """
+    values = np.asarray(sample_weight)
+    if values.shape != (count,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"sample_weight is {values.dtype} of shape {values.shape}; expected a number for each of the {count} rows; "
+            "pass an array of this length."
+        )
+    weights = values.astype(np.float64)
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any() or not weights.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"sample_weight at row {row} is {weights[row]}; expected numbers from 0, not all 0; fix the weights."
+        )
+    return torch.from_numpy((weights / weights.mean()).astype(np.float32))
 
 
 def _named_columns(data: Any, label: Any, clean_labels: Any) -> recipe.Tree:

@@ -7,7 +7,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
 from pencil.data.frames import as_table, is_frame, needs_encoding
@@ -92,9 +92,14 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
-        """Train on inputs ``X`` and labels ``y`` that may be wrong."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
+        """Train on inputs ``X`` and labels ``y`` that may be wrong.
+
+        ``sample_weight`` multiplies the loss of each row in training; noise is estimated with every row counted once.
+        """
         X, y = self._validated(X, y)  # noqa: N806
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64)
         multilabel = y.ndim == 2
         if multilabel:
             self.classes_, given = np.arange(y.shape[1]), y
@@ -113,6 +118,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (X, given),
             method=self.method,
             classes=[str(name) for name in self.classes_],
+            sample_weight=sample_weight,
             multilabel=multilabel,
             epochs=self.epochs,
             seed=int(seed),
