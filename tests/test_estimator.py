@@ -1,6 +1,8 @@
 import pickle
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 from scipy.sparse import csr_matrix
 from sklearn.base import clone
@@ -18,8 +20,12 @@ from pencil.methods import CrossEntropy
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
 
+REASON = "rows of weight 0 still take part in the split, the batches and the estimate of the noise"
+NOT_EQUIVALENT = {f"check_sample_weight_equivalence_on_{kind}_data": REASON for kind in ("dense", "sparse")}
+
+
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([PencilClassifier(epochs=12)])
+@parametrize_with_checks([PencilClassifier(epochs=12)], expected_failed_checks=lambda _: NOT_EQUIVALENT)
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
@@ -121,3 +127,38 @@ def test_probabilities_and_unknown_entries_are_taken_where_it_is_said_so():
     ):
         with pytest.raises(ValueError, match=message):
             PencilClassifier(epochs=3, **options).fit(x, y)
+
+
+def test_sparse_matrices_are_taken(wine):
+    x, _, given = wine
+    sparse = np.where(x > np.median(x, axis=0), x, 0)
+    dense = PencilClassifier(epochs=3).fit(sparse, given).predict_proba(sparse)
+    fitted = PencilClassifier(epochs=3).fit(csr_matrix(sparse), given)
+    assert np.array_equal(fitted.predict_proba(csr_matrix(sparse)), dense)
+
+
+def test_a_frame_of_numbers_is_an_array(wine):
+    x, _, given = wine
+    names = [f"c{place}" for place in range(x.shape[1])]
+    expected = PencilClassifier(epochs=3).fit(x, given).predict_proba(x)
+    for frame in (pd.DataFrame(x, columns=names), pl.DataFrame(x, schema=names)):
+        fitted = PencilClassifier(epochs=3).fit(frame, pd.Series(given))
+        assert fitted.feature_names_in_.tolist() == names
+        assert np.array_equal(fitted.predict_proba(frame), expected)
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_a_frame_of_words_and_missing_cells_is_a_table(library):
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 120)
+    words = [None if number % 20 == 0 else ("blue", "red")[label] for number, label in enumerate(y)]
+    frame = library.DataFrame({"size": rng.normal(size=120), "colour": words})
+    drawn = frame.sample(120, replace=True, random_state=0) if library is pd else frame  # rows twice, as bagging draws
+    truth = y[drawn.index] if library is pd else y
+    fitted = PencilClassifier(epochs=8, method="cross_entropy").fit(drawn, truth)
+    assert (fitted.n_features_in_, fitted.feature_names_in_.tolist()) == (2, ["size", "colour"])
+    assert fitted.score(frame, y) > 0.9
+    with pytest.raises(ValueError, match="feature names should match"):
+        fitted.predict(frame[["size"]])
+    with pytest.raises(ValueError, match="X is a ndarray; expected a data frame with the columns size, colour"):
+        fitted.predict(np.zeros((2, 2)))

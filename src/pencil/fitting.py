@@ -1,22 +1,28 @@
 """``pencil.fit``: data and network as Python objects."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from pencil import recipe
 from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
+from pencil.data.frames import as_label_values, from_frame, from_frame_and_labels, is_frame, pair_keys
 from pencil.data.given import error_context
 from pencil.data.hugging_face import from_hugging_face, is_hugging_face
+from pencil.data.prepare import named_columns
 from pencil.data.resolving import as_clean_labels
 from pencil.data.settings import FROM_PYTHON, DataSettings
+from pencil.data.sources import read_like, read_source
 from pencil.data.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
-from pencil.errors import RecipeError
+from pencil.errors import DataError, RecipeError
 from pencil.job import run_recipe
 from pencil.methods import Method
 from pencil.models.probe import as_network
@@ -28,11 +34,13 @@ def fit(
     model: nn.Module | str,
     data: Any,
     *,
+    label: str | Sequence[str] | None = None,
     out: Path | str | None = None,
     method: Method | str = recipe.DEFAULT_METHOD,
     test: Any = None,
     classes: Sequence[str] | int | None = None,
     clean_labels: Any = None,
+    sample_weight: Any = None,
     multilabel: bool | None = None,
     epochs: int | None = None,
     seed: int = 0,
@@ -47,18 +55,25 @@ def fit(
     model
         Any ``nn.Module`` that returns one logit per class (it is copied, never changed), or a backbone by name.
     data
-        A map-style dataset of ``(x, y)``, or a pair of arrays. ``y`` holds classes; for multi-label data a probability
-        for each class (NaN: unknown).
+        A source as on the command line (a folder, a file, a dataset by name), a table (a data frame of pandas or
+        polars, an Arrow table), a map-style dataset of ``(x, y)``, or a pair of arrays, or of a table and labels. ``y``
+        holds classes; for multi-label data a probability for each class (NaN: unknown). The index of pandas objects are
+        the keys.
+    label
+        The column of a table that holds the labels, or one column per annotator; by default found under a usual name.
     out
         Directory for the run; without it nothing is written.
     method
         A method by name (``"auto"`` chooses its own settings, ``"pencil"`` is the paper's), or an instance.
     test
-        Data to test on, in the form of ``data``.
+        Data to test on, in any of these forms.
     classes
         Names of the classes in order, or their number.
     clean_labels
-        Labels known to be right, for metrics only.
+        Labels known to be right, for metrics only; of a table also the name of their column.
+    sample_weight
+        A weight for each row, by which its loss is multiplied when the network is trained; they are scaled to 1 on
+        average. Estimates of the noise and corrected labels count every row once.
     multilabel
         Whether an example may have several classes; derived where ``y`` has 0 and 1 only and two ones in one row.
     epochs
@@ -78,7 +93,13 @@ def fit(
         The network, the label table, metrics and summary.
     """
     own_model = None if isinstance(model, str) else as_network(model)
-    tree: recipe.Tree = {"name": "fit", "seed": seed, "data": {"source": FROM_PYTHON, "multilabel": multilabel}}
+    tree: recipe.Tree = {"name": "fit", "data": {"source": FROM_PYTHON}}
+    if _is_source(data):
+        tree = recipe.of_source(os.fspath(data))
+        if _is_source(test):
+            tree["data"]["test"] = recipe.of_source(os.fspath(test))["data"]["source"]
+    tree["seed"], tree["data"]["multilabel"] = seed, multilabel
+    tree["data"]["columns"] = _named_columns(data, label, clean_labels)
     tree["method"] = {"name": method if isinstance(method, str) else recipe.CUSTOM}
     if epochs is not None:
         tree["training"] = {"epochs": epochs}
@@ -89,28 +110,124 @@ def fit(
             raise RecipeError(f"settings has {key!r}, but {section} is an object; set it on the object.")
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named them
-    train = as_examples(data, chosen.data, classes or chosen.data.classes, clean_labels)
-    with error_context("the test set"):
-        like = chosen.data.model_copy(update={"multilabel": train.multilabel})
-        test_examples = None if test is None else as_examples(test, like, train.classes)
+    splits = as_splits(data, chosen.data, classes or chosen.data.classes, clean_labels)
+    if test is not None:
+        with error_context("the test set"):
+            splits = replace(splits, test=_as_test(test, chosen.data, splits.train))
+    if sample_weight is not None:
+        splits = replace(splits, train=replace(splits.train, weights=as_weights(sample_weight, len(splits.train))))
     own_method = None if isinstance(method, str) else method
-    splits = set_apart(Splits(train, test=test_examples))
+    splits = set_apart(splits)
     return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
+
+
+def as_weights(sample_weight: Any, count: int) -> Tensor:
+    """Return weights of rows, scaled to 1 on average.
+
+    Raises
+    ------
+    DataError
+        If there is not one for each row, one is negative or not finite, or all are 0.
+    """
+    values = np.asarray(sample_weight)
+    if values.shape != (count,) or values.dtype.kind not in "buif":
+        raise DataError(
+            f"sample_weight is {values.dtype} of shape {values.shape}; expected a number for each of the {count} rows; "
+            "pass an array of this length."
+        )
+    weights = values.astype(np.float64)
+    bad = ~(np.isfinite(weights) & (weights >= 0))
+    if bad.any() or not weights.any():
+        row = int(bad.argmax())
+        raise DataError(
+            f"sample_weight at row {row} is {weights[row]}; expected numbers from 0, not all 0; fix the weights."
+        )
+    return torch.from_numpy((weights / weights.mean()).astype(np.float32))
+
+
+def _named_columns(data: Any, label: Any, clean_labels: Any) -> recipe.Tree:
+    """Return the part of a recipe that names the columns of labels."""
+    columns: recipe.Tree = {}
+    if label is not None:
+        if not _has_columns(data):
+            raise DataError(
+                f"label is {label!r}, but the data is a {type(data).__name__}; expected a table whose columns have "
+                "names, such as a data frame; leave label out, or pass a table."
+            )
+        several = isinstance(label, Sequence) and not isinstance(label, str)
+        columns["label"] = [str(name) for name in label] if several else str(label)
+    if isinstance(clean_labels, str) and _has_columns(data):
+        columns["clean"] = clean_labels
+    return columns
+
+
+def _is_source(data: Any) -> bool:
+    return isinstance(data, (str, os.PathLike))
+
+
+def _has_columns(data: Any) -> bool:
+    return _is_source(data) or is_hugging_face(data) or is_frame(data)
+
+
+def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
+    """Return test data, in which each column is what it is in the training data."""
+    columns = settings.columns
+    if train.inputs.records is not None:
+        columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
+    like = settings.model_copy(update={"multilabel": train.multilabel, "columns": columns})
+    if _is_source(test):
+        return read_like(os.fspath(test), like, train.classes, train.multilabel).train
+    return as_splits(test, like, train.classes).train
+
+
+def as_splits(
+    data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
+) -> Splits:
+    """Return the splits of data in any form that :func:`fit` takes; most have one only."""
+    if isinstance(data, Splits):
+        return data
+    if not _has_columns(data):
+        return Splits(as_examples(data, settings, classes, clean_labels))
+    if isinstance(classes, int):
+        raise DataError(
+            f"classes is {classes}; expected their names, as the data is a table or a source; pass them in order."
+        )
+    if _is_source(data):
+        splits = read_source(os.fspath(data), settings, classes)
+    elif is_hugging_face(data):
+        splits = Splits(from_hugging_face(data, settings.columns, classes, settings.multilabel))
+    else:
+        splits = from_frame(data, settings, classes)
+    if clean_labels is None or isinstance(clean_labels, str):
+        return splits
+    train = splits.train
+    return replace(splits, train=replace(train, clean_labels=_known(as_label_values(clean_labels)[0], train)))
+
+
+def _known(labels: Any, examples: Examples) -> Tensor | None:
+    known = as_clean_labels(labels, examples.classes, examples.multilabel)
+    if known is not None and len(known) != len(examples):
+        raise DataError(
+            f"there are {len(known)} clean_labels and {len(examples)} training rows; expected one for each row; name "
+            "the column that holds them instead."
+        )
+    return known
 
 
 def as_examples(
     data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
 ) -> Examples:
-    """Return the examples of a pair of arrays, a map-style dataset or a Hugging Face dataset."""
+    """Return the examples of a pair of inputs and labels, or of a map-style dataset."""
     multilabel = settings.multilabel
     if isinstance(data, Examples):
         return data
-    if is_hugging_face(data):
-        names = None if isinstance(classes, int) else classes
-        examples = from_hugging_face(data, settings.columns, names, multilabel)
-        known = as_clean_labels(clean_labels, examples.classes, examples.multilabel)
-        return examples if known is None else replace(examples, clean_labels=known)
     if isinstance(data, tuple) and len(data) == 2:
-        return from_arrays(*data, classes=classes, clean_labels=clean_labels, multilabel=multilabel)
+        x, y = data
+        known = as_label_values(clean_labels)[0]
+        if is_frame(x):
+            return from_frame_and_labels(x, y, settings, classes, known)
+        keys, (values, names) = pair_keys(x, y), as_label_values(y)
+        classes = names if classes is None else classes
+        return from_arrays(x, values, classes=classes, keys=keys, clean_labels=known, multilabel=multilabel)
     workers = settings.workers or 0
     return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers, multilabel=multilabel)

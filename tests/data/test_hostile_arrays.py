@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import sparse
 
 from pencil import DataError
 from pencil.data import from_arrays
@@ -88,10 +89,23 @@ def test_what_is_no_input_is_named(x, message):
         from_arrays(x, Y)
 
 
-def test_sparse_matrices_say_how():
-    scipy_sparse = pytest.importorskip("scipy.sparse")
-    with pytest.raises(DataError, match=r"x is a sparse .*pass x.toarray\(\)"):
-        from_arrays(scipy_sparse.csr_matrix(VALUES), Y)
+@pytest.mark.parametrize("form", ["csr_matrix", "csc_array", "coo_matrix", "lil_array"])
+def test_sparse_matrices_become_dense(form):
+    values = np.where(np.median(VALUES) < VALUES, VALUES, 0)
+    found = from_arrays(getattr(sparse, form)(values), Y)
+    assert np.array_equal(found.inputs.values.numpy(), values.astype(np.float32))
+
+
+def test_sparse_matrices_that_do_not_fit_or_hold():
+    wide = sparse.csr_matrix((len(Y), 10**15))
+    with pytest.raises(DataError, match=r"x is a sparse matrix of shape .* takes .* TB as a dense one; .*TruncatedSVD"):
+        from_arrays(wide, Y)
+    with pytest.raises(DataError, match=r"x is of type complex128; expected numbers"):
+        from_arrays(sparse.csr_matrix(VALUES.astype(complex)), Y)
+    huge = sparse.csr_matrix(VALUES.astype(np.float64))
+    huge[1, 0] = 1e300
+    with pytest.raises(DataError, match=r"input at row 1 holds NaN or infinity"):
+        from_arrays(huge, Y)
 
 
 @pytest.mark.parametrize(

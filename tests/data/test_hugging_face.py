@@ -6,11 +6,11 @@ import torch
 from PIL import Image
 
 from pencil import DataError
+from pencil.data.columns import Columns
 from pencil.data.hugging_face import from_hugging_face
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.data.table import Columns
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself

@@ -10,12 +10,13 @@ from torch.utils.data import TensorDataset
 from pencil import DataError
 from pencil.data import Examples, Splits, from_arrays
 from pencil.data.arrays import from_npz, read_arrays
+from pencil.data.columns import Columns
 from pencil.data.folder import from_folder
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.data.table import Columns, from_table
+from pencil.data.table import from_table
 from pencil.data.torch_dataset import from_dataset
 
 X = np.eye(4, dtype=np.float32)

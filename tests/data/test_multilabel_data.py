@@ -14,12 +14,13 @@ from torch.utils.data import Subset, TensorDataset
 from pencil import DataError, LabelStore
 from pencil.data import Splits, from_arrays, from_dataset
 from pencil.data.arrays import from_npz
+from pencil.data.columns import Columns
 from pencil.data.examples import check_trainable
 from pencil.data.inspection import as_tree, inspect, label_of
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load, read_like
-from pencil.data.table import Columns, from_table
+from pencil.data.table import from_table
 
 NAN = float("nan")
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
@@ -102,11 +103,12 @@ def test_a_store_of_one_class_does_not_speak_of_an_option_that_it_has_not():
         LabelStore(np.array(TWO))
 
 
-def test_a_sparse_matrix_is_refused_with_the_way_out():
+def test_a_sparse_matrix_of_labels():
     from scipy.sparse import csr_matrix
 
-    with pytest.raises(DataError, match=r"expected one label per row of x; call its toarray\(\)\."):
-        from_arrays(X, csr_matrix(TWO))
+    found = from_arrays(X, csr_matrix(TWO))
+    assert found.multilabel
+    assert found.given_labels.tolist() == from_arrays(X, TWO).given_labels.tolist()
 
 
 def test_clean_labels_are_a_matrix_too():

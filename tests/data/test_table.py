@@ -10,9 +10,10 @@ from conftest import paint
 from PIL import Image
 
 from pencil import DataError
+from pencil.data.columns import Columns, refuse_repeated_columns
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load, read_inputs
-from pencil.data.table import Columns, refuse_repeated_columns, row_keys
+from pencil.data.table import row_keys
 
 
 @pytest.fixture

@@ -3,7 +3,10 @@ import random
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
 
 from pencil import DataError
 from pencil.data import from_dataset
@@ -123,3 +126,44 @@ def test_class_names_travel():
 def test_bad_datasets_are_named(dataset, message):
     with pytest.raises(DataError, match=message):
         all_inputs(from_dataset(dataset, classes=2))
+
+
+@pytest.fixture
+def pets(tmp_path):
+    for name, shade in (("cat", 40), ("dog", 200)):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            Image.new("RGB", (8, 8), (shade + number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+PETS = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(3)]
+
+
+def test_image_folder_has_paths_as_keys(pets):
+    plain = from_dataset(ImageFolder(pets))
+    assert (plain.keys.tolist(), plain.classes, plain.given_labels.tolist()) == (
+        PETS,
+        ("cat", "dog"),
+        [0] * 3 + [1] * 3,
+    )
+    assert plain.inputs.file_of(4) == pets / "dog" / "1.png"  # read as a folder per class is
+    changed = from_dataset(ImageFolder(str(pets), transform=ToTensor()))
+    assert isinstance(changed.inputs, DatasetInputs)
+    assert changed.keys.tolist() == PETS
+    some = from_dataset(Subset(ImageFolder(pets), [5, 0]))
+    assert (some.keys.tolist(), some.given_labels.tolist()) == ([PETS[5], PETS[0]], [1, 0])
+    assert some.inputs.file_of(0) == pets / "dog" / "2.png"
+
+
+def test_rows_drawn_twice_are_counted(pets):
+    drawn = from_dataset(Subset(ImageFolder(pets, transform=ToTensor()), [5, 5, 0]))
+    assert drawn.keys.tolist() == ["0", "1", "2"]
+
+
+def test_items_of_a_subclass_are_its_own(pets):
+    class Grey(ImageFolder):
+        def __getitem__(self, row):
+            return torch.zeros(1, 4, 4), self.samples[row][1]
+
+    assert isinstance(from_dataset(Grey(pets)).inputs, DatasetInputs)

@@ -1,6 +1,8 @@
 """find_issues: wrong labels from probabilities that a user brings."""
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 
 import pencil
@@ -45,3 +47,55 @@ def test_it_agrees_with_cleanlab_about_the_order():
 def test_what_does_not_fit_is_refused(labels, probs, words):
     with pytest.raises(pencil.DataError, match=words):
         pencil.find_issues(labels, probs)
+
+
+NAMES = ["cat", "dog", "eel", "fox"]
+
+
+def test_frames_name_the_classes_and_keep_their_index():
+    given, probs, _ = data(rows=200)
+    index = [f"r{row}" for row in range(200)]
+    expected = pencil.find_issues(given, probs)
+    words = pd.Series(np.array(NAMES)[given], index=index)
+    frame = pd.DataFrame(probs, columns=NAMES, index=index)
+    for labels, predicted, options in (
+        (words, frame, {}),
+        (words.astype("category"), frame.to_numpy(), {"classes": NAMES}),
+        (pd.Series(given, index=index), frame, {}),
+        (words.to_frame("label"), pl.from_pandas(frame), {}),
+    ):
+        found = pencil.find_issues(labels, predicted, **options)
+        np.testing.assert_array_equal(found.issue_score, expected.issue_score)
+        table = found.to_pandas()
+        assert (table.index.tolist(), table["given"].tolist()) == (index, words.tolist())
+        assert (table["given"] != table["predicted"]).tolist() == table["is_label_issue"].tolist()
+        assert found.table.column_names == ["given", "predicted", "issue_score", "is_label_issue"]
+    assert expected.to_pandas()["given"].tolist() == given.tolist()
+    numbered = pencil.find_issues(given + 5, pd.DataFrame(probs, columns=[5, 6, 7, 8]))
+    assert numbered.given_label.tolist() == given.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "probs", "options", "words"),
+    [
+        (["a", "b"], np.eye(2), {}, r"labels are names, and nobody says which column .* pass classes in the order"),
+        (
+            ["a", "c"],
+            pd.DataFrame(np.eye(2), columns=["a", "b"]),
+            {},
+            r"label 'c' at row 1 is not one of the 2 classes",
+        ),
+        (["a", None], np.eye(2), {"classes": ["a", "b"]}, r"label at row 1 is missing; expected a class; leave out"),
+        (["a", "b"], np.eye(2), {"classes": ["a", "b", "c"]}, r"there are 3 classes and pred_probs have 2 columns"),
+        ([0, 1], pd.DataFrame({"a": [1.0, 0.0], "b": ["x", "y"]}), {}, r"pred_probs has the columns a, b and not all"),
+        (
+            pd.Series([0, 1], index=["p", "q"]),
+            pd.DataFrame(np.eye(2), index=["q", "p"]),
+            {},
+            r"row 0 has the index 'q' in pred_probs and 'p' in labels; .*pass labels.loc\[pred_probs.index\]",
+        ),
+    ],
+)
+def test_frames_that_do_not_fit(labels, probs, options, words):
+    with pytest.raises(pencil.DataError, match=words):
+        pencil.find_issues(labels, probs, **options)

@@ -12,7 +12,7 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_class_names, error_context
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.keys import as_keys, refuse_repeated_keys
-from pencil.data.npz import list_names, open_arrays
+from pencil.data.npz import as_size, list_names, memory_limit, open_arrays
 from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.data.transform import rows_within
 from pencil.errors import DataError
@@ -32,7 +32,8 @@ def from_arrays(
     Parameters
     ----------
     x
-        One row per example. uint8 arrays of 3 or 4 dimensions are images and become channels-first.
+        One row per example. uint8 arrays of 3 or 4 dimensions are images and become channels-first. Sparse matrices of
+        SciPy become dense.
     y
         Class indices, class names, or label distributions (n, classes); with ``multilabel`` a probability for each
         (row, class), NaN where it is unknown.
@@ -52,6 +53,7 @@ def from_arrays(
         If lengths differ, or an input or a label is not as expected; the message names the row.
     """
     values = as_input_tensor(x)
+    y = as_dense(y, "y") if is_sparse(y) else y
     count = _length(y)
     if len(values) != count:
         raise DataError(
@@ -151,8 +153,8 @@ def as_input_tensor(x: Any) -> Tensor:
 
 def as_array_of_inputs(x: Any) -> np.ndarray:
     """Return inputs as an array; raise if they are none, or have entries that are masked out."""
-    if hasattr(x, "toarray"):
-        raise DataError(f"x is a sparse {type(x).__name__}; expected a dense array; pass x.toarray().")
+    if is_sparse(x):
+        return as_dense(x)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
         raise DataError("x is a masked array; expected a number in every cell; fill the masked cells with x.filled().")
     try:
@@ -161,6 +163,34 @@ def as_array_of_inputs(x: Any) -> np.ndarray:
         raise DataError(
             f"x is no array ({str(error).splitlines()[0]}); expected rows of one length; pad or cut the rows."
         ) from error
+
+
+def is_sparse(values: Any) -> bool:
+    """Return whether this is a sparse matrix or array of SciPy."""
+    return hasattr(values, "toarray") and hasattr(values, "nnz")
+
+
+def as_dense(matrix: Any, name: str = "x") -> np.ndarray:
+    """Return a sparse matrix as a dense one of fp32; raise if that took more than half of the memory.
+
+    Parameters
+    ----------
+    matrix
+        Of numbers, in any format of SciPy.
+    name
+        What it is called in messages.
+    """
+    native(np.empty(0, matrix.dtype))
+    size, limit = 4 * int(np.prod(matrix.shape, dtype=object)), memory_limit() // 2
+    if size > limit:
+        raise DataError(
+            f"{name} is a sparse matrix of shape {matrix.shape}, which takes {as_size(size)} as a dense one; expected "
+            f"at most {as_size(limit)}, half of the memory; reduce its columns, for example with "
+            "sklearn.decomposition.TruncatedSVD(256), or its rows."
+        )
+    with np.errstate(over="ignore"):  # infinity is refused later, with its row
+        dense: np.ndarray = matrix.astype(np.float32).toarray()
+    return dense
 
 
 def _refuse_empty(values: np.ndarray | Tensor) -> None:
@@ -197,8 +227,7 @@ def _length(y: Any) -> int:
     try:
         return len(y)
     except TypeError:
-        remedy = "; call its toarray()" if hasattr(y, "toarray") else ""  # a sparse matrix has no length
-        raise DataError(f"y is {y!r}; expected one label per row of x{remedy}.") from None
+        raise DataError(f"y is {y!r}; expected one label per row of x.") from None
 
 
 REMEDIES = {

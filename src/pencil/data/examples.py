@@ -57,6 +57,8 @@ class Examples:
         Whether an example may have several classes.
     pinned
         True for examples whose label a person has reviewed: it never moves.
+    weights
+        What the loss of each example is multiplied by in training, 1 on average; None for 1 everywhere.
     """
 
     inputs: Inputs
@@ -67,6 +69,7 @@ class Examples:
     clean_labels: Tensor | None = None
     multilabel: bool = False
     pinned: Tensor | None = None
+    weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
@@ -74,6 +77,8 @@ class Examples:
             lengths["clean labels"] = len(self.clean_labels)
         if self.pinned is not None:
             lengths["marks of pinned rows"] = len(self.pinned)
+        if self.weights is not None:
+            lengths["weights"] = len(self.weights)
         for name, count in lengths.items():
             if count != len(self.rows):
                 raise DataError(
@@ -118,6 +123,7 @@ class Examples:
             keys=self.keys[chosen.numpy()],
             clean_labels=None if self.clean_labels is None else self.clean_labels[chosen],
             pinned=None if self.pinned is None else self.pinned[chosen],
+            weights=None if self.weights is None else self.weights[chosen],
         )
 
     def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:
@@ -138,11 +144,13 @@ class Examples:
             yield Batch(kept, values, self.given_labels[kept])
 
     def fingerprint(self) -> str:
-        """Return a digest of keys and given labels: the same for the same rows in the same order."""
+        """Return a digest of keys, given labels and weights: the same for the same rows in the same order."""
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for start in range(0, len(self), 65536):  # never all keys at once as Python strings
             digest.update("".join(f"\0{key}" for key in self.keys[start : start + 65536]).encode())
         digest.update(self.given_labels.numpy().tobytes())
+        if self.weights is not None:
+            digest.update(self.weights.numpy().tobytes())
         return digest.hexdigest()
 
 

@@ -10,23 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from pencil.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, Columns, find_column, refuse_unknown, usual_column
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.keys import as_keys
-from pencil.data.table import (
-    IMAGE_COLUMNS,
-    LABEL_COLUMNS,
-    Columns,
-    find_column,
-    read_clean,
-    read_columns,
-    read_keys,
-    read_labels,
-    refuse_unknown,
-    usual_column,
-)
+from pencil.data.table import read_clean, read_columns, read_keys, read_labels
 from pencil.errors import DataError
 
 PREFIX = "hf/"

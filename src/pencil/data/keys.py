@@ -36,6 +36,8 @@ def as_keys(values: Any) -> np.ndarray:
         _refuse_missing(np.isnan(array))
     try:
         keys = _as_strings(array)
+    except DataError:  # which is a ValueError, and says what is wrong
+        raise
     except (UnicodeError, ValueError, TypeError, SystemError) as error:  # a text that no encoder can write
         raise DataError(
             f"a key is not valid text ({str(error).splitlines()[0]}); expected text that UTF-8 can hold; rename it."

@@ -7,8 +7,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pencil.data.augment import NAMED, Augmentation
 from pencil.data.bad_rows import OnBadRows
+from pencil.data.columns import Columns
 from pencil.data.inputs import MAX_PIXELS
-from pencil.data.table import Columns
 from pencil.data.text import IN_BOX
 from pencil.data.transform import Normalization
 

@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,100 +11,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.dtypes import StringDType
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from pencil.data import delimited
 from pencil.data.bad_rows import BadRows, OnBadRows
+from pencil.data.columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    NOT_INPUTS,
+    PATH_COLUMNS,
+    Columns,
+    as_names,
+    find_column,
+    refuse_repeated_columns,
+    refuse_unknown,
+    usual_column,
+)
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import GivenLabels, shorten
+from pencil.data.given import GivenLabels
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
 from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
-from pencil.data.roles import Role, find_roles, is_string
+from pencil.data.roles import find_roles, is_string
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
-PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
-IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
-LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
 """Paths that may lead out of their folder."""
-NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
-"""Keys of columns that new inputs need not have."""
 SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
     "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
-Names = str | tuple[str, ...] | None
-
-
-class Columns(BaseModel):
-    """Which column of a table is what. A column that is not named is searched under its usual names.
-
-    Parameters
-    ----------
-    path
-        Paths of image files.
-    image
-        Encoded images as bytes.
-    numbers, categories, text, vectors
-        Columns to learn from where there are no images: one or several of each kind. Columns that are not named are
-        judged by their name, type and values. Several texts are joined.
-    ignore
-        Columns that are not used.
-    label
-        One column (classes, distributions, or lists of the classes present), or one column per annotator, whose votes
-        become a distribution.
-    probabilities
-        One column per class instead of ``label``; they sum to 1 in every row.
-    indicators
-        One column per class of multi-label data instead of ``label``, each from 0 to 1.
-    key
-        A stable, unique name for each row; by default its path or number.
-    clean
-        Labels known to be right: one column like ``label``, or one per class beside ``indicators``.
-    split
-        The split of each row: train, validation or test.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str | None = None
-    image: str | None = None
-    numbers: Names = None
-    categories: Names = None
-    text: Names = None
-    vectors: Names = None
-    ignore: Names = None
-    label: str | tuple[str, ...] | None = None
-    probabilities: tuple[str, ...] | None = None
-    indicators: tuple[str, ...] | None = None
-    key: str | None = None
-    clean: str | tuple[str, ...] | None = None
-    split: str | None = None
-
-    @property
-    def roles(self) -> dict[Role, tuple[str, ...]]:
-        """The columns to encode that are named, by their role."""
-        return {
-            "number": as_names(self.numbers),
-            "category": as_names(self.categories),
-            "text": as_names(self.text),
-            "vector": as_names(self.vectors),
-        }
-
-    @property
-    def encoded(self) -> bool:
-        """Whether columns to encode are named."""
-        return any(self.roles.values())
-
-
-def as_names(value: Names) -> tuple[str, ...]:
-    """Return one name, several or none as a tuple."""
-    return (value,) if isinstance(value, str) else value or ()
 
 
 def from_table(
@@ -142,8 +80,8 @@ def from_table(
         If the table cannot be read, a column is missing, or a row is not as expected.
     """
     try:
-        table = read_table(path, (columns or Columns()).key, delimiter, bad_rows)
-        return _from_table(path, table, columns or Columns(), classes, root, multilabel, bad_rows)
+        table, folder = read_table(path, (columns or Columns()).key, delimiter, bad_rows), _folder(path, root)
+        return read_splits(path, table, columns or Columns(), classes, folder, multilabel, bad_rows)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
@@ -152,26 +90,37 @@ def from_table(
         pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
 
 
-def _from_table(
-    path: Path,
+def _folder(path: Path, root: Path | None) -> Path:
+    """Return the folder of relative image paths."""
+    return path.parent if root is None else root.expanduser()
+
+
+def read_splits(
+    where: Path | str,
     table: pa.Table,
-    chosen: Columns,
+    columns: Columns,
     classes: Sequence[str] | None,
-    root: Path | None,
+    root: Path,
     multilabel: bool | None,
     bad_rows: OnBadRows,
+    keys: np.ndarray | None = None,
 ) -> Splits:
-    bad = BadRows(str(path))
-    refuse_unknown(path, table, chosen)
-    labels = read_labels(path, table, chosen, classes, multilabel, bad)
-    inputs, keys = _inputs(path, table, chosen, path.parent if root is None else root.expanduser(), bad=bad)
-    clean, rows = read_clean(path, table, chosen, labels), torch.arange(table.num_rows)
+    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages.
+
+    ``keys`` are used where no column of keys is named.
+    """
+    bad = BadRows(str(where))
+    refuse_unknown(where, table, columns)
+    labels = read_labels(where, table, columns, classes, multilabel, bad)
+    inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+    keys = own_keys if keys is None or columns.key is not None else keys
+    clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
-    splits = None if chosen.split is None else _split_names(table[chosen.split], bad)
+    splits = None if columns.split is None else _split_names(table[columns.split], bad)
     kept = bad.settle(bad_rows, keys)
     if kept is not None:
         every, splits = every.subset(torch.from_numpy(kept)), None if splits is None else splits[kept]
-    return Splits(every) if splits is None else _split(path, every, splits)
+    return Splits(every) if splits is None else _split(where, every, splits)
 
 
 def read_unlabelled(
@@ -181,12 +130,24 @@ def read_unlabelled(
 
     A row without an image is kept.
     """
-    table = read_table(path, columns.key, delimiter)
+    return unlabelled_inputs(path, read_table(path, columns.key, delimiter), columns, _folder(path, root))
+
+
+def unlabelled_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+    """Return the inputs of a table in memory, as :func:`read_unlabelled` does."""
     needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
-    refuse_unknown(path, table, needed)
+    refuse_unknown(where, table, needed)
     if columns.encoded:
-        return read_columns(path, table, needed, closed=True)
-    return _inputs(path, table, needed, path.parent if root is None else root.expanduser(), bad=BadRows(str(path)))
+        return read_columns(where, table, needed, closed=True, labelled=False)
+    return _inputs(where, table, needed, root, bad=BadRows(str(where)))
+
+
+def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+    """Return the inputs of a table that holds no labels, and their keys; a row without an image is refused."""
+    bad = BadRows(str(where))
+    found = _inputs(where, table, columns, root, bad=bad, labelled=False)
+    bad.refuse(total=table.num_rows, remedy="")
+    return found
 
 
 def read_table(
@@ -223,25 +184,6 @@ def read_table(
         raise DataError(f"{path} has no rows; expected at least one; check the file.")
     refuse_repeated_columns(path, table.column_names)
     return table
-
-
-def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
-    """Raise if two columns have the same name."""
-    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
-    if repeated is not None:
-        raise DataError(f"{where} has the column {repeated!r} more than once; expected it once; rename one of them.")
-
-
-def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
-    """Raise if ``columns`` names a column that the table does not have."""
-    known = set(table.column_names)
-    named: Iterable[Any] = columns.model_dump().values()
-    missing = [name for value in named for name in as_names(value) if name not in known]
-    if missing:
-        raise DataError(
-            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
-            "table."
-        )
 
 
 def read_labels(
@@ -329,14 +271,16 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
 
 
 def read_columns(
-    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False
+    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False, labelled: bool = True
 ) -> tuple[Inputs, np.ndarray]:
     """Return the columns to encode of a table, and the keys: those of the key column, or row numbers.
 
-    ``closed`` takes only those that are named, as for a network that was trained on them.
+    ``closed`` takes only those that are named, as for a network that was trained on them. Without ``labelled`` a column
+    with a usual name of labels is one like others.
     """
     keys = read_keys(where, table, columns)
-    others = (columns.label or usual_column(table, LABEL_COLUMNS), columns.probabilities, columns.indicators)
+    usual = usual_column(table, LABEL_COLUMNS) if labelled else None
+    others = (columns.label or usual, columns.probabilities, columns.indicators)
     taken = [
         name
         for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
@@ -356,7 +300,14 @@ def has_images(table: pa.Table, columns: Columns) -> bool:
 
 
 def _inputs(
-    path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0, *, bad: BadRows
+    path: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    root: Path,
+    first: int = 0,
+    *,
+    bad: BadRows,
+    labelled: bool = True,
 ) -> tuple[Inputs, np.ndarray]:
     """Return images from a column of bytes if there is one, otherwise from files, and their keys; or other columns.
 
@@ -364,7 +315,7 @@ def _inputs(
     are added to ``bad``; what is returned for them is not an image.
     """
     if not has_images(table, columns):
-        return read_columns(path, table, columns)
+        return read_columns(path, table, columns, labelled=labelled)
     keys = read_keys(path, table, columns)
     image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, _is_bytes))
     if image is not None:
@@ -422,28 +373,11 @@ def _split_names(column: pa.ChunkedArray, bad: BadRows) -> np.ndarray:
     return names
 
 
-def _split(path: Path, every: Examples, names: np.ndarray) -> Splits:
+def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     parts = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in ("train", "validation", "test")}
     if not len(parts["train"]):
-        raise DataError(f"{path} has no row of the split train; expected at least one; fix the split column.")
+        raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
-
-
-def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
-    """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
-    found = usual_column(table, usual)
-    if found is None:
-        raise DataError(
-            f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
-            f"{_list(table.column_names)}; name it with {setting}."
-        )
-    return found
-
-
-def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
-    """Return the first column with one of these names whose type fits; None if there is none."""
-    by_name = {name.lower(): name for name in table.column_names}
-    return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -477,7 +411,3 @@ def _refuse_repeated(column: Any, subject: str, place: str, remedy: str) -> None
         first, others = repeated[0]["values"].as_py(), len(repeated) - 1
         more = f" (and {others:,} others)" if others else ""
         raise DataError(f"{subject} {first!r} more than once {place}{more}; {remedy}")
-
-
-def _list(names: Sequence[str]) -> str:
-    return shorten(list(map(repr, names)), 12)

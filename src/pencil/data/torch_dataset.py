@@ -1,7 +1,12 @@
-"""Any map-style torch dataset of (x, y) pairs or dicts; the key of a row is its index."""
+"""Any map-style torch dataset of (x, y) pairs or dicts.
 
+The key of a row is its index, or its path below the root of a torchvision ``ImageFolder`` (or ``DatasetFolder``).
+"""
+
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,6 +18,7 @@ from pencil.data.arrays import as_input_tensor, native
 from pencil.data.augment import View
 from pencil.data.examples import Examples
 from pencil.data.given import as_array, error_context
+from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
 from pencil.data.keys import as_keys
 from pencil.data.resolving import as_clean_labels, resolve_labels
@@ -34,7 +40,8 @@ def from_dataset(
 ) -> Examples:
     """Return the examples of a dataset.
 
-    Labels are read without loading inputs where the dataset stores them separately (``targets`` or ``labels``).
+    Labels are read without loading inputs where the dataset stores them separately (``targets`` or ``labels``). The
+    files of an ``ImageFolder`` without a transform are read as those of a folder per class.
 
     Parameters
     ----------
@@ -58,7 +65,7 @@ def from_dataset(
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items; "
-            "wrap it in one, or pass a pair of arrays (x, y)."
+            "wrap it in one, or pass a pair of arrays (x, y), a data frame, or the path of a folder or table."
         )
     if len(dataset) == 0:
         raise DataError("the dataset is empty; expected at least one example; check how it was built.")
@@ -66,9 +73,9 @@ def from_dataset(
     if known is not None and classes in (None, len(known)):
         classes = known
     labels = resolve_labels(read_labels(dataset), classes, multilabel=multilabel)
-    inputs = _in_memory(dataset) or DatasetInputs(dataset, workers)
-    rows = torch.arange(len(labels.given))
-    clean, keys = as_clean_labels(clean_labels, labels.classes, labels.multilabel), as_keys(rows.numpy())
+    rows, paths = torch.arange(len(labels.given)), _paths(dataset)
+    inputs = _in_memory(dataset) or (paths and _image_files(dataset, paths)) or DatasetInputs(dataset, workers)
+    clean, keys = as_clean_labels(clean_labels, labels.classes, labels.multilabel), as_keys(paths or rows.numpy())
     return Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
 
 
@@ -223,6 +230,40 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
         dataset = dataset.dataset
     names = getattr(dataset, "classes", None)
     return tuple(map(str, names)) if isinstance(names, (list, tuple)) else None
+
+
+def _paths(dataset: Any) -> list[str] | None:
+    """Return the path of each row below the root of a folder of files; None for other datasets.
+
+    None too where rows were drawn more than once, as then a path does not tell them apart.
+    """
+    if isinstance(dataset, Subset):
+        inner = _paths(dataset.dataset)
+        chosen = inner and [inner[row] for row in dataset.indices]
+        return chosen if chosen and len(set(chosen)) == len(chosen) else None
+    samples, root = getattr(dataset, "samples", None), getattr(dataset, "root", None)
+    if not isinstance(samples, list) or not isinstance(root, (str, os.PathLike)) or len(samples) != len(dataset):
+        return None
+    if not all(isinstance(item, tuple) and isinstance(item[0], str) for item in samples):
+        return None
+    return [Path(os.path.relpath(path, root)).as_posix() for path, *_ in samples]
+
+
+def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
+    """Return the files of a folder dataset whose images are left as they are; None if it changes or reads them itself.
+
+    Then they are decoded, resized and cached as those of a folder per class.
+    """
+    from torchvision.datasets.folder import DatasetFolder, default_loader
+
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    if not isinstance(dataset, DatasetFolder) or type(dataset).__getitem__ is not DatasetFolder.__getitem__:
+        return None
+    if dataset.transform is not None or dataset.loader is not default_loader:
+        return None
+    root = Path(dataset.root)
+    return ImageInputs(ImageFiles(root, as_keys(paths), within=(root,)))
 
 
 def _in_memory(dataset: Any) -> TensorInputs | None:

@@ -81,6 +81,7 @@ def with_reviewed(splits: Splits, path: Path) -> Splits:
         given_labels=torch.cat([train.given_labels, given]),
         keys=np.concatenate([train.keys, moved.keys]),
         clean_labels=None if train.clean_labels is None else torch.cat([train.clean_labels, chosen]),
+        weights=None if train.weights is None or moved.weights is None else torch.cat([train.weights, moved.weights]),
     ).subset(order)
     left = rows.subset(torch.from_numpy(np.flatnonzero(~reviewed))) if not reviewed.all() else None
     return replace(splits, train=joined, unlabelled=left)

@@ -7,21 +7,30 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
+from pencil.data.frames import as_table, is_frame, needs_encoding
+from pencil.data.given import shorten
 from pencil.fitting import fit
 from pencil.methods import Method
 
-INPUTS: dict[str, Any] = {"dtype": (np.float32, np.uint8), "allow_nd": True}
+INPUTS: dict[str, Any] = {"dtype": (np.float32, np.uint8), "allow_nd": True, "accept_sparse": ("csr", "csc", "coo")}
 
 
 class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for labels that may be wrong.
 
-    Vectors and uint8 images are normalised. Multi-label data (a row may have several classes) has an indicator matrix
+    Vectors and uint8 images are normalised. Sparse matrices become dense, in 32-bit floats; one that would take more
+    than half of the memory is refused. A data frame of numbers is an array, as for other estimators; one with text,
+    categories, dates or missing cells is encoded as a table, and predictions need the same columns.
+
+    Multi-label data (a row may have several classes) has an indicator matrix
     (rows, classes) as ``y``; ``labels_`` and predictions are such matrices too, and probabilities are independent for
     each class.
+
+    There is no ``set_output``, which scikit-learn has for estimators that transform: this one predicts. The columns of
+    ``predict_proba`` are in the order of ``classes_``.
 
     Parameters
     ----------
@@ -50,6 +59,8 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The corrected label of every training row.
     label_distributions_ : ndarray
         The probability of each class for every training row, (rows, classes).
+    n_features_in_, feature_names_in_ : int, ndarray
+        The number of columns, and the names of those of a data frame.
     run_ : Run
         The whole run: network, label table, metrics and summary.
     """
@@ -78,11 +89,17 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
+        tags.input_tags.sparse = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
-        """Train on inputs ``X`` and labels ``y`` that may be wrong."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
+        """Train on inputs ``X`` and labels ``y`` that may be wrong.
+
+        ``sample_weight`` multiplies the loss of each row in training; noise is estimated with every row counted once.
+        """
         X, y = self._validated(X, y)  # noqa: N806
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64)
         multilabel = y.ndim == 2
         if multilabel:
             self.classes_, given = np.arange(y.shape[1]), y
@@ -101,6 +118,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (X, given),
             method=self.method,
             classes=[str(name) for name in self.classes_],
+            sample_weight=sample_weight,
             multilabel=multilabel,
             epochs=self.epochs,
             seed=int(seed),
@@ -112,9 +130,9 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:  # noqa: N803
-        """Return the probability of each class, (rows, classes)."""
+        """Return the probability of each class, (rows, classes), in the order of ``classes_``."""
         check_is_fitted(self)
-        X = validate_data(self, X, **INPUTS, reset=False)  # noqa: N806
+        X = self._inputs(X, reset=False)  # noqa: N806
         probs: np.ndarray = self.run_.predict_probs(X).numpy()
         return probs
 
@@ -127,14 +145,36 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         labels: np.ndarray = self.classes_[probs.argmax(axis=1)] if not self.run_.multilabel else (probs > 0.5) * 1
         return labels
 
+    def _inputs(self, X: Any, *, reset: bool) -> Any:  # noqa: N803
+        """Return checked inputs: an array, a sparse matrix, or a table without its index.
+
+        ``reset`` is for training: names of columns are kept, and cells decide whether a data frame is a table. Later it
+        is one if the network was trained on one.
+        """
+        encoder = None if reset else self.run_.encoder
+        if is_frame(X):
+            table = as_table(X)
+            if needs_encoding(table) if reset else encoder is not None:
+                validate_data(self, X, skip_check_array=True, reset=reset)
+                return table
+        elif encoder is not None:
+            raise ValueError(
+                f"X is a {type(X).__name__}; expected a data frame with the columns {shorten(encoder.columns)}, on "
+                "which the network was trained; pass one."
+            )
+        return validate_data(self, X, **INPUTS, reset=reset)
+
     def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:  # noqa: N803
         """Return checked inputs, and labels as a vector, or as a matrix for multi-label data."""
         if self.multilabel:
-            X = validate_data(self, X, **INPUTS)  # noqa: N806
+            X = self._inputs(X, reset=True)  # noqa: N806
             y = check_array(y, accept_sparse=True, dtype=np.float32, ensure_all_finite="allow-nan", input_name="y")
-            check_consistent_length(X, y)
+        elif is_frame(X):
+            X = self._inputs(X, reset=True)  # noqa: N806
+            y = check_array(y, accept_sparse=True, dtype=None, ensure_2d=False, input_name="y")
         else:
             X, y = validate_data(self, X, y, multi_output=True, **INPUTS)  # noqa: N806
+        check_consistent_length(X, y)
         y = y.toarray() if hasattr(y, "toarray") else y  # a sparse matrix
         if y.ndim == 1 or self.multilabel:
             return X, y

@@ -1,13 +1,18 @@
 """Finding wrong labels from out-of-sample probabilities that a user brings, in the conventions of cleanlab."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from pencil.data.given import as_given_labels, hard_labels
+from pencil.data.frames import as_label_values, as_matrix, as_table, is_frame, is_pandas, refuse_misaligned
+from pencil.data.given import as_array, as_class_names, as_given_labels, hard_labels, lacks_label, name_rows
+from pencil.data.resolving import resolve_labels
 from pencil.errors import DataError
 from pencil.labels.noise_model import fit_noise, log_rarity, noise_shape, posterior
 
@@ -28,6 +33,10 @@ class Issues:
         The given class, and the most probable one.
     noise_rate
         Estimated fraction of wrong labels, as far as the probabilities show it.
+    classes
+        The names of the classes, where they are known.
+    index
+        The index of the labels, or of the probabilities, where these are objects of pandas.
     """
 
     issue_score: NDArray[np.float64]
@@ -35,6 +44,8 @@ class Issues:
     given_label: NDArray[np.int64]
     predicted_label: NDArray[np.int64]
     noise_rate: float
+    classes: tuple[str, ...] | None = None
+    index: Any = None
 
     @property
     def label_quality(self) -> NDArray[np.float64]:
@@ -46,16 +57,33 @@ class Issues:
         """Row numbers, the most probable issue first."""
         return np.argsort(-self.issue_score, kind="stable")
 
+    @property
+    def table(self) -> pa.Table:
+        """An Arrow table of all rows in their order: given and predicted class, issue_score, is_label_issue."""
+        columns = {"given": self._names(self.given_label), "predicted": self._names(self.predicted_label)}
+        return pa.table({**columns, "issue_score": self.issue_score, "is_label_issue": self.is_label_issue})
 
-def find_issues(labels: Any, pred_probs: Any) -> Issues:
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame with the index of the labels."""
+        frame = self.table.to_pandas()
+        return frame if self.index is None else frame.set_index(self.index)
+
+    def _names(self, classes: NDArray[np.int64]) -> Any:
+        return classes if self.classes is None else pa.array(self.classes, pa.string()).take(pa.array(classes))
+
+
+def find_issues(labels: Any, pred_probs: Any, *, classes: Sequence[str] | None = None) -> Issues:
     """Return which labels are probably wrong, given probabilities by a model that was not trained on the same rows.
 
     Parameters
     ----------
     labels
-        Class indices, (rows,).
+        Class indices, (rows,), as an array or a column of a data frame; or names of classes, where these are known.
     pred_probs
-        Out-of-sample probabilities, for example of cross-validation, (rows, classes).
+        Out-of-sample probabilities, for example of cross-validation, (rows, classes). The columns of a data frame name
+        the classes.
+    classes
+        The names of the classes in the order of the columns; by default those of a data frame.
 
     Raises
     ------
@@ -71,21 +99,17 @@ def find_issues(labels: Any, pred_probs: Any) -> Issues:
     >>> int(find_issues(labels, probs).ranked[0])
     7
     """
-    given, _ = as_given_labels(labels)
-    probs = torch.as_tensor(np.asarray(pred_probs, dtype=np.float64))
-    if probs.ndim != 2 or len(probs) != len(given):
+    refuse_misaligned(pred_probs, labels, ("pred_probs", "labels"))
+    names = None if classes is None else as_class_names(classes)
+    probs, columns = _as_probs(pred_probs)
+    names = columns if names is None else names
+    if probs.ndim == 2 and names is not None and len(names) != probs.shape[1]:
         raise DataError(
-            f"pred_probs have shape {tuple(probs.shape)}; expected ({len(given)}, classes), one row for each label; "
-            "pass out-of-sample probabilities of the same rows."
+            f"there are {len(names)} classes and pred_probs have {probs.shape[1]} columns; expected a name for each "
+            "column; pass the classes in the order of the columns."
         )
-    if not bool(probs.isfinite().all()) or bool((probs < 0).any()):
-        raise DataError("pred_probs hold NaN, infinity or negative numbers; expected probabilities; check the model.")
-    hard = hard_labels(given)
-    if int(hard.max()) >= probs.shape[1]:
-        raise DataError(
-            f"labels name class {int(hard.max())} and pred_probs have {probs.shape[1]} columns; expected a column for "
-            "each class; predict all classes."
-        )
+    hard = _hard_labels(labels, names)
+    _refuse_misfits(hard, probs)
     logits = probs.clamp_min(1e-12).log()
     noise = fit_noise(logits, hard, noise_shape(logits, hard))
     found = posterior(logits, hard, noise, rarity=log_rarity(hard, probs.shape[1])).exp()
@@ -96,4 +120,49 @@ def find_issues(labels: Any, pred_probs: Any) -> Issues:
         given_label=hard.numpy(),
         predicted_label=predicted.numpy(),
         noise_rate=noise.rate,
+        classes=names,
+        index=next((one.index for one in (labels, pred_probs) if is_pandas(one)), None),
     )
+
+
+def _as_probs(pred_probs: Any) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Return probabilities, and the names of their columns, where these have names."""
+    if not is_frame(pred_probs):
+        return torch.from_numpy(np.array(pred_probs, dtype=np.float64)), None
+    values, names = as_matrix(
+        as_table(pred_probs), "pred_probs", "the probability of each class in a column of its own"
+    )
+    return torch.from_numpy(values), names
+
+
+def _hard_labels(labels: Any, names: tuple[str, ...] | None) -> Tensor:
+    values = as_label_values(labels)[0]
+    if names is None:
+        if as_array(values).dtype.kind in "OSTU":
+            raise DataError(
+                "labels are names, and nobody says which column of pred_probs is which class; expected their names "
+                "too; pass classes in the order of the columns, or pred_probs as a data frame."
+            )
+        return hard_labels(as_given_labels(values)[0])
+    given = resolve_labels(values, names, multilabel=False).given
+    missing = lacks_label(given, multilabel=False)
+    if missing.any():
+        rows = missing.nonzero()[:, 0].tolist()
+        raise DataError(f"label at {name_rows(rows)} is missing; expected a class; leave out rows without a label.")
+    return hard_labels(given)
+
+
+def _refuse_misfits(hard: Tensor, probs: Tensor) -> None:
+    """Raise if labels and probabilities do not fit together."""
+    if probs.ndim != 2 or len(probs) != len(hard):
+        raise DataError(
+            f"pred_probs have shape {tuple(probs.shape)}; expected ({len(hard)}, classes), one row for each label; "
+            "pass out-of-sample probabilities of the same rows."
+        )
+    if not bool(probs.isfinite().all()) or bool((probs < 0).any()):
+        raise DataError("pred_probs hold NaN, infinity or negative numbers; expected probabilities; check the model.")
+    if int(hard.max()) >= probs.shape[1]:
+        raise DataError(
+            f"labels name class {int(hard.max())} and pred_probs have {probs.shape[1]} columns; expected a column for "
+            "each class; predict all classes."
+        )

@@ -1,6 +1,6 @@
 """Recipes: a whole job as typed data, read from TOML, overridden key by key, every mistake reported at once."""
 
-from pencil.recipe.files import assign, find, merge, override, read, shipped
+from pencil.recipe.files import assign, find, merge, of_source, override, read, shipped
 from pencil.recipe.resolve import method_name, parse
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
 
@@ -13,6 +13,7 @@ __all__ = [
     "find",
     "merge",
     "method_name",
+    "of_source",
     "override",
     "parse",
     "read",

@@ -22,14 +22,21 @@ def find(what: str) -> Tree:
     if what in shipped():
         return shipped()[what]
     if is_source(what):
-        source = str(path.resolve()) if path.exists() and what not in DATASETS else what
-        return {"name": path.resolve().stem if path.exists() else Path(what).name, "data": {"source": source}}
+        return of_source(what)
     known = [*shipped(), *DATASETS]
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
     if path.suffix or "/" in what:
         hint = f"{path} does not exist." if not path.exists() else "this kind of file is unknown."
     raise RecipeError(f"{what!r} is not a recipe, a recipe file (.toml), a dataset by name, or data ({FORMS}); {hint}")
+
+
+def of_source(source: str) -> Tree:
+    """Return the recipe tree of data by name, folder or file; a path becomes absolute."""
+    path = as_path(source)
+    if source in DATASETS or not path.exists():
+        return {"name": Path(source).name, "data": {"source": source}}
+    return {"name": path.resolve().stem, "data": {"source": str(path.resolve())}}
 
 
 def read(path: Path) -> Tree:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pencil.data.columns import as_names
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
-from pencil.data.table import as_names
 from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.arrays import as_input_tensor, as_inputs
+from pencil.data.arrays import as_inputs
 from pencil.data.encoding import Encoder
-from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.frames import as_new_inputs
+from pencil.data.inputs import Inputs
 from pencil.data.prepare import prepare_inputs
 from pencil.data.transform import Normalization
 from pencil.errors import DataError, ModelError, RunError
@@ -96,8 +97,14 @@ class Run:
         return replace(self, recipe=self.recipe.model_copy(update={"data": data}))
 
     def predict_probs(self, x: Any) -> Tensor:
-        """Return class probabilities for new inputs, which are prepared as the training inputs were."""
-        return self.predict_inputs(TensorInputs(as_input_tensor(x)))
+        """Return class probabilities for new inputs, which are prepared as the training inputs were.
+
+        Parameters
+        ----------
+        x : array or table
+            An array; for a network that was trained on a table a data frame with the same columns.
+        """
+        return self.predict_inputs(as_new_inputs(x, self.recipe.data))
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
         """Return class probabilities for some rows of inputs; a row that cannot be read has NaN."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.methods.base import Outputs, Phase, Terms
+from pencil.methods.base import Outputs, Phase, Requirements, Terms
 from pencil.training.distributed import World
 from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import training_hits
@@ -124,14 +124,16 @@ class TrainingStep:
             )
             given_labels = self.train.given_labels[rows.cpu()].to(batch.given_labels.device)
             batch = replace(batch, rows=rows, given_labels=given_labels)
-        terms = phase.loss(outputs, batch)
+        terms = phase.loss(self._weighted(outputs, batch.rows), batch)
         hits = training_hits(outputs.logits.detach(), batch.given_labels, self.train.multilabel)
         return StepResult(terms.loss, terms, batch, outputs.logits, hits, sum(counts))
 
     def _local_loss(self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]) -> StepResult:
         """The loss of this process's rows, weighted so that the sum over ranks is that of the whole batch."""
         logits, own, total = outputs.logits, len(batch.rows), len(rows)
-        terms = phase.loss(outputs, batch)  # without rows it is NaN, but all ranks have to fetch labels together
+        terms = phase.loss(
+            self._weighted(outputs, batch.rows), batch
+        )  # without rows it is NaN, but all ranks have to fetch labels together
         loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward
         hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
         sums = torch.zeros(2 + len(terms.parts), dtype=torch.float64)
@@ -142,6 +144,17 @@ class TrainingStep:
         whole, *parts = [torch.tensor(one / total, dtype=torch.float64) for one in totals]
         whole_terms = Terms(whole, dict(zip(terms.parts, parts, strict=True)), terms.carry)
         return StepResult(loss, whole_terms, batch, logits, hits, sum(counts))
+
+    def _weighted(self, outputs: Outputs, rows: Tensor) -> Outputs:
+        """Return the same logits, whose gradients are multiplied by the weight of each row.
+
+        For a loss that is a mean over rows, this is the gradient of the weighted mean; others are refused beforehand.
+        """
+        if self.train.weights is None:
+            return outputs
+        values = outputs.logits.detach()
+        weights = self.train.weights[rows.cpu()].to(values)[:, None]
+        return replace(outputs, logits=values + weights * (outputs.logits - values))
 
     def _optimizer_step(self, result: StepResult, lr: float, where: str) -> None:
         """Backward pass and optimizer step. A gradient that is not finite is an error before anything moves."""
@@ -180,6 +193,15 @@ class TrainingStep:
         return TrainingError(
             f"the {what} in {where}, in a batch with the rows {keys}{more}; weights and labels are unchanged; "
             "lower the learning rate, set training.clip_norm, or inspect those rows."
+        )
+
+
+def refuse_weights(train: Examples, name: str, needs: Requirements) -> None:
+    """Raise if rows have weights and the loss of the method is no mean over rows."""
+    if train.weights is not None and not needs.row_losses:
+        raise TrainingError(
+            f"rows have weights and the loss of {name} is no mean over rows; expected a method that declares "
+            "row_losses, such as auto, pencil or cross_entropy; leave sample_weight out."
         )
 
 

@@ -26,7 +26,7 @@ from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
 from pencil.training.settings import TrainingSettings
-from pencil.training.step import TrainingStep
+from pencil.training.step import TrainingStep, refuse_weights
 
 REPLICATED_BYTES = 2**30
 """Labels up to this size are replicated on every process."""
@@ -101,6 +101,7 @@ class Trainer:
         name = type(method).__name__
         if train.multilabel and not method.requirements.multilabel:
             raise TrainingError(f"{name} is for single-label data; these labels are multi-label.")
+        refuse_weights(train, name, method.requirements)
         if settings.minutes is not None and not method.requirements.wall_clock:
             raise TrainingError(f"{name} cannot plan for a time budget; set training.epochs (--epochs) instead.")
         is_fp64 = any(parameter.dtype == torch.float64 for parameter in model.parameters())

@@ -1,0 +1,126 @@
+"""Which column of a table is what: the keys of ``data.columns``, and the usual names of columns that are not named."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from pencil.data.given import shorten
+from pencil.data.roles import Role
+from pencil.errors import DataError
+
+PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
+IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
+LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
+NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
+"""Keys of columns that new inputs need not have."""
+Names = str | tuple[str, ...] | None
+
+
+class Columns(BaseModel):
+    """Which column of a table is what. A column that is not named is searched under its usual names.
+
+    Parameters
+    ----------
+    path
+        Paths of image files.
+    image
+        Encoded images as bytes.
+    numbers, categories, text, vectors
+        Columns to learn from where there are no images: one or several of each kind. Columns that are not named are
+        judged by their name, type and values. Several texts are joined.
+    ignore
+        Columns that are not used.
+    label
+        One column (classes, distributions, or lists of the classes present), or one column per annotator, whose votes
+        become a distribution.
+    probabilities
+        One column per class instead of ``label``; they sum to 1 in every row.
+    indicators
+        One column per class of multi-label data instead of ``label``, each from 0 to 1.
+    key
+        A stable, unique name for each row; by default its path or number.
+    clean
+        Labels known to be right: one column like ``label``, or one per class beside ``indicators``.
+    split
+        The split of each row: train, validation or test.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str | None = None
+    image: str | None = None
+    numbers: Names = None
+    categories: Names = None
+    text: Names = None
+    vectors: Names = None
+    ignore: Names = None
+    label: str | tuple[str, ...] | None = None
+    probabilities: tuple[str, ...] | None = None
+    indicators: tuple[str, ...] | None = None
+    key: str | None = None
+    clean: str | tuple[str, ...] | None = None
+    split: str | None = None
+
+    @property
+    def roles(self) -> dict[Role, tuple[str, ...]]:
+        """The columns to encode that are named, by their role."""
+        return {
+            "number": as_names(self.numbers),
+            "category": as_names(self.categories),
+            "text": as_names(self.text),
+            "vector": as_names(self.vectors),
+        }
+
+    @property
+    def encoded(self) -> bool:
+        """Whether columns to encode are named."""
+        return any(self.roles.values())
+
+
+def as_names(value: Names) -> tuple[str, ...]:
+    """Return one name, several or none as a tuple."""
+    return (value,) if isinstance(value, str) else value or ()
+
+
+def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
+    """Raise if two columns have the same name."""
+    repeated = next((name for name, count in Counter(names).items() if count > 1), None)
+    if repeated is not None:
+        raise DataError(f"{where} has the column {repeated!r} more than once; expected it once; rename one of them.")
+
+
+def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
+    """Raise if ``columns`` names a column that the table does not have."""
+    known = set(table.column_names)
+    named: Iterable[Any] = columns.model_dump().values()
+    missing = [name for value in named for name in as_names(value) if name not in known]
+    if missing:
+        raise DataError(
+            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
+            "table."
+        )
+
+
+def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
+    """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
+    found = usual_column(table, usual)
+    if found is None:
+        raise DataError(
+            f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
+            f"{_list(table.column_names)}; name it with {setting}."
+        )
+    return found
+
+
+def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
+    """Return the first column with one of these names whose type fits; None if there is none."""
+    by_name = {name.lower(): name for name in table.column_names}
+    return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
+
+
+def _list(names: Sequence[str]) -> str:
+    return shorten(list(map(repr, names)), 12)
