@@ -5,8 +5,8 @@
     python benchmarks/tables.py show tables/results.jsonl         # means over seeds, as Markdown
 
 pencil's cells are those of the spec `tables`, with the defaults of every method. cleanlab sees the same noisy labels,
-and ranks them by self-confidence under 5-fold probabilities of logistic regression or of histogram gradient boosting; for
-the test accuracy, CleanLearning leaves out what it takes for wrong and fits again. One line for each cell goes to
+and ranks them by self-confidence under 5-fold probabilities of logistic regression or of histogram gradient boosting;
+for the test accuracy, CleanLearning leaves out what it takes for wrong and fits again. One line for each cell goes to
 ``results.jsonl``; the same command runs those that are not there yet.
 
 The texts are descriptions of Debian packages, and their section is the class. They belong to the authors of the
