@@ -1,4 +1,6 @@
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 import torch
 from hypothesis import given as for_all
@@ -8,7 +10,9 @@ from pencil import DataError
 from pencil.data import noise
 from pencil.data.examples import Examples
 from pencil.data.inputs import TensorInputs
-from pencil.data.settings import FileNoise
+from pencil.data.prepare import prepare
+from pencil.data.settings import DataSettings, FileNoise, RateNoise
+from pencil.data.sources import load
 
 N = 20_000
 CIFAR10_MAP = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog
@@ -170,3 +174,36 @@ def test_a_file_of_labels_that_does_not_fit_is_refused(tmp_path, content):
     examples = rows_of(torch.arange(40) % 4)
     with pytest.raises(DataError, match="expected one class index from 0 to 3 for every row"):
         noise.corrupt(examples, FileNoise(kind="file", file=tmp_path / "labels.npy"), seed=0)
+
+
+def table_of_two_groups(path, rows=1200):
+    """A table in which nothing but two groups of rows can be told apart: by number, category and text alike."""
+    group = np.arange(rows) // 3 % 2
+    words = np.array(["win money now with a free prize", "see you at dinner with the family"])[group]
+    columns = {"amount": group * 5.0, "city": np.array(["Rome", "Oslo"])[group], "text": words}
+    pyarrow.csv.write_csv(pa.table({**columns, "label": np.array(["a", "b", "c"])[np.arange(rows) % 3]}), path)
+    return load(DataSettings(source=str(path))), group
+
+
+def test_instance_noise_on_a_table_depends_on_its_cells(tmp_path):
+    splits, group = table_of_two_groups(tmp_path / "t.csv")
+    settings = RateNoise(kind="instance", rate=0.4)
+    noisy, again = (noise.corrupt(splits.train, settings, seed) for seed in (3, 3))
+    assert np.array_equal(noisy.labels, again.labels)
+    assert noisy.rate == pytest.approx(0.4, abs=0.04)
+    clean = splits.train.given_labels.numpy()
+    for label in range(3):
+        for number in range(2):
+            flipped = noisy.labels[(clean == label) & (group == number) & (noisy.labels != label)]
+            assert np.bincount(flipped).max() / len(flipped) > 0.95  # by chance it would be about 0.5
+
+
+def test_instance_noise_on_a_table_is_drawn_before_rows_are_held_out(tmp_path):
+    splits, _ = table_of_two_groups(tmp_path / "t.csv", rows=300)
+    settings = DataSettings(noise=RateNoise(kind="instance", rate=0.3, seed=5))
+    few, many = (prepare(settings.model_copy(update={"validation": part}), splits, seed=1) for part in (0.1, 0.3))
+    expected = noise.corrupt(splits.train, settings.noise, 0).labels
+    for prepared in (few, many):
+        for part in (prepared.splits.train, prepared.splits.validation):
+            assert part.given_labels.tolist() == expected[part.keys.astype(int)].tolist()
+    assert few.noise_rate == many.noise_rate

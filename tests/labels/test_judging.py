@@ -53,6 +53,16 @@ def test_who_knows_nothing_changes_nothing_and_is_not_sure():
     assert 0.5 < float(found.probs.max()) < 0.7
 
 
+def test_who_abstains_still_puts_rows_in_order():
+    train, given, clean = simulate(400, 0.3, seed=3)
+    held_out, held_given, _ = simulate(40, 0.3, strength=0.0, seed=4)
+    found = judge(train, given, held_out, held_given)
+    assert not found.knows and found.probs.argmax(dim=1).equal(given)
+    assert average_precision_score((given != clean).numpy(), found.issue_scores) > 0.7
+    for scores in (found.issue_scores, found.held_out_issue_scores):
+        assert 0 < float(scores.max() - scores.min()) < 0.003 and scores.max() < 0.5
+
+
 def test_a_class_that_was_not_learned_keeps_its_rows():
     train, given, _ = simulate(1000, 0.1, seed=5)
     held_out, held_given, _ = simulate(300, 0.1, seed=6)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from pencil.data.encoding import fit_encoder
 from pencil.data.examples import Examples
 from pencil.data.given import shorten
 from pencil.data.settings import AnyNoise, EntryNoise, FileNoise, MapNoise, MatrixNoise, MixedNoise
@@ -238,14 +239,26 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
     matrix = transition_matrix(settings, examples.classes)
     if matrix is not None:
         return flip(clean, matrix, seed)
+    assert settings.kind == "instance"
+    return flip_by_instance(clean, _values(examples), examples.num_classes, settings.rate, seed)
+
+
+def _values(examples: Examples) -> np.ndarray:
+    """Return the values that instance-dependent noise depends on.
+
+    For the rows of a table these are the vectors of an encoder of their own, fitted on all of these rows with the text
+    vectors in the box: noise is drawn before rows are held out, and does not depend on ``data.text_model``.
+    """
+    records = examples.inputs.records
+    if records is not None:
+        return fit_encoder(records, examples.rows).encode(records, examples.rows).values.numpy()
     values = examples.inputs.in_memory
     if values is None:
         raise DataError(
-            "data.noise depends on the inputs but these are not in memory; expected arrays or cached images; "
+            "data.noise depends on the inputs but these are not in memory; expected arrays, tables or cached images; "
             "set data.cache, or choose another kind of noise."
         )
-    assert settings.kind == "instance"
-    return flip_by_instance(clean, values[examples.rows].numpy(), examples.num_classes, settings.rate, seed)
+    return values[examples.rows].numpy()
 
 
 def labels_of_file(examples: Examples, settings: FileNoise, seed: int) -> NoisyLabels:

@@ -267,15 +267,28 @@ def _abstain(
     noise: NoiseModel,
     ceiling: float,
 ) -> Judgement:
-    """Nothing is known: labels stay as given, each as sure as the middle between no noise and the ceiling."""
+    """Nothing is known: labels stay as given, each as sure as the middle between no noise and the ceiling.
+
+    Issue scores are all about the same and keep the order of the rows: a few held-out rows that are predicted no better
+    than chance do not show that the order is of no use.
+    """
     rate = min(ceiling / 2, 0.49)
     num_classes = train.log_probs.shape[1]
-    probs, scores = as_given(given, num_classes, rate), torch.full((len(given),), rate, dtype=torch.float64)
+    probs, scores = as_given(given, num_classes, rate), _ordered(train, given, rate)
     held_probs = held_scores = None
     if held_out is not None and held_out_given is not None:
         held_probs = as_given(held_out_given, num_classes, rate)
-        held_scores = torch.full((len(held_out_given),), rate, dtype=torch.float64)
+        held_scores = _ordered(held_out, held_out_given, rate)
     return Judgement(probs, held_probs, scores, held_scores, noise, ceiling, False, 0.0)
+
+
+def _ordered(rows: Evidence, given: Tensor, rate: float) -> Tensor:
+    """Return issue scores around a rate, higher by a trace where the mean log-probability of the label is lower."""
+    met = (rows.visits > 0) & ~has_tie(given)
+    scores = torch.full((len(met),), rate, dtype=torch.float64)
+    if met.any():
+        scores[met] += TIE_BREAK * (match_quantiles(-rows.log_given[met].double(), EVENLY) - EVENLY.mean())
+    return scores
 
 
 def upper_limit(wrong: Tensor) -> float:
