@@ -50,6 +50,12 @@ def test_hugging_face(example):
     assert corrected > given + 0.15
 
 
+def test_text_from_a_csv(example):
+    run, (given, corrected) = example("text_from_csv").main(epochs=9)
+    assert run.summary.labels.correct_after > run.summary.labels.correct_before + 0.1
+    assert corrected > given + 0.1
+
+
 def test_sklearn(example):
     scores, (given, corrected) = example("sklearn_pipeline").main(epochs=30, folds=2)
     assert scores["pencil"] > scores["cross_entropy"] + 0.05
