@@ -79,7 +79,7 @@ def test_own_columns_and_their_names_get_a_quote():
 @pytest.mark.parametrize("words", [("labels", "run"), ("labels", "run", "--format", "cleanlab")])
 def test_csv_exports_hold_no_formula(home, words):
     rows = list(csv.reader(io.StringIO(pencil(*words, cwd=home).stdout)))[1:]
-    assert len(rows) == 60 and rows[0][0].startswith("'=row")
+    assert len(rows) == 60 and any(row[0].startswith("'=row") for row in rows)
     assert not [cell for row in rows for cell in row if cell != neutral(cell)]
 
 
@@ -93,7 +93,7 @@ def test_predictions_hold_no_formula(home):
 def test_parquet_and_json_keep_names_as_they_are(home):
     pencil("labels", "run", "--format", "parquet", "--anyway", "--out", "labels.parquet", cwd=home)
     table = pq.read_table(home / "labels.parquet")
-    assert set(table["given"].to_pylist()) == set(CLASSES) and table["key"][0].as_py().startswith("=row")
+    assert set(table["given"].to_pylist()) == set(CLASSES) and f"=row{ESCAPE}0" in table["key"].to_pylist()
     line = pencil("labels", "run", "--format", "jsonl", "--order", "data", cwd=home).stdout.splitlines()[0]
     assert json.loads(line)["key"] == f"=row{ESCAPE}0"
 
