@@ -62,8 +62,7 @@ def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tenso
     counts.index_put_((predicted.cpu(), given.cpu()), torch.ones(len(given), dtype=torch.float64), accumulate=True)
     counts.fill_diagonal_(0.0)
     uniform = (1 - torch.eye(num_classes, dtype=torch.float64)) / max(1, num_classes - 1)
-    log_marginals = torch.stack([dirichlet_log_marginal(counts, uniform, strength) for strength in STRENGTHS])
-    strength = STRENGTHS[log_marginals.argmax()]
+    strength = best_strength(counts, uniform)
     return (counts + strength * uniform) / (counts.sum(dim=1, keepdim=True) + strength)
 
 
@@ -87,13 +86,15 @@ def relative_rates(logits: Tensor, given: Tensor) -> Tensor:
         [predicted[~wrong].bincount(minlength=num_classes), predicted[wrong].bincount(minlength=num_classes)], dim=1
     ).double()
     mean = (counts.sum(dim=0) + 0.5) / (counts.sum() + 1)
-    log_marginals = torch.stack(
-        [dirichlet_log_marginal(counts, mean.expand_as(counts), strength) for strength in STRENGTHS]
-    )
-    strength = STRENGTHS[log_marginals.argmax()]
+    strength = best_strength(counts, mean.expand_as(counts))
     rates = (counts[:, 1] + strength * mean[1]) / (counts.sum(dim=1) + strength)
     rows = top.indices.bincount(minlength=num_classes).cpu().double()
     return rates * rows.sum() / (rates * rows).sum()
+
+
+def best_strength(counts: Tensor, mean: Tensor) -> Tensor:
+    """Return the weight of the prior around ``mean`` that makes the counts most probable."""
+    return STRENGTHS[torch.stack([dirichlet_log_marginal(counts, mean, one) for one in STRENGTHS]).argmax()]
 
 
 def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Tensor:
@@ -151,7 +152,7 @@ def transition_at(rate: float, shape: Tensor) -> Tensor:
 def with_rate(
     model: NoiseModel, shape: Tensor, rate: float, logits: Tensor, given: Tensor, weights: Tensor | None = None
 ) -> NoiseModel:
-    """Return the noise model at another rate, with the temperature of maximum likelihood for it."""
+    """Return the noise model at another rate, with the most probable temperature for it."""
     changed = replace(model, rate=rate, transition=transition_at(rate, shape))
     return replace(changed, temperature=fit_temperature(logits, given, changed, weights))
 
