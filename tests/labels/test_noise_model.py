@@ -8,15 +8,18 @@ import torch
 
 from pencil.labels.noise_model import (
     NoiseModel,
+    calibrated,
     confusion_shape,
+    direction,
     dirichlet_log_marginal,
     fit_noise,
-    fit_temperature,
     negative_log_likelihood,
     noise_shape,
     posterior,
-    relative_rates,
     remaining_trust,
+    transition_at,
+    unmixed,
+    unmixing,
 )
 
 
@@ -26,6 +29,10 @@ def anywhere(classes):
 
 def model_of(rate, shape):
     return NoiseModel(rate, rate, rate, 1.0, (1 - rate) * torch.eye(len(shape), dtype=torch.float64) + rate * shape)
+
+
+def temperature_of(logits, given, model, weights=None):
+    return calibrated(model, logits, given, weights, (0.0,)).temperature
 
 
 def drawn(rate, shape, rows=2000, sharpness=4.0, seed=0):
@@ -66,14 +73,18 @@ def test_the_rate_of_drawn_noise_is_found(rate, classes):
     torch.testing.assert_close(found.transition.sum(dim=1), torch.ones(classes, dtype=torch.float64))
 
 
-def test_a_network_that_learned_the_noise_is_sharpened():
+def test_noise_that_the_network_learned_is_taken_out():
     """Logits of ``p T``, which is what a network that was trained on noisy labels says."""
     shape = anywhere(10)
     clean, _, given = drawn(0.5, shape, sharpness=6.0)
     noisy = (clean.double().softmax(dim=1) @ model_of(0.5, shape).transition).log()
     found = fit_noise(noisy, given, shape)
     assert found.rate == pytest.approx(0.5, abs=0.08)
-    assert found.temperature < 0.6
+    before, after, true = (
+        float(log_probs.exp().amax(dim=1).mean())
+        for log_probs in (noisy, found.true_log_probs(noisy), clean.double().log_softmax(dim=1))
+    )
+    assert before < 0.55 and after == pytest.approx(true, abs=0.05)
 
 
 def test_few_rows_leave_room_for_noise_that_was_not_seen():
@@ -105,7 +116,7 @@ def class_map(rows=4000, seed=0):
 
 def test_a_class_that_is_mistaken_more_often_has_its_own_rate():
     logits, true, given = class_map()
-    rates = relative_rates(logits, given)
+    rates = noise_shape(logits, given).sum(dim=1)
     predicted = logits.argmax(dim=1)
     assert float(rates[predicted].mean()) == pytest.approx(1.0)  # of the mean row
     assert float(rates[0]) == pytest.approx(4.0, abs=0.3) and float(rates[1:].max()) < 0.1
@@ -117,7 +128,57 @@ def test_a_class_that_is_mistaken_more_often_has_its_own_rate():
 
 def test_classes_that_differ_by_chance_alone_share_one_rate():
     logits, _, given = drawn(0.3, anywhere(5), sharpness=6.0, rows=1500)
-    torch.testing.assert_close(relative_rates(logits, given), torch.ones(5, dtype=torch.float64), atol=0.2, rtol=0)
+    rates = noise_shape(logits, given).sum(dim=1)
+    torch.testing.assert_close(rates, torch.ones(5, dtype=torch.float64), atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize("absorbed", [0.0, 0.5, 1.0])
+def test_unmixing_undoes_what_a_network_has_absorbed(absorbed):
+    """Every row by itself: the distribution that the mixture of clean and noisy predictions was made of."""
+    shape = torch.tensor([[0, 0.9, 0.1], [0.5, 0, 0.5], [0.2, 0.8, 0]], dtype=torch.float64)
+    transition = transition_at(0.4, shape)
+    probs = torch.rand(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
+    probs /= probs.sum(dim=1, keepdim=True)
+    mixed = torch.zeros_like(probs)
+    for row, true, said in itertools.product(range(8), range(3), range(3)):
+        as_it_is = (1 - absorbed) * float(true == said)
+        mixed[row, said] += probs[row, true] * (as_it_is + absorbed * transition[true, said])
+    torch.testing.assert_close(unmixed(mixed, unmixing(transition, absorbed)), probs)
+
+
+def test_a_prediction_surer_than_noise_allows_stays_a_distribution():
+    transition = transition_at(0.4, anywhere(3))
+    found = unmixed(torch.tensor([[0.98, 0.01, 0.01]], dtype=torch.float64), unmixing(transition, 1.0))
+    assert (found > 0).all() and float(found.sum()) == pytest.approx(1.0) and float(found[0, 0]) > 0.999
+
+
+def test_a_class_map_that_the_network_has_learned_is_seen_through():
+    """The network predicts noisy labels, 60 : 40 for every row of class 0, and is sure of all others."""
+    clean, true, given = class_map()
+    shape = torch.zeros(4, 4, dtype=torch.float64)
+    shape[0, 1] = 4.0
+    logits = (clean.double().softmax(dim=1) @ transition_at(0.1, shape)).log()
+    found = fit_noise(logits, given, noise_shape(logits, given))
+    assert found.absorbed > 0 and float(found.transition[0, 1]) == pytest.approx(0.4, abs=0.06)
+    fixed = posterior(logits, given, found).argmax(dim=1)
+    assert (given == true).double().mean() < 0.91 and (fixed == true).double().mean() > 0.97
+
+
+def test_rows_that_are_surer_than_noise_allows_limit_the_rate():
+    """Classes that resemble each other, but every label is right: rows of all shades between two classes."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 6.0 * torch.randn(3000, 2, generator=generator)
+    given = logits.softmax(dim=1).multinomial(1, generator=generator)[:, 0]
+    assert fit_noise(logits, given, anywhere(2)).high < 0.03
+
+
+def test_noise_without_direction_is_not_unmixed():
+    assert direction(anywhere(10)) == pytest.approx(0.0) and direction(anywhere(2)) == 0.0
+    one_way = torch.eye(5, dtype=torch.float64).roll(1, dims=1)
+    assert direction(one_way) == pytest.approx(1.0) and 0 < direction((one_way + anywhere(5)) / 2) < 1
+    clean, _, given = drawn(0.5, anywhere(10), sharpness=6.0)
+    logits = (clean.double().softmax(dim=1) @ transition_at(0.5, anywhere(10))).log()
+    assert calibrated(model_of(0.5, anywhere(10)), logits[:200], given[:200]).absorbed == 0.0
 
 
 def test_a_class_that_is_never_predicted_goes_anywhere():
@@ -141,18 +202,16 @@ def test_the_posterior_is_bayes_rule():
 def test_few_rows_leave_the_temperature_near_one():
     shape = anywhere(6)
     logits, _, given = drawn(0.3, shape, sharpness=3.0, rows=2000)
-    few = [
-        fit_temperature(3.0 * logits[k : k + 10], given[k : k + 10], model_of(0.3, shape)) for k in range(0, 200, 10)
-    ]
+    few = [temperature_of(3.0 * logits[k : k + 10], given[k : k + 10], model_of(0.3, shape)) for k in range(0, 200, 10)]
     weights = torch.full((2000,), 0.005, dtype=torch.float64)  # as ten rows
-    assert sum(few) / len(few) < 2.5 < fit_temperature(3.0 * logits, given, model_of(0.3, shape))
-    assert fit_temperature(3.0 * logits, given, model_of(0.3, shape), weights) < 2.5
+    assert sum(few) / len(few) < 2.5 < temperature_of(3.0 * logits, given, model_of(0.3, shape))
+    assert temperature_of(3.0 * logits, given, model_of(0.3, shape), weights) < 2.5
 
 
 def test_the_temperature_of_logits_that_are_too_sure_is_found():
     shape = anywhere(6)
     logits, _, given = drawn(0.3, shape, sharpness=3.0)
-    assert fit_temperature(2.0 * logits, given, model_of(0.3, shape)) == pytest.approx(2.0, rel=0.2)
+    assert temperature_of(2.0 * logits, given, model_of(0.3, shape)) == pytest.approx(2.0, rel=0.2)
 
 
 @pytest.mark.parametrize("held", [0.0, 0.5, 1.0])
@@ -200,7 +259,7 @@ def test_few_rows_do_not_make_a_prediction_surer_than_it_was():
     """All of three rows are right: likelihood alone would take the lowest temperature."""
     logits, given = torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.5, 0.0]]), torch.tensor([0, 1, 0])
     model = NoiseModel(0.05, 0.0, 0.1, 1.0, torch.tensor([[0.95, 0.05], [0.05, 0.95]], dtype=torch.float64))
-    assert fit_temperature(logits, given, model) >= 0.5
+    assert temperature_of(logits, given, model) >= 0.5
     many = torch.distributions.Categorical(logits=logits.repeat(700, 1)).sample()
     clean = NoiseModel(0.001, 0.0, 0.1, 1.0, torch.tensor([[0.999, 0.001], [0.001, 0.999]], dtype=torch.float64))
-    assert 0.7 < fit_temperature(logits.repeat(700, 1), many, clean) < 1.3  # which they have
+    assert 0.7 < temperature_of(logits.repeat(700, 1), many, clean) < 1.3  # which they have

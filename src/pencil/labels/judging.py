@@ -16,8 +16,8 @@ from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.noise_model import (
     NoiseModel,
+    calibrated,
     fit_noise,
-    fit_temperature,
     is_chance,
     log_rarity,
     noise_shape,
@@ -128,15 +128,14 @@ def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, 
     logits
         Predictions for these rows.
     noise
-        The noise model, whose temperature is used where there are no held-out rows.
+        The noise model, used as it is where there are no held-out rows.
     held_out
         Predictions of the same network for held-out rows, and their given labels, which calibrate it.
     """
-    temperature = noise.temperature
     if held_out is not None:
         decided = ~has_tie(held_out[1])
-        temperature = fit_temperature(held_out[0][decided], hard_labels(held_out[1])[decided], noise)
-    return (logits.double() / temperature).softmax(dim=1).nan_to_num(1 / logits.shape[1]).float()
+        noise = calibrated(noise, held_out[0][decided], hard_labels(held_out[1])[decided])
+    return noise.true_log_probs(logits.double()).exp().nan_to_num(1 / logits.shape[1]).float()
 
 
 def estimate_noise(
@@ -146,7 +145,7 @@ def estimate_noise(
 
     Likelihood takes noise that the inputs explain for truth. A network that is kept from memorising shows more: labels
     that lost in nearly all visits are wrong, and few are wrong of those that won in most. The rate is the middle of
-    these two fractions, as far as the likelihood allows it: a weak network disagrees with right labels too. The
+    these two fractions, as far as the likelihood supports it: a weak network disagrees with right labels too. The
     interval covers both fractions and that of the likelihood.
 
     The temperature is that of held-out rows and training rows together. Training rows count as ``TRAIN_WEIGHT`` rows at
@@ -157,7 +156,7 @@ def estimate_noise(
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
-    rate = min(max((least + most) / 2, fitted.low), fitted.high)
+    rate = min(max((least + most) / 2, fitted.low), fitted.rate)
     some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
     logits = torch.cat([held_out_logits, train.log_probs[some].double()])
     weight = min(1.0, TRAIN_WEIGHT / len(given[some]))

@@ -16,8 +16,8 @@ from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inver
 from pencil.labels.noise_model import (
     SIGNIFICANT,
     NoiseModel,
+    calibrated,
     fit_noise,
-    fit_temperature,
     is_chance,
     log_likelihoods,
     log_rarity,
@@ -96,7 +96,7 @@ class Auto(Method):
         Weight of ELR's regulariser in the backbone phase.
     patience, max_backbone
         The backbone phase ends after this many epochs without a better held-out likelihood, and at the latest at this
-        fraction of the budget.
+        fraction of the budget. A network that still improves gains more by this than by its own corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
@@ -126,7 +126,7 @@ class Auto(Method):
         lr: NonNegative = 0.02,
         early_learning: NonNegative = 3.0,
         patience: Annotated[int, Field(ge=1)] = 4,
-        max_backbone: Fraction = 0.6,
+        max_backbone: Fraction = 1.0,
         pace: Fraction = 0.3,
         finetune: Fraction = 0.25,
         rounds: Annotated[int, Field(ge=1)] = 1,
@@ -243,12 +243,11 @@ class Auto(Method):
         )
 
     def refit(self, context: Context) -> None:
-        """Fit the temperature and the weight of the given labels to the network as it is now."""
+        """Calibrate the network as it is now, and fit the weight of the given labels."""
         held_out = context.held_out()
         if held_out is not None:
             assert self.state.noise is not None
-            temperature = fit_temperature(held_out[0], hard_labels(held_out[1]), self.state.noise)
-            self.state.noise = replace(self.state.noise, temperature=temperature)
+            self.state.noise = calibrated(self.state.noise, held_out[0], hard_labels(held_out[1]))
             self._fit_trust(*held_out, context.train_accuracy)
 
     def _fit_trust(self, logits: Tensor, given: Tensor, agreement: float) -> None:
