@@ -91,7 +91,9 @@ class Auto(Method):
     epochs
         Length of the run, where ``training.epochs`` or a time budget does not set it.
     lr
-        Start of the one cosine schedule over all phases.
+        Highest learning rate of the one cosine schedule over all phases.
+    warmup
+        Fraction of the epochs in which the learning rate rises first; for high learning rates.
     early_learning
         Weight of ELR's regulariser in the backbone phase.
     patience, max_backbone
@@ -124,6 +126,7 @@ class Auto(Method):
         *,
         epochs: Epochs = 60,
         lr: NonNegative = 0.02,
+        warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0,
         early_learning: NonNegative = 3.0,
         patience: Annotated[int, Field(ge=1)] = 4,
         max_backbone: Fraction = 1.0,
@@ -137,7 +140,7 @@ class Auto(Method):
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
-        self.anchored, self.divergence = anchored, divergence
+        self.anchored, self.divergence, self.warmup = anchored, divergence, warmup
         self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
 
     # ---- phases
@@ -166,14 +169,15 @@ class Auto(Method):
         return tuple(phases)
 
     def _backbone(self, epochs: int) -> Phase:
-        lr = Cosine(self.lr, length=self.state.total)
+        lr = Cosine(self.lr, length=self.state.total, warmup=self.warmup)
         return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets)
 
     def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
         """Correction and fine-tuning on a cosine of ``length`` epochs, ``offset`` of which have passed before."""
         left = max(0, self.state.total - self.state.backbone_epochs)
         finetune = min(left, round(self.finetune * self.state.total))
-        first, second = (Cosine(self.lr, offset=place, length=length) for place in (offset, length - finetune))
+        whole = Cosine(self.lr, length=length, warmup=self.warmup if offset else 0.0)
+        first, second = (replace(whole, offset=place) for place in (offset, length - finetune))
         return [
             Phase("correction" + suffix, left - finetune, self.correction_loss, first, after_step=self.correct_labels),
             Phase("finetune" + suffix, finetune, self.correction_loss, second),
