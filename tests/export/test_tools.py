@@ -141,11 +141,11 @@ def test_label_studio_there_and_back(tickets, form):
     file = tickets.parent / "export.json"
     file.write_text(json.dumps([form(task) for task in answers]))
     said = take_over(tickets, "export.json")
-    assert said.stdout.strip() == "3 decisions added: 2 accept, 1 other"
+    assert said.stdout.strip() == "decisions added: 3 (2 accept, 1 other)"
     assert decided(tickets) == {("1", "accept", "technical"), ("2", "other", "billing"), ("3", "accept", "billing")}
     assert {made.time for made in read_reviews(tickets / "reviews.jsonl")} == {"2026-01-02T00:00:00Z"}
     again = take_over(tickets, "export.json")
-    assert again.stdout.strip() == "0 decisions added" and "3 were known already" in again.stderr
+    assert again.stdout.strip() == "decisions added: 0" and "known already: 3" in again.stderr
     table = pyarrow.csv.read_csv(io.BytesIO(pencil("labels", "run", "--reviewed", cwd=tickets.parent).stdout.encode()))
     labels = {str(row["key"]): row["corrected"] for row in table.to_pylist() if row["reviewed"]}
     assert labels == {"1": "technical", "2": "billing", "3": "billing"}
@@ -160,8 +160,8 @@ def test_label_studio_rejections_skips_and_several_annotators(tickets):
     unanswered = {**tasks["4"], "id": 1, "annotations": []}
     (tickets.parent / "export.json").write_text(json.dumps([*rows, unanswered, answer(tasks["5"])]))
     said = take_over(tickets, "export.json")
-    assert "2 answers differ from an earlier one about the same row; the last counts" in said.stderr
-    assert "1 rows without a new label are left out" in said.stderr
+    assert "about the same row, of which the last counts: 2" in said.stderr
+    assert "which are left out: 1" in said.stderr
     expected = {
         ("1", "reject", "billing"),
         ("3", "skip", None),
@@ -259,7 +259,7 @@ def test_cvat_there_and_back(pets):
     changed_in_cvat(out / "annotations.xml", "dog/0.png", "dog")
     said = take_over(pets, "cvat/annotations.xml")
     assert decided(pets) == {("cat/1 a.png", "reject", "cat"), ("dog/0.png", "accept", "dog")}
-    assert "4 rows without a new label are left out; add --complete if a person has seen them all" in said.stderr
+    assert "which are left out: 4; add --complete if a person has seen them all" in said.stderr
     take_over(pets, "cvat", "--complete")
     assert len(decided(pets)) == 6
 
@@ -302,7 +302,7 @@ def test_coco_there_and_back(pets):
     tree["annotations"].reverse()
     (pets.parent / "coco.json").write_text(json.dumps(tree))
     said = take_over(pets, "coco.json")
-    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "5 rows without a new label" in said.stderr
+    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "which are left out: 5" in said.stderr
     take_over(pets, "coco.json", "--complete")
     assert len(decided(pets)) == 6
 

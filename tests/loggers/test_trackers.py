@@ -8,12 +8,16 @@ from typing import get_args
 import numpy as np
 import pytest
 from commands import pencil as command
+from review_runs import many_classes_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 import pencil
 from pencil import RecipeError, Stopped
 from pencil.loggers import trackers
 from pencil.recipe import parse
+from pencil.runs.directory import RunReader
+from pencil.runs.label_table import LabelTable
 from pencil.training import checkpointing
 from pencil.training.settings import TrackerName
 
@@ -141,6 +145,70 @@ def test_mlflow_has_every_epoch_the_recipe_and_the_summary(tmp_path):
     assert found.data.params["training.batch_size"] == "16"
     assert found.data.metrics["summary/seconds"] == pytest.approx(run.summary.seconds)
     assert found.info.status == "FINISHED"
+
+
+def test_mlflow_has_a_model_that_loads_again_and_predicts(tmp_path):
+    """From raw inputs, without a pickle, and without the rows of the data."""
+    import mlflow.pyfunc
+
+    run = train(tmp_path / "run", "mlflow")
+    client, found = mlflow_run(tmp_path / "run")
+    mlflow.set_tracking_uri(client.tracking_uri)
+    model = mlflow.pyfunc.load_model(f"runs:/{found.info.run_id}/model")
+    x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(model.predict(x), run.predict_probs(x).numpy())
+    (saved,) = (tmp_path / "run" / "mlflow" / "artifacts").rglob("MLmodel")
+    files = [path for path in saved.parent.rglob("*") if path.is_file()]
+    assert not [path for path in files if path.suffix in (".pkl", ".pth", ".pt")]
+    (labels,) = saved.parent.rglob("labels.parquet")
+    assert len(LabelTable.read(labels)) == 0
+
+
+def test_mlflow_model_takes_rows_of_a_table(tmp_path):
+    import mlflow.pyfunc
+    import pandas as pd
+
+    frame = pd.DataFrame(
+        {"text": ["good film", "bad film"] * 30, "stars": [5.0, 1.0] * 30, "label": ["yes", "no"] * 30}
+    )
+    settings = {"training.log": ["mlflow"]}
+    run = pencil.fit("mlp", frame, out=tmp_path / "run", epochs=3, settings=settings, progress=False)
+    client, found = mlflow_run(tmp_path / "run")
+    mlflow.set_tracking_uri(client.tracking_uri)
+    new = pd.DataFrame({"text": ["good", "bad"], "stars": [4.0, None]})
+    predicted = mlflow.pyfunc.load_model(f"runs:/{found.info.run_id}/model").predict(new)
+    np.testing.assert_array_equal(predicted, run.predict_probs(new).numpy())
+
+
+def test_a_network_from_python_is_no_mlflow_model(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    with pytest.warns(UserWarning, match=r"the network 'python' is not logged as a model"):
+        settings = {"training.log": ["mlflow"]}
+        pencil.fit(nn.Linear(4, 3), (x, y), out=tmp_path / "run", epochs=3, settings=settings, progress=False)
+    assert mlflow_run(tmp_path / "run")[1].info.status == "FINISHED"
+
+
+def test_wandb_has_a_table_of_the_corrections(tmp_path):
+    rng = np.random.default_rng(0)
+    clean = np.arange(300) % 3
+    x = (rng.normal(size=(300, 4)) + 6 * np.eye(4)[clean]).astype(np.float32)
+    given = np.where(np.arange(300) % 11 == 0, (clean + 1) % 3, clean)
+    run = pencil.fit(
+        "mlp", (x, given), out=tmp_path / "run", epochs=12, settings={"training.log": ["wandb"]}, progress=False
+    )
+    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/corrections_*.table.json")
+    table = json.loads(path.read_text())
+    fixed = run.labels.to_fix()
+    assert len(fixed) > 10 and table["columns"][:4] == ["key", "split", "given", "corrected"]
+    assert [row[:4] for row in table["data"]] == [
+        [row[name] for name in table["columns"][:4]] for row in fixed.to_pylist()
+    ]
+    assert [row[5] for row in table["data"]] == pytest.approx(fixed.issue_score.tolist())
+
+
+def test_corrections_of_several_classes_are_one_text(tmp_path):
+    labels = RunReader(many_classes_run(tmp_path / "run")).labels
+    assert [row[:4] for row in trackers.corrections(labels)] == [["0", "train", "sea", "sky"]]
 
 
 def test_a_run_that_goes_on_repeats_nothing_and_loses_nothing(tmp_path):

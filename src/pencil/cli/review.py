@@ -58,11 +58,14 @@ def _import(run: Path, answers: Path, complete: bool) -> None:
 
     done = import_file(run, answers, complete=complete)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.added.items()))
-    echo(f"{done.added.total():,} decisions added" + (f": {kinds}" if kinds else ""))
+    echo(f"decisions added: {done.added.total():,}" + (f" ({kinds})" if kinds else ""))
     if done.known:
-        echo(f"{done.known:,} were known already", err=True)
+        echo(f"known already: {done.known:,}", err=True)
     if done.replaced:
-        echo(f"{done.replaced:,} answers differ from an earlier one about the same row; the last counts", err=True)
+        echo(
+            f"answers that differ from an earlier one about the same row, of which the last counts: {done.replaced:,}",
+            err=True,
+        )
     if done.untouched:
         advice = "" if complete else "; add --complete if a person has seen them all"
-        echo(f"{done.untouched:,} rows without a new label are left out{advice}", err=True)
+        echo(f"rows without a new label, which are left out: {done.untouched:,}{advice}", err=True)
