@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pencil.recipe import CUSTOM
+from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import ENCODER, ENVIRONMENT, LABELS, METRICS, MODEL, RECIPE, SUMMARY
 from pencil.runs.run import Run, open_run
 from pencil.user_file import split_reference
@@ -18,7 +20,7 @@ FILES = (RECIPE, ENVIRONMENT, SUMMARY, MODEL)
 LOADER = "pencil.loggers.mlflow_model"
 
 
-def log_model(run: Run, tracking_uri: str, run_id: str) -> None:
+def log_model(run: Run, client: Any, run_id: str) -> None:
     """Log the network as the model ``model`` of an MLflow run.
 
     A network that came from Python or from a file of the user's cannot be built again by its name: it is left out, with
@@ -28,8 +30,8 @@ def log_model(run: Run, tracking_uri: str, run_id: str) -> None:
     ----------
     run : Run
         The finished run, with its directory.
-    tracking_uri : str
-        Where the MLflow run is.
+    client : MlflowClient
+        Where the MLflow run is. The functions of ``mlflow`` itself would change the tracking address of the process.
     run_id : str
         The MLflow run.
     """
@@ -43,37 +45,33 @@ def log_model(run: Run, tracking_uri: str, run_id: str) -> None:
         )
         return
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / NAME
-        _copy_network(run, data)
-        _log(data, tracking_uri, run_id)
+        copy_network(run, Path(folder) / NAME)
+        _save_model(Path(folder) / NAME, Path(folder) / "saved")
+        model = client.create_logged_model(client.get_run(run_id).info.experiment_id, NAME, run_id)
+        client.log_model_artifacts(model.model_id, str(Path(folder) / "saved"))
+        client.finalize_logged_model(model.model_id, "READY")
 
 
-def _copy_network(run: Run, target: Path) -> None:
-    """Copy what is needed to open the run as it is, without the rows of its data."""
+def copy_network(run: Run, target: Path) -> None:
+    """Copy what is needed to open the run as it is.
+
+    A label table has at least one row: it is the first one of the run, without its key.
+    """
     assert run.path is not None
     target.mkdir()
     for name in (*FILES, *([ENCODER] if run.encoder is not None else [])):
         shutil.copyfile(run.path / name, target / name)
     (target / METRICS).touch()
-    run.labels.slice(0, 0).write(target / LABELS)
+    first = run.labels.table.slice(0, 1)
+    LabelTable(first.set_column(first.column_names.index("key"), "key", pa.array(["row"]))).write(target / LABELS)
 
 
-def _log(data: Path, tracking_uri: str, run_id: str) -> None:
-    import mlflow
-
+def _save_model(data: Path, target: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about the type hints of its own classes
         import mlflow.pyfunc
 
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(tracking_uri)
-    try:
-        with mlflow.start_run(run_id=run_id, nested=True):
-            mlflow.pyfunc.log_model(
-                name=NAME, loader_module=LOADER, data_path=str(data), pip_requirements=["pencil-labels"]
-            )
-    finally:
-        mlflow.set_tracking_uri(before)
+    mlflow.pyfunc.save_model(target, loader_module=LOADER, data_path=str(data), pip_requirements=["pencil-labels"])
 
 
 class Predictor:

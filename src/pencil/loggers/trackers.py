@@ -273,7 +273,7 @@ class MLflow:
     def finish(self, run: Run) -> None:
         found = numbers_of(run.summary.to_dict())
         self._log_numbers({f"{FINAL}/{name}": value for name, value in found.items()}, self.note.epoch)
-        log_model(run, self.client.tracking_uri, self.run)
+        log_model(run, self.client, self.run)
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.run, status="FINISHED" if finished else "KILLED")
