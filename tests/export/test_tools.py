@@ -472,6 +472,14 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(tickets, name):
     assert not (tickets / "reviews.jsonl").exists()
 
 
+def test_an_archive_that_would_fill_the_memory_is_refused(pets, monkeypatch):
+    monkeypatch.setattr("pencil.export.tools.LARGEST", 2**20)
+    with zipfile.ZipFile(pets.parent / "task.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("annotations.xml", " " * 2**21)
+    said = take_over(pets, "task.zip", code=2).stderr
+    assert "annotations.xml in it is larger than 1 MiB; unpack it" in said
+
+
 def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
     paint(pets.parent / "pets/cat/0.png", 9)  # beside dog/0.png
     run = files_run(pets.parent / "second", pets.parent / "pets")

@@ -7,7 +7,7 @@ from typing import Any
 
 from pencil.errors import RunError
 from pencil.export.answers import Answer
-from pencil.export.json_rows import as_classes, need, write_rows
+from pencil.export.json_rows import as_classes, need, numbered, write_rows
 from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
@@ -103,10 +103,7 @@ def read_argilla(source: Path, records: Iterable[Any]) -> Iterator[Answer]:
     RunError
         If a record is not one of an export of `save_argilla`.
     """
-    for number, record in enumerate(records, 1):
-        position = f"record {number}"
-        if not isinstance(record, dict):
-            raise RunError(f"{source}: {position} is a {type(record).__name__}; expected an object.")
+    for position, record in numbered(source, "record", records):
         responses = record.get("responses") or {}
         if not responses or record.get("status") == "pending":  # a draft of somebody
             continue

@@ -8,7 +8,7 @@ from typing import Any
 from pencil.errors import RunError
 from pencil.export.answers import Answer
 from pencil.export.json_rows import write_rows
-from pencil.export.shown import Contents, Row, refuse_texts
+from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -39,16 +39,10 @@ def save_coco(labels: LabelTable, contents: Contents, out: Path, version: str) -
     """
     categories = {name: number for number, name in enumerate(labels.classes, 1)}
     annotations: list[dict[str, Any]] = []
-    made = False
     with atomic_write(out, folder=True) as folder:
 
         def images() -> Iterator[dict[str, Any]]:
-            nonlocal made
-            for number, row in enumerate(contents.rows(labels), 1):
-                refuse_texts(row, "COCO")
-                made = made or row.shown.file is None
-                if row.shown.file is None:
-                    row.shown.placed(folder / IMAGES)
+            for number, row in enumerate(contents.images(labels, "COCO", folder / IMAGES), 1):
                 image = _image(row, number)
                 annotations.extend(_annotations(row, image, categories, len(annotations) + 1))
                 yield image
@@ -60,7 +54,7 @@ def save_coco(labels: LabelTable, contents: Contents, out: Path, version: str) -
             file.write('"annotations": [\n')
             file.write(",\n".join(map(json.dumps, annotations)))
             file.write("\n]}\n")
-    return f"the names of images are relative to {out / IMAGES if made else contents.folder}"
+    return f"the names of images are relative to {out / IMAGES if (out / IMAGES).is_dir() else contents.folder}"
 
 
 def _image(row: Row, number: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, ParseError, SubElement, fromstring, t
 
 from pencil.errors import RunError
 from pencil.export.answers import Answer
-from pencil.export.shown import Contents, Row, refuse_texts
+from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -37,21 +37,16 @@ def save_cvat(labels: LabelTable, contents: Contents, out: Path, version: str) -
     str
         Where the images of the task are.
     """
-    made = False
     with atomic_write(out, folder=True) as folder:
         with (folder / ANNOTATIONS).open("w", encoding="utf-8") as file:
             file.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
             file.write(tostring(_meta(labels, version), encoding="unicode") + "\n")
-            for number, row in enumerate(contents.rows(labels)):
-                refuse_texts(row, "CVAT")
-                made = made or row.shown.file is None
-                if row.shown.file is None:
-                    row.shown.placed(folder / IMAGES)
+            for number, row in enumerate(contents.images(labels, "CVAT", folder / IMAGES)):
                 file.write(tostring(_image(row, number), encoding="unicode") + "\n")
             file.write("</annotations>\n")
         tags = [{"name": name, "type": "tag", "attributes": []} for name in labels.classes]
         (folder / LABELS).write_text(json.dumps(tags, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return f"the images of the task are those in {out / IMAGES if made else contents.folder}"
+    return f"the images of the task are those in {out / IMAGES if (out / IMAGES).is_dir() else contents.folder}"
 
 
 def _meta(labels: LabelTable, version: str) -> Element:

@@ -8,8 +8,8 @@ from typing import Any
 from pencil.decisions import Label
 from pencil.errors import RunError
 from pencil.export.answers import Answer
-from pencil.export.json_rows import need, write_rows
-from pencil.export.shown import Contents, Row, refuse_texts
+from pencil.export.json_rows import need, numbered, write_rows
+from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -43,17 +43,15 @@ def save_fiftyone(labels: LabelTable, contents: Contents, out: Path, version: st
         Empty: nothing is left to do.
     """
     with atomic_write(out, folder=True) as folder:
-        samples = (_sample(row, number, folder) for number, row in enumerate(contents.rows(labels)))
+        rows = contents.images(labels, "FiftyOne", folder / "data")
+        samples = (_sample(row, number) for number, row in enumerate(rows))
         write_rows(folder / SAMPLES, samples, '{"samples": [', "]}")
         (folder / METADATA).write_text(json.dumps(_metadata(labels, version), indent=2) + "\n", encoding="utf-8")
     return ""
 
 
-def _sample(row: Row, number: int, folder: Path) -> dict[str, Any]:
-    refuse_texts(row, "FiftyOne")
+def _sample(row: Row, number: int) -> dict[str, Any]:
     first = 4 * number  # ids: the sample, then its labels
-    if row.shown.file is None:
-        row.shown.placed(folder / "data")
     return {
         "_id": _identity(first),
         "filepath": f"data/{row.shown.name}" if row.shown.file is None else str(row.shown.file),
@@ -157,10 +155,7 @@ def read_fiftyone(source: Path, tree: Mapping[str, Any]) -> Iterator[Answer]:
     RunError
         If a sample is not one of an export of `save_fiftyone`.
     """
-    for number, sample in enumerate(tree["samples"], 1):
-        position = f"sample {number}"
-        if not isinstance(sample, dict):
-            raise RunError(f"{source}: {position} is a {type(sample).__name__}; expected an object.")
+    for position, sample in numbered(source, "sample", tree["samples"]):
         tags = sample.get("tags") or []
         kinds = [kind for kind in KINDS if kind in tags]
         if len(kinds) > 1 and sample.get(REVIEWED) is None:

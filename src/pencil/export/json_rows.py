@@ -1,7 +1,7 @@
 """JSON files of many rows, written one row at a time, and the checks of values that come back in such files."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,14 @@ def write_rows(path: Path, rows: Iterable[Any], before: str = "[", after: str = 
         for number, row in enumerate(rows):
             file.write(("," if number else "") + "\n" + json.dumps(row, ensure_ascii=False, allow_nan=False))
         file.write(f"\n{after}\n")
+
+
+def numbered(source: Path, what: str, rows: Iterable[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield rows that must be objects with their position in the file, such as ``task 3``."""
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise RunError(f"{source}: {what} {number} is a {type(row).__name__}; expected an object.")
+        yield f"{what} {number}", row
 
 
 def need(source: Path, position: str, tree: Mapping[str, Any], name: str) -> str:

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from pencil.errors import RunError
 from pencil.export.answers import Answer
-from pencil.export.json_rows import as_classes, need, write_rows
+from pencil.export.json_rows import as_classes, need, numbered, write_rows
 from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
@@ -102,10 +102,7 @@ def read_label_studio(source: Path, tasks: Iterable[Any]) -> Iterator[Answer]:
     RunError
         If a task is not one of an export of `save_label_studio`.
     """
-    for number, task in enumerate(tasks, 1):
-        position = f"task {number}"
-        if not isinstance(task, dict):
-            raise RunError(f"{source}: {position} is a {type(task).__name__}; expected an object.")
+    for position, task in numbered(source, "task", tasks):
         if "data" in task:
             yield from _full(source, position, task)
         elif task.get("annotation_id") is not None:

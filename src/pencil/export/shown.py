@@ -78,15 +78,6 @@ class Shown:
         """Return the pixels as a ``data:`` address, which holds the image itself."""
         return f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
 
-    def placed(self, folder: Path) -> Path:
-        """Return the absolute path of the image; one that has no file is written below ``folder``."""
-        if self.file is not None:
-            return self.file
-        target = folder / self.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(self.png())
-        return target
-
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -155,6 +146,19 @@ class Contents:
                 self.show((key, split)),
             )
 
+    def images(self, labels: LabelTable, tool: str, folder: Path) -> Iterator[Row]:
+        """Yield the rows for a tool that shows images only; those that have no file are written below ``folder``."""
+        for row in self.rows(labels):
+            if not row.shown.name:
+                raise RunError(
+                    f"{row.key!r} of this run is no image, as {tool} needs; choose --format labelstudio or argilla."
+                )
+            if row.shown.file is None:
+                target = folder / row.shown.name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(row.shown.png())
+            yield row
+
     def show(self, where: Where) -> Shown:
         """Return what a row shows."""
         part, place = self._find(where)
@@ -217,11 +221,3 @@ def _text(part: "Examples", row: int) -> str:
     values = part.inputs.raw(torch.tensor([row])).values[0].numpy().astype(np.float64).ravel()
     shown = ", ".join(f"{value:.4g}" for value in values[:NUMBERS])
     return shown if len(values) <= NUMBERS else f"{shown}, ... ({len(values)} numbers)"
-
-
-def refuse_texts(row: Row, tool: str) -> None:
-    """Refuse a row that is no image, for a tool that shows nothing else."""
-    if not row.shown.name:
-        raise RunError(
-            f"{row.key!r} of this run is no image, and {tool} shows images; choose --format labelstudio or argilla."
-        )

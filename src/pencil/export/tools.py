@@ -39,6 +39,9 @@ EXPECTED = (
     "file, or records of Argilla"
 )
 
+LARGEST = 2**30
+"""No more bytes of an archive are unpacked into memory."""
+
 
 def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str:
     """Write rows of a run for another tool to a new folder, and return what is left to do there, if anything.
@@ -118,4 +121,6 @@ def _read(source: Path) -> bytes:
         found = [name for name in archive.namelist() if name.rpartition("/")[2] == CVAT_FILE]
         if len(found) != 1:
             raise ValueError(f"it has {len(found)} files named {CVAT_FILE}")
+        if archive.getinfo(found[0]).file_size > LARGEST:
+            raise ValueError(f"{CVAT_FILE} in it is larger than {LARGEST >> 20} MiB; unpack it")
         return archive.read(found[0])
