@@ -43,6 +43,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "pencil.runs.summary": (),
     "pencil.export": (),
     "pencil.export.network": ("export_model", "Exported"),
+    "pencil.export.tools": ("save_for", "import_file"),
+    "pencil.export.answers": ("Imported",),
     "pencil.report": (),
     "pencil.review": (),
     "pencil.audit": (),

@@ -43,11 +43,11 @@ def one_class_run(path, classes=("cat", "dog", "bird"), rows=12, shape=(8, 8)):
     return write_run(path, build_label_table(Splits(examples), torch.from_numpy(probs), None), data)
 
 
-def many_classes_run(path, classes=("sea", "sky", "sun")):
+def many_classes_run(path, classes=("sea", "sky", "sun"), shape=None):
     """Several classes at once: row 0 changes in two of them, row 1 in none, row 2 has an unknown one."""
     given = np.array([[1, 0, 0], [0, 1, 1], [1, np.nan, 0], [0, 0, 0]], dtype=np.float32)
     probs = torch.tensor([[0.1, 0.9, 0.2], [0.1, 0.8, 0.9], [0.7, 0.6, 0.3], [0.2, 0.3, 0.1]])
-    x = np.eye(4, 5, dtype=np.float32)
+    x = np.eye(4, 5, dtype=np.float32) if shape is None else np.zeros((4, *shape), dtype=np.uint8)
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
     examples = from_arrays(x, given, classes=classes, multilabel=True)

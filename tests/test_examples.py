@@ -1,9 +1,11 @@
 """Every example runs, says what it claims, and is short."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -29,6 +31,34 @@ def test_every_example_is_tested_and_explained():
     for path in EXAMPLES.glob("*.py"):
         assert f'example("{path.stem}")' in Path(__file__).read_text()
         assert f"examples/{path.name}" in page
+
+
+def run_notebook(path):
+    """Run the code cells of a notebook one after the other, and return the names that they leave."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert notebook["nbformat"] == 4
+    names = {"__name__": "__main__"}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None, "clear the outputs before a commit"
+            exec(compile("".join(cell["source"]), f"{path.name}, {cell['id']}", "exec"), names)
+    return names
+
+
+def test_quickstart_notebook(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with plt.ioff(), plt.rc_context({"backend": "Agg"}):
+        run = run_notebook(EXAMPLES / "quickstart.ipynb")["run"]
+        (figure,) = map(plt.figure, plt.get_fignums())
+        assert len(figure.axes) == 10
+        plt.close(figure)
+    labels = run.summary.labels
+    assert labels.correct_after > labels.correct_before + 0.15
+    assert f"right before: {labels.correct_before:.1%}" in capsys.readouterr().out
+    to_fix = len(run.labels.to_fix())  # held-out rows too
+    assert (tmp_path / "to-fix.csv").read_text().count("\n") == to_fix + 1
+    assert len(json.loads((tmp_path / "tasks" / "tasks.json").read_text())) == to_fix
+    assert "examples/quickstart.ipynb" in (EXAMPLES.parent / "docs" / "integrations.md").read_text()
 
 
 def test_own_loop(example, capsys):

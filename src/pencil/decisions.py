@@ -245,14 +245,14 @@ class Journal:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def append(self, decision: Decision) -> None:
-        """Append a line and flush it to disk; after an error the file is as before."""
-        line = f"{decision.to_json()}\n".encode()
+    def append(self, *decisions: Decision) -> None:
+        """Append a line for each and flush them to disk; after an error the file is as before."""
+        lines = "".join(f"{decision.to_json()}\n" for decision in decisions).encode()
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
             written = 0
-            while written < len(line):
-                written += os.write(self._descriptor, line[written:])
+            while written < len(lines):
+                written += os.write(self._descriptor, lines[written:])
             os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, end)  # half a line must not damage the next one

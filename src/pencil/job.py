@@ -264,7 +264,7 @@ class Execution:
             _write_results(directory, run, best_weights)
             _write_report(run, job.prepared.splits)
         if trackers is not None:
-            trackers.finish(run.summary)
+            trackers.finish(run)
         return run
 
     def _whole(

@@ -61,6 +61,8 @@ EXPORTS = {
     "cleanlab.npz": ["labels", "run", "--format", "cleanlab"],
     "hf": ["labels", "run", "--format", "huggingface"],
     "links": ["labels", "run", "--format", "imagefolder"],
+    "tasks": ["labels", "run", "--format", "labelstudio"],
+    "dataset": ["labels", "run", "--format", "fiftyone"],
     "copies": ["labels", "run", "--format", "imagefolder", "--copy"],
     "net.safetensors": ["export", "run", "--format", "safetensors"],
     "net.pt2": ["export", "run", "--format", "torch-export"],

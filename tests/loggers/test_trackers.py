@@ -1,19 +1,26 @@
 """The numbers of a run in TensorBoard, Weights & Biases and MLflow, read back from what they wrote."""
 
 import json
+import os
+import shutil
 import struct
 import sys
 from typing import get_args
 
 import numpy as np
+import pandas as pd
 import pytest
 from commands import pencil as command
+from review_runs import many_classes_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 import pencil
 from pencil import RecipeError, Stopped
-from pencil.loggers import trackers
+from pencil.loggers import mlflow_model, trackers
 from pencil.recipe import parse
+from pencil.runs.directory import RunReader
+from pencil.runs.label_table import LabelTable
 from pencil.training import checkpointing
 from pencil.training.settings import TrackerName
 
@@ -134,13 +141,71 @@ def test_wandb_offline_has_every_epoch_the_recipe_and_the_summary(tmp_path):
     assert "summary/seconds" in final
 
 
-def test_mlflow_has_every_epoch_the_recipe_and_the_summary(tmp_path):
+def test_mlflow_has_every_epoch_the_recipe_the_summary_and_the_model(tmp_path, monkeypatch):
     run = train(tmp_path / "run", "mlflow")
     client, found = mlflow_run(tmp_path / "run")
     assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "loss")] == expected(run, "loss")
     assert found.data.params["training.batch_size"] == "16"
     assert found.data.metrics["summary/seconds"] == pytest.approx(run.summary.seconds)
     assert found.info.status == "FINISHED"
+    check_model(tmp_path / "run", run, client, found, monkeypatch)
+
+
+def check_model(out, run, client, found, monkeypatch):
+    """The model loads again and predicts from raw inputs, without a pickle and without the keys of the data."""
+    import mlflow.pyfunc
+
+    assert "MLFLOW_TRACKING_URI" not in os.environ  # a second run in this process logs to its own directory
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", client.tracking_uri)
+    model = mlflow.pyfunc.load_model(f"runs:/{found.info.run_id}/model")
+    x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    np.testing.assert_array_equal(model.predict(x), run.predict_probs(x).numpy())
+    (saved,) = (out / "mlflow" / "artifacts").rglob("MLmodel")
+    assert not [path for path in saved.parent.rglob("*") if path.suffix in (".pkl", ".pth", ".pt")]
+    (labels,) = saved.parent.rglob("labels.parquet")
+    assert LabelTable.read(labels).keys.to_pylist() == ["row"]
+
+
+def test_an_mlflow_model_takes_rows_of_a_table(tmp_path):
+    frame = pd.DataFrame(
+        {"text": ["good film", "bad film"] * 30, "stars": [5.0, 1.0] * 30, "label": ["yes", "no"] * 30}
+    )
+    run = pencil.fit("mlp", frame, out=tmp_path / "run", epochs=3, progress=False)
+    mlflow_model.copy_network(run, tmp_path / "model")
+    shutil.rmtree(tmp_path / "run")
+    new = pd.DataFrame({"text": ["good", "bad"], "stars": [4.0, None]})
+    predicted = mlflow_model._load_pyfunc(str(tmp_path / "model")).predict(new)
+    np.testing.assert_array_equal(predicted, run.predict_probs(new).numpy())
+
+
+def test_a_network_from_python_is_no_mlflow_model(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3
+    run = pencil.fit(nn.Linear(4, 3), (x, y), out=tmp_path / "run", epochs=3, progress=False)
+    with pytest.warns(UserWarning, match=r"the network 'custom' is not logged as a model.*mlflow\.pytorch\.log_model"):
+        mlflow_model.log_model(run, None, "none")
+
+
+def test_wandb_has_a_table_of_the_corrections(tmp_path):
+    rng = np.random.default_rng(0)
+    clean = np.arange(300) % 3
+    x = (rng.normal(size=(300, 4)) + 6 * np.eye(4)[clean]).astype(np.float32)
+    given = np.where(np.arange(300) % 11 == 0, (clean + 1) % 3, clean)
+    run = pencil.fit(
+        "mlp", (x, given), out=tmp_path / "run", epochs=12, settings={"training.log": ["wandb"]}, progress=False
+    )
+    (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/files/media/table/corrections_*.table.json")
+    table = json.loads(path.read_text())
+    fixed = run.labels.to_fix()
+    assert len(fixed) > 10 and table["columns"][:4] == ["key", "split", "given", "corrected"]
+    assert [row[:4] for row in table["data"]] == [
+        [row[name] for name in table["columns"][:4]] for row in fixed.to_pylist()
+    ]
+    assert [row[5] for row in table["data"]] == pytest.approx(fixed.issue_score.tolist())
+
+
+def test_corrections_of_several_classes_are_one_text(tmp_path):
+    labels = RunReader(many_classes_run(tmp_path / "run")).labels
+    assert [row[:4] for row in trackers.corrections(labels)] == [["0", "train", "sea", "sky"]]
 
 
 def test_a_run_that_goes_on_repeats_nothing_and_loses_nothing(tmp_path):

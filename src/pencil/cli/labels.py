@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from pencil.runs.label_table import LabelTable
 
 TEXT = ("csv", "jsonl", "parquet")
-FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder")
+TOOLS = ("labelstudio", "fiftyone", "cvat", "coco", "argilla")
+FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder", *TOOLS)
 ORDERS = ("issues", "data")
-FOLDERS = ("huggingface", "imagefolder")
+FOLDERS = ("huggingface", "imagefolder", *TOOLS)
+BY_ISSUE = (*TEXT, *TOOLS)
+"""Formats whose rows people go through: the most probable issue comes first."""
 
 
 def labels(
@@ -38,7 +41,7 @@ def labels(
         str | None,
         typer.Option(
             "--order",
-            help="Text formats: issues (most probable first; the default), or data (the default of --with-columns).",
+            help="issues (most probable first; the default), or data (the default of --with-columns).",
         ),
     ] = None,
     anyway: Annotated[
@@ -61,6 +64,9 @@ def labels(
 
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
     imagefolder a folder for each class with links to its images.
+
+    labelstudio, fiftyone, cvat, coco and argilla are folders for these tools, with the corrected label as prediction;
+    `pencil review RUN --import FILE` reads the answers.
     """
     from pencil.export.labels import select_entries, select_labels
     from pencil.runs.directory import RunReader
@@ -77,7 +83,7 @@ def labels(
         from pencil.decisions import REVIEWS, read_reviews
 
         table = table.merge_decisions(read_reviews(run / REVIEWS))
-    by_issue = order == "issues" and format in TEXT
+    by_issue = order == "issues" and format in BY_ISSUE
     chosen: Any
     if entries:
         chosen = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
@@ -96,6 +102,8 @@ def labels(
         _write(chosen, format, delimiter)
     elif format == "imagefolder":
         _sort(reader, chosen, out, copy)
+    elif format in TOOLS:
+        _save_for(format, reader, chosen, out)
     else:
         echo(f"{_save(chosen, format, out, delimiter):,} labels written to {out}", err=True)
 
@@ -155,3 +163,10 @@ def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> N
     if done.without_class:
         echo(f"{done.without_class:,} images without a class are left out", err=True)
     echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)
+
+
+def _save_for(tool: str, reader: "RunReader", chosen: "LabelTable", out: Path) -> None:
+    from pencil.export.tools import save_for
+
+    left_to_do = save_for(tool, reader, chosen, out)
+    echo(f"{len(chosen):,} labels written to {out}" + (f"; {left_to_do}" if left_to_do else ""), err=True)

@@ -1,8 +1,14 @@
 """``pencil review``: a local page where a person accepts or rejects the corrections of a run."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from pencil.cli.options import RunPath
 from pencil.cli.output import echo
 from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, is_remote, listen
+from pencil.errors import RunError
 
 
 def review(
@@ -11,11 +17,30 @@ def review(
     host: Host = "127.0.0.1",
     allow_remote: AllowRemote = False,
     no_browser: NoBrowser = False,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Take over the answers in a file of Label Studio, FiftyOne, CVAT, COCO or Argilla, and open no page.",
+        ),
+    ] = None,
+    complete: Annotated[
+        bool,
+        typer.Option(
+            "--complete", help="CVAT, COCO: a person has seen every image in FILE, also those whose label is unchanged."
+        ),
+    ] = False,
 ) -> None:
     """Look at corrections in the browser, the most useful first, and accept or reject them.
 
     Every decision is appended to RUN/reviews.jsonl at once; come back at any time. Then `pencil labels RUN --reviewed`.
     """
+    if complete and answers is None:
+        raise RunError("--complete is for --import FILE; leave it out, or name a file.")
+    if answers is not None:
+        _import(run, answers, complete)
+        return
     from pencil.review.guard import Access
     from pencil.review.server import serve
     from pencil.review.session import Review
@@ -26,3 +51,21 @@ def review(
         echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
         announce(access, "decision", no_browser=no_browser)
         serve(opened, access, listening)
+
+
+def _import(run: Path, answers: Path, complete: bool) -> None:
+    from pencil.export.tools import import_file
+
+    done = import_file(run, answers, complete=complete)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.added.items()))
+    echo(f"decisions added: {done.added.total():,}" + (f" ({kinds})" if kinds else ""))
+    if done.known:
+        echo(f"known already: {done.known:,}", err=True)
+    if done.replaced:
+        echo(
+            f"answers that differ from an earlier one about the same row, of which the last counts: {done.replaced:,}",
+            err=True,
+        )
+    if done.untouched:
+        advice = "" if complete else "; add --complete if a person has seen them all"
+        echo(f"rows without a new label, which are left out: {done.untouched:,}{advice}", err=True)

@@ -1,7 +1,7 @@
 """Export: labels as tables, for cleanlab and for datasets; class maps. Nothing imported here needs torch.
 
-`pencil.export.image_folder` (images sorted by class), `pencil.export.table_columns` (the columns of the user's table)
-and `pencil.export.network` (the network) do, and are imported by name.
+`pencil.export.image_folder` (images sorted by class), `pencil.export.table_columns` (the columns of the user's table),
+`pencil.export.tools` (labelling tools) and `pencil.export.network` (the network) do, and are imported by name.
 """
 
 from pencil.export.class_maps import save_maps

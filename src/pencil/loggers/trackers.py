@@ -16,17 +16,24 @@ from typing import Any, Protocol, Self
 
 from pencil.errors import RecipeError, RunError
 from pencil.files import read_json, write_json
+from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
-from pencil.runs.summary import Summary
+from pencil.runs.label_table import LabelTable
+from pencil.runs.run import Run
 from pencil.training import Observer, Record
 from pencil.trees import flatten
 
-NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic", "pandas")}
 """The packages behind each name that ``training.log`` may have."""
 FINAL = "summary"
 NOTE = "run.json"
 PARAMETERS_AT_ONCE = 100
 """MLflow takes no more in one call."""
+CORRECTIONS = "corrections"
+SHOWN = ("key", "split", "given", "corrected", "confidence", "issue_score")
+"""The columns of the table of corrections."""
+MOST_CORRECTIONS = 10_000
+"""This many corrections are logged, the most probable issues first: W&B's pages show no more of a table."""
 
 
 class Tracker(Protocol):
@@ -35,7 +42,7 @@ class Tracker(Protocol):
     def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of an epoch; an epoch that was logged already is left as it is."""
 
-    def finish(self, summary: Summary) -> None:
+    def finish(self, run: Run) -> None:
         """Log the results of the whole run."""
 
     def close(self, finished: bool) -> None:
@@ -92,8 +99,8 @@ class Trackers(Observer):
     def on_epoch_end(self, record: Record) -> None:
         self._each("log", record["epoch"], numbers_of(record, leave_out=("epoch", "phase_epoch")))
 
-    def finish(self, summary: Summary) -> None:
-        self._each("finish", summary)
+    def finish(self, run: Run) -> None:
+        self._each("finish", run)
         self._finished = True
 
     def _each(self, what: str, *arguments: Any) -> None:
@@ -119,6 +126,12 @@ def hyperparameters(recipe: Recipe) -> dict[str, Any]:
     return {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if value is not None}
 
 
+def corrections(labels: LabelTable) -> list[list[Any]]:
+    """Return the rows whose label changed, the most probable issue first; several classes are one text."""
+    rows = labels.to_fix().slice(0, MOST_CORRECTIONS).to_pylist()
+    return [["; ".join(row[name]) if isinstance(row[name], list) else row[name] for name in SHOWN] for row in rows]
+
+
 class TensorBoard:
     """Event files in RUN/tensorboard. Each start discards what is there and writes all epochs again."""
 
@@ -134,10 +147,10 @@ class TensorBoard:
             self.writer.add_scalar(name, value, epoch)
         self.writer.flush()
 
-    def finish(self, summary: Summary) -> None:
+    def finish(self, run: Run) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        results = {f"{FINAL}/{name}": value for name, value in numbers_of(summary.to_dict()).items()}
+        results = {f"{FINAL}/{name}": value for name, value in numbers_of(run.summary.to_dict()).items()}
         plain = {
             key: value if isinstance(value, bool | int | float | str) else json.dumps(value)
             for key, value in hyperparameters(self.recipe).items()
@@ -209,8 +222,12 @@ class WeightsAndBiases:
             self.run.log(dict(numbers), step=epoch)
             self.note.write(self.run.id, epoch)
 
-    def finish(self, summary: Summary) -> None:
-        self.run.summary.update({f"{FINAL}/{name}": value for name, value in flatten(summary.to_dict()).items()})
+    def finish(self, run: Run) -> None:
+        import wandb
+
+        found = flatten(run.summary.to_dict())
+        self.run.summary.update({f"{FINAL}/{name}": value for name, value in found.items()})
+        self.run.log({CORRECTIONS: wandb.Table(list(SHOWN), corrections(run.labels))})
 
     def close(self, finished: bool) -> None:
         self.run.finish(exit_code=0 if finished else 1)
@@ -253,10 +270,10 @@ class MLflow:
             self._log_numbers(numbers, epoch)
             self.note.write(self.run, epoch)
 
-    def finish(self, summary: Summary) -> None:
-        self._log_numbers(
-            {f"{FINAL}/{name}": value for name, value in numbers_of(summary.to_dict()).items()}, self.note.epoch
-        )
+    def finish(self, run: Run) -> None:
+        found = numbers_of(run.summary.to_dict())
+        self._log_numbers({f"{FINAL}/{name}": value for name, value in found.items()}, self.note.epoch)
+        log_model(run, self.client, self.run)
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.run, status="FINISHED" if finished else "KILLED")

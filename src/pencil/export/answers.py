@@ -1,0 +1,194 @@
+"""Answers of people in other tools as decisions of a run: matched to its rows, checked, added to ``reviews.jsonl``."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pencil.decisions import REVIEWS, Decision, History, Journal, Label, Where, now, read_lines
+from pencil.errors import RunError
+from pencil.runs.label_table import LabelTable
+from pencil.runs.lock import RunLock
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a file says about a row.
+
+    Attributes
+    ----------
+    position : str
+        Where it is in the file, such as ``task 3``.
+    key : str
+        The key of the row; without a split the name of its image.
+    split : str or None
+        The split of the row.
+    classes : tuple of str or None
+        The classes that the person chose; None if the row was skipped.
+    time : str
+        When, if the file says so.
+    seen : bool
+        Whether the file says that a person made it; otherwise it counts only if it differs from what was exported.
+    kind : str
+        ``accept`` or ``reject``, where the person said so instead of naming a class.
+    """
+
+    position: str
+    key: str
+    split: str | None
+    classes: tuple[str, ...] | None
+    time: str = ""
+    seen: bool = True
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """How many decisions of each kind were added, how many were known already, and how many rows nobody touched."""
+
+    added: Counter[str]
+    known: int
+    untouched: int
+    replaced: int
+
+
+def import_answers(
+    run: Path,
+    source: Path,
+    answers: Iterable[Answer],
+    labels: LabelTable,
+    *,
+    complete: bool = False,
+    names: Callable[[], dict[str, Where]] = dict,
+) -> Imported:
+    """Append the answers of a file to the decisions of a run, all of them or none.
+
+    Parameters
+    ----------
+    run : Path
+        The run directory.
+    source : Path
+        The file, for messages.
+    answers : iterable of Answer
+        What it says; of several answers about a row the last counts.
+    labels : LabelTable
+        The labels of the run.
+    complete : bool
+        Answers that may be untouched count too.
+    names : callable
+        Returns the row of each image name; it is called if an answer names an image.
+
+    Raises
+    ------
+    RunError
+        If an answer is about a row or a class that the run does not have; it names the file and the position.
+    """
+    made: dict[Where, Decision] = {}
+    answers = list(answers)
+    rows = _find_rows(source, answers, labels, names)
+    untouched = replaced = 0
+    for answer, (where, row) in zip(answers, rows, strict=True):
+        decision = _decide(source, answer, where, row, labels)
+        if decision is None or (not answer.seen and not complete and decision.decision == "accept"):
+            untouched += 1
+            continue
+        earlier = made.pop(where, None)
+        replaced += earlier is not None and earlier.label != decision.label
+        made[where] = decision
+    with RunLock(run), Journal(run / REVIEWS) as journal:
+        history = History()
+        for decision in read_lines(run / REVIEWS):
+            history.add(decision)
+        new = [decision for where, decision in made.items() if not _is_known(history.get(where), decision)]
+        journal.append(*new)
+    return Imported(Counter(decision.decision for decision in new), len(made) - len(new), untouched, replaced)
+
+
+def _is_known(standing: Decision | None, decision: Decision) -> bool:
+    return standing is not None and (standing.decision, standing.label) == (decision.decision, decision.label)
+
+
+def _find_rows(
+    source: Path, answers: list[Answer], labels: LabelTable, names: Callable[[], dict[str, Where]]
+) -> list[tuple[Where, int]]:
+    """Return the key, split and row of each answer."""
+    by_name = _Names(names() if any(answer.split is None for answer in answers) else {})
+    places = []
+    for answer in answers:
+        where = by_name.find(source, answer) if answer.split is None else (answer.key, answer.split)
+        places.append(where)
+    rows = labels.find_rows(places)
+    for answer, where in zip(answers, places, strict=True):
+        if where not in rows:
+            raise RunError(
+                f"{source}: {answer.position} is about {where[0]!r} ({where[1]}), which this run does not have; "
+                "expected the rows of a `pencil labels` export of this run; import it into the run that it came from."
+            )
+    return [(where, rows[where]) for where in places]
+
+
+class _Names:
+    """Rows by the names of their images; a tool may have put folders before a name, or left some out."""
+
+    def __init__(self, names: dict[str, Where]):
+        self.exact = names
+        self.by_last: dict[str, list[str]] = {}
+        for name in names:
+            self.by_last.setdefault(name.rpartition("/")[2], []).append(name)
+
+    def find(self, source: Path, answer: Answer) -> Where:
+        name = answer.key.replace("\\", "/").lstrip("/")
+        if name in self.exact:
+            return self.exact[name]
+        alike = [
+            known
+            for known in self.by_last.get(name.rpartition("/")[2], [])
+            if f"/{known}".endswith(f"/{name}") or f"/{name}".endswith(f"/{known}")
+        ]
+        if len(alike) == 1:
+            return self.exact[alike[0]]
+        seen = f"is the name of {len(alike)} images, such as {alike[0]!r}" if alike else "is no image of this run"
+        example = next(iter(self.exact), "")
+        raise RunError(
+            f"{source}: {answer.position} has the name {answer.key!r}, which {seen}; expected a name like {example!r}; "
+            "keep the folders in the names of images."
+        )
+
+
+def _decide(source: Path, answer: Answer, where: Where, row: int, labels: LabelTable) -> Decision | None:
+    """Return the decision that an answer is; None for single-label data without a class."""
+    given, corrected = labels.given_labels[row], labels.corrected_labels[row]
+    if answer.kind:
+        label, kind = (corrected if answer.kind == "accept" else given), answer.kind
+        if label is None:
+            raise RunError(
+                f"{source}: {answer.position} ({where[0]!r}) is {kind!r}, and the row has no given label to return to; "
+                "expected a class; name one."
+            )
+    elif answer.classes is None:
+        label, kind = None, "skip"
+    elif not answer.classes and not labels.multilabel:
+        return None
+    else:
+        label = _as_label(source, answer, where, labels)
+        kind = "accept" if label == corrected else "reject" if label == given else "other"
+    return Decision(*where, kind, label, given, corrected, answer.time or now())
+
+
+def _as_label(source: Path, answer: Answer, where: Where, labels: LabelTable) -> Label:
+    classes = answer.classes or ()
+    for name in classes:
+        if name not in labels.classes:
+            known = ", ".join(map(repr, labels.classes[:5])) + (", ..." if len(labels.classes) > 5 else "")
+            raise RunError(
+                f"{source}: {answer.position} ({where[0]!r}) names {name!r}; expected one of the {len(labels.classes)} "
+                f"classes of this run ({known}); rename it there, or leave it out."
+            )
+    if labels.multilabel:
+        return tuple(name for name in labels.classes if name in classes)
+    if len(set(classes)) != 1:
+        raise RunError(
+            f"{source}: {answer.position} ({where[0]!r}) names {len(classes)} classes, {', '.join(classes)}; expected "
+            "one, as the data is single-label; choose one there."
+        )
+    return classes[0]

@@ -1,0 +1,126 @@
+"""Other labelling tools by name: which function writes for each, and which reads its files."""
+
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pencil.errors import RunError
+from pencil.export.answers import Answer, Imported, import_answers
+from pencil.export.argilla import RECORDS, is_argilla, read_argilla, save_argilla
+from pencil.export.coco import ANNOTATIONS as COCO_FILE
+from pencil.export.coco import is_coco, read_coco, save_coco
+from pencil.export.cvat import ANNOTATIONS as CVAT_FILE
+from pencil.export.cvat import read_cvat, save_cvat
+from pencil.export.fiftyone import SAMPLES, is_fiftyone, read_fiftyone, save_fiftyone
+from pencil.export.label_studio import is_label_studio, read_label_studio, save_label_studio
+from pencil.export.shown import Contents
+from pencil.files import parse_json, read_regular
+from pencil.runs.directory import RunReader
+from pencil.runs.label_table import LabelTable
+
+SAVERS: dict[str, Callable[[LabelTable, Contents, Path, str], str]] = {
+    "labelstudio": save_label_studio,
+    "fiftyone": save_fiftyone,
+    "cvat": save_cvat,
+    "coco": save_coco,
+    "argilla": save_argilla,
+}
+READERS: tuple[tuple[Callable[[Any], bool], Callable[[Path, Any], Iterator[Answer]]], ...] = (
+    (is_argilla, read_argilla),
+    (is_fiftyone, read_fiftyone),
+    (is_coco, read_coco),
+    (is_label_studio, read_label_studio),
+)
+"""For files of JSON, by what is in them."""
+IN_FOLDERS = (SAMPLES, RECORDS, CVAT_FILE, COCO_FILE)
+EXPECTED = (
+    "a JSON or JSON-MIN export of Label Studio, samples.json of FiftyOne, CVAT for images 1.1 (XML or ZIP), a COCO "
+    "file, or records of Argilla"
+)
+
+LARGEST = 2**30
+"""No more bytes of an archive are unpacked into memory."""
+
+
+def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str:
+    """Write rows of a run for another tool to a new folder, and return what is left to do there, if anything.
+
+    Parameters
+    ----------
+    tool : str
+        ``labelstudio``, ``fiftyone``, ``cvat``, ``coco`` or ``argilla``.
+    reader : RunReader
+        The run.
+    labels : LabelTable
+        The rows of it to write.
+    out : Path
+        A folder that does not exist yet.
+    """
+    return SAVERS[tool](labels, Contents(reader.recipe().data), out, reader.path.absolute().name)
+
+
+def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
+    """Append what people decided in another tool to the decisions of a run; the tool is found by the file's content.
+
+    Parameters
+    ----------
+    run : Path
+        The run directory.
+    source : Path
+        The file that the tool exported, or the folder with it.
+    complete : bool
+        A person has looked at every row of the file. CVAT and COCO files hold the exported labels too: those that
+        nobody changed count only then.
+
+    Raises
+    ------
+    RunError
+        If the file cannot be read or is of no known tool, or says something about a row or class that the run does not
+        have. Then nothing is appended.
+    """
+    reader = RunReader(run)
+    labels = reader.read_labels(("corrected", "confidence", "changed", "issue_score"))
+    answers = list(read_answers(source))
+
+    def names() -> dict[str, tuple[str, str]]:
+        contents = Contents(reader.recipe().data)
+        places = zip(labels.keys.to_pylist(), labels.splits.to_pylist(), strict=True)
+        return {contents.name(where): where for where in places}
+
+    return import_answers(run, source, answers, labels, complete=complete, names=names)
+
+
+def read_answers(source: Path) -> Iterator[Answer]:
+    """Return the answers in a file of any of the tools, or in the folder that holds it."""
+    if source.is_dir():
+        inside = [source / name for name in IN_FOLDERS if (source / name).is_file()]
+        if len(inside) != 1:
+            raise RunError(f"{source} has {len(inside)} of {', '.join(IN_FOLDERS)}; expected one; name the file.")
+        source = inside[0]
+    try:
+        content = _read(source)
+        if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
+            return read_cvat(source, content)
+        tree = parse_json(content)
+    except OSError as error:
+        raise RunError(f"cannot read {source}: {error.strerror or error}; expected {EXPECTED}.") from error
+    except (ValueError, zipfile.BadZipFile) as error:
+        raise RunError(f"{source} is neither JSON nor XML ({error}); expected {EXPECTED}.") from error
+    for is_of_tool, read in READERS:
+        if is_of_tool(tree):
+            return read(source, tree)
+    raise RunError(f"{source} is JSON of another form; expected {EXPECTED}.")
+
+
+def _read(source: Path) -> bytes:
+    """Return the content of a file, or of the annotations in a ZIP archive, as which CVAT exports them."""
+    if source.suffix.lower() != ".zip":
+        return read_regular(source)
+    with zipfile.ZipFile(source) as archive:
+        found = [name for name in archive.namelist() if name.rpartition("/")[2] == CVAT_FILE]
+        if len(found) != 1:
+            raise ValueError(f"it has {len(found)} files named {CVAT_FILE}")
+        if archive.getinfo(found[0]).file_size > LARGEST:
+            raise ValueError(f"{CVAT_FILE} in it is larger than {LARGEST >> 20} MiB; unpack it")
+        return archive.read(found[0])

@@ -1,0 +1,91 @@
+"""The network of a run as an MLflow model: it predicts class probabilities of raw inputs, and holds no pickle."""
+
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.recipe import CUSTOM
+from pencil.runs.label_table import LabelTable
+from pencil.runs.layout import ENCODER, ENVIRONMENT, LABELS, METRICS, MODEL, RECIPE, SUMMARY
+from pencil.runs.run import Run, open_run
+from pencil.user_file import split_reference
+
+NAME = "model"
+FILES = (RECIPE, ENVIRONMENT, SUMMARY, MODEL)
+LOADER = "pencil.loggers.mlflow_model"
+
+
+def log_model(run: Run, client: Any, run_id: str) -> None:
+    """Log the network as the model ``model`` of an MLflow run.
+
+    A network that came from Python or from a file of the user's cannot be built again by its name: it is left out, with
+    a warning.
+
+    Parameters
+    ----------
+    run : Run
+        The finished run, with its directory.
+    client : MlflowClient
+        Where the MLflow run is. The functions of ``mlflow`` itself would change the tracking address of the process.
+    run_id : str
+        The MLflow run.
+    """
+    assert run.path is not None
+    name = run.recipe.model.name
+    if name == CUSTOM or split_reference(name) is not None:
+        warnings.warn(
+            f"the network {name!r} is not logged as a model, as MLflow could not build it again; log it with "
+            "mlflow.pytorch.log_model(run.model).",
+            stacklevel=4,
+        )
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy_network(run, Path(folder) / NAME)
+        _save_model(Path(folder) / NAME, Path(folder) / "saved")
+        model = client.create_logged_model(client.get_run(run_id).info.experiment_id, NAME, run_id)
+        client.log_model_artifacts(model.model_id, str(Path(folder) / "saved"))
+        client.finalize_logged_model(model.model_id, "READY")
+
+
+def copy_network(run: Run, target: Path) -> None:
+    """Copy what is needed to open the run as it is.
+
+    A label table has at least one row: it is the first one of the run, without its key.
+    """
+    assert run.path is not None
+    target.mkdir()
+    for name in (*FILES, *([ENCODER] if run.encoder is not None else [])):
+        shutil.copyfile(run.path / name, target / name)
+    (target / METRICS).touch()
+    first = run.labels.table.slice(0, 1)
+    LabelTable(first.set_column(first.column_names.index("key"), "key", pa.array(["row"]))).write(target / LABELS)
+
+
+def _save_model(data: Path, target: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # about the type hints of its own classes
+        import mlflow.pyfunc
+
+    mlflow.pyfunc.save_model(target, loader_module=LOADER, data_path=str(data), pip_requirements=["pencil-labels"])
+
+
+class Predictor:
+    """What ``mlflow.pyfunc.load_model`` wraps: ``predict`` takes arrays, or frames with the columns of the table."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> np.ndarray:
+        """Return class probabilities, (rows, classes)."""
+        probs: np.ndarray = self.run.predict_probs(model_input).numpy()
+        return probs
+
+
+def _load_pyfunc(path: str) -> Predictor:
+    """Open the network; MLflow calls this by name."""
+    return Predictor(open_run(path))
