@@ -83,7 +83,7 @@ def test_a_session(browser, run):
         ("0", "skip", None),
     ]
     assert [row["decision"] for row in browser.rows()[:5]] == ["accept", "reject", "other", "skip", None]
-    assert browser.get("/api/page?after=0").json()["position"] == 4
+    assert browser.get("/api/page").json()["position"] == 4
 
 
 def test_another_class_that_is_the_corrected_or_given_one_is_called_so(browser):
