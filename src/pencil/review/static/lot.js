@@ -5,6 +5,12 @@
 let lot = null; // how many, and the samples, of the filter that `lotFilter` had
 let wrong = new Set(); // samples that are left out
 
+// A sample counts as seen when its picture is there and it was on the screen: on a phone that needs scrolling.
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) if (isIntersecting) target.wasHere = true;
+  drawLot();
+}, { root: $("lot-samples") });
+
 function lotFilter() {
   const chosen = new URLSearchParams({ show: "changed", low: $("lot-low").value || "0" });
   if ($("lot-pair").value) chosen.set("pair", $("lot-pair").value);
@@ -31,6 +37,8 @@ async function loadLot() {
   wrong = new Set();
   $("lot-error").hidden = true;
   $("lot-samples").replaceChildren(...lot.rows.map(sample));
+  watcher.disconnect();
+  for (const made of $("lot-samples").children) watcher.observe(made);
   drawLot();
 }
 
@@ -52,11 +60,11 @@ function sample(row) {
   return made;
 }
 
-const looked = () => [...$("lot-samples").children].every((made) => made.firstElementChild.shown);
+const looked = () => [...$("lot-samples").children].every((made) => made.wasHere && made.firstElementChild.shown);
 
 function drawLot() {
   const count = lot ? lot.count - wrong.size : 0;
-  const ready = Boolean(lot) && count > 0 && looked();
+  const ready = count > 0 && looked();
   $("lot-accept").disabled = !ready;
   $("lot-accept").textContent = `accept ${number(count)} ${count === 1 ? "correction" : "corrections"}`;
   let words = "Looking for them …";
@@ -67,7 +75,7 @@ function drawLot() {
       : `${number(lot.rows.length)} of ${number(lot.count)}, from the least to the most confident.`;
     words += " Press one that is wrong to leave it out.";
     if (wrong.size && !all) words += ` ${wrong.size} of ${lot.rows.length} seem wrong: so may others that are not shown; a higher confidence leaves fewer.`;
-    if (!looked()) words += " You can accept them when all pictures are shown.";
+    if (!looked()) words += " Look at all of them first.";
   }
   $("lot-words").textContent = words;
 }
