@@ -12,8 +12,8 @@ import numpy as np
 import torch
 import uvicorn
 
-from pencil.data import from_arrays
 from pencil.cli.serving import listen
+from pencil.data import from_arrays
 from pencil.data.examples import Splits
 from pencil.review.guard import Access
 from pencil.review.server import build_app

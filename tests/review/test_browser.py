@@ -20,7 +20,7 @@ except ImportError:
 MISSING = "THE REVIEW PAGE IS NOT TESTED IN A BROWSER: there is no {}; run `make browser`"
 if CHROMIUM is None or sync_playwright is None:
     pytest.skip(MISSING.format("chromium" if CHROMIUM is None else "playwright"), allow_module_level=True)
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 SCRIPTS = [name for name in STATIC if name.endswith(".js")]
 
 
@@ -37,7 +37,7 @@ def chromium():
 def person(chromium, address, **options):
     """Opens the address; nothing may go wrong in the page: no script error, no breach of its own policy."""
     context = chromium.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page, said = context.new_page(), []
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
@@ -263,7 +263,9 @@ def test_probabilities_and_rows_like_it_are_beside_a_row(chromium, tmp_path):
     with served(run) as address, person(chromium, address) as page:
         at(page, 27)
         expect(page.locator(".bar .name")).to_have_text(["dog corrected", "cat given", "bird"])
-        assert float(page.locator(".bar meter").first.evaluate("meter => meter.value")) == pytest.approx(0.926, abs=1e-3)
+        assert float(page.locator(".bar meter").first.evaluate("meter => meter.value")) == pytest.approx(
+            0.926, abs=1e-3
+        )
         expect(page.locator(".near h2")).to_have_text(["cat given", "dog corrected"])
         expect(page.locator(".near").nth(1).locator("img")).to_have_count(3)
         expect(page.locator(".near").first).to_contain_text("no other row of it was kept")

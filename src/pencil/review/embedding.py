@@ -16,13 +16,15 @@ from torch import Tensor
 from pencil.data.encoding import Encoder
 from pencil.data.examples import Examples, Splits
 from pencil.data.feature_store import FeatureStore, default_folder
-from pencil.data.inputs import Inputs
+from pencil.data.inputs import DIGEST, Inputs, content_digest
+from pencil.data.prepare import prepare_inputs
+from pencil.data.settings import DataSettings
 from pencil.data.sketch import SKETCH, look_at_arrays
 from pencil.data.text import IN_BOX
-from pencil.errors import DataError, PencilError
+from pencil.errors import DataError
 from pencil.models import FrozenNetwork, build
 from pencil.runs.directory import RunReader
-from pencil.training.features import count_missing, store_name
+from pencil.training.features import store_name
 from pencil.user_file import split_reference
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ Read = Callable[[Inputs, Tensor], tuple[np.ndarray, np.ndarray]]
 """Returns the vectors of those rows that have one, and a mask of which rows those are."""
 MOST_MISSING = 0.1
 """Features are not used if more than this fraction of the rows has none."""
+SAMPLE = 200
+"""Rows that are looked at to find that out."""
 MOST_DECODED = 20_000
 """Encoded images are compared with at most this many: each has to be decoded once."""
 
@@ -88,19 +92,29 @@ def _of_features(reader: RunReader, splits: Splits) -> Embedding | None:
         return None
     root = default_folder() if recipe.data.cache == "auto" else Path(recipe.data.cache).expanduser()
     folder = root / store_name(recipe.model, network, recipe.data)
-    total = sum(splits.sizes().values())
-    if not folder.is_dir() or count_missing(splits, network.width, folder) > MOST_MISSING * total:
+    if not folder.is_dir():
         return None
-    store = FeatureStore(folder, network.width)
+    store, train = FeatureStore(folder, network.width), splits.train
+    some = train.rows[torch.linspace(0, len(train) - 1, min(len(train), SAMPLE)).long()]
+    decoded = recipe.data.cache != "auto" and train.inputs.resizable
 
     def read(inputs: Inputs, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        digests = inputs.digests(rows) or []
+        found = _decoded_digests(recipe.data, inputs, rows) if decoded else inputs.digests(rows)
+        digests = [bytes(DIGEST)] * len(rows) if found is None else found
         missing = set(store.missing(digests))
-        return store.read([one for one in digests if one not in missing]), np.array(
-            [one not in missing for one in digests], dtype=bool
-        )
+        known = [one not in missing for one in digests]
+        return store.read([one for one in digests if one not in missing]), np.array(known, dtype=bool)
 
+    if read(train.inputs, some)[1].mean() < 1 - MOST_MISSING:
+        return None
     return Embedding(f"features of {recipe.model.name}", network.width, read)
+
+
+def _decoded_digests(settings: DataSettings, inputs: Inputs, rows: Tensor) -> list[bytes]:
+    """Digests of decoded images: those of a run whose images were decoded into a folder before anything else."""
+    loaded = prepare_inputs(inputs, settings).raw(rows)
+    found = iter([content_digest(image.contiguous().numpy().tobytes()) for image in loaded.values])
+    return [next(found) if kept else bytes(DIGEST) for kept in _kept(loaded.kept, rows).tolist()]
 
 
 def _network(reader: RunReader, recipe: "Recipe") -> FrozenNetwork | None:

@@ -118,8 +118,8 @@ class Neighbours:
         for start in range(0, len(order), CHUNK):
             values, rows = self._read(embedding, order[start : start + CHUNK])
             if start == 0 and not embedding.standardised and len(values):
-                self._shift, self._scale = values.mean(axis=0), values.std(axis=0)
-                self._scale[self._scale < 1e-6] = 1.0
+                deviation = values.std(axis=0)
+                self._shift, self._scale = values.mean(axis=0), np.where(deviation < 1e-6, 1.0, deviation)
             stop = self.done + len(rows)
             self._vectors[self.done : stop], self._rows[self.done : stop] = self._scaled(values), rows
             self.done = stop  # last: only rows before it are read

@@ -27,7 +27,7 @@ class Probability(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TopClasses:
-    """The classes of each row that matter most: ``codes`` and ``probs`` are (rows, classes), the most probable first."""
+    """The classes of each row that matter most, the most probable first: two arrays (rows, classes)."""
 
     codes: np.ndarray
     probs: np.ndarray

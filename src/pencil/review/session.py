@@ -91,8 +91,8 @@ class Review:
             Look for the next row without a decision behind this one; by default from the beginning.
         """
         rows = self._listed(chosen)
-        found = () if row is None else np.flatnonzero(rows == row)
-        position = int(found[0]) if len(found) else self._next_open(chosen, rows, after) if start is None else start
+        found = [] if row is None else np.flatnonzero(rows == row).tolist()
+        position = found[0] if found else self._next_open(chosen, rows, after) if start is None else start
         position = max(0, min(position, len(rows) - 1))
         first = position - position % count
         shown = [self._describe(int(place)) for place in rows[first : first + count]]
@@ -219,7 +219,9 @@ class Review:
             wheres = ((row, *queue.where(row)) for row in rows.tolist())
             time = now()
             self._save(
-                Decision(key, split, "accept", queue.corrected[row], queue.given[row], queue.corrected[row], time, lot=lot)
+                Decision(
+                    key, split, "accept", queue.corrected[row], queue.given[row], queue.corrected[row], time, lot=lot
+                )
                 for row, key, split in wheres
             )
             self.decided[rows] = True
