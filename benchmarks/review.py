@@ -2,9 +2,10 @@
 
     python benchmarks/review.py [--rows 100000] [--decisions 60] [--json FILE]
 
-A run directory with as many rows is written without training: small random images of ten classes, one in five thought to
-be of another class. `pencil review` serves it, Chromium shows it. A decision lasts from the key to the next row with its
-picture. Needs playwright and Chromium (`make browser`).
+A run directory with as many rows is written without training: small random images of ten classes, one in five thought
+to be of another class. `pencil review` serves it, Chromium shows it. A decision lasts from the key to the next row with
+its picture; its processor time, with all that is beside the row, does not depend on what else the machine does. Needs
+playwright, Chromium (`make browser`) and Linux.
 """
 
 import argparse
@@ -92,7 +93,17 @@ def timed(page: Page, action: str, there: str) -> float:
     return took
 
 
-def measure(page: Page, decisions: int) -> dict[str, Any]:
+def processor_time(page: Page, server: int) -> float:
+    """Return the seconds that the page's main thread and the server have computed so far."""
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    metrics = {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}
+    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+    of_server = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return float(metrics["TaskDuration"]) + of_server
+
+
+def measure(page: Page, decisions: int, server: int) -> dict[str, Any]:
     """Return all waits in milliseconds."""
     found: dict[str, Any] = {}
     page.locator(".single").wait_for()
@@ -101,7 +112,9 @@ def measure(page: Page, decisions: int) -> dict[str, Any]:
     found["decision while rows are compared"] = decide(page, decisions)
     page.locator(".near").first.wait_for()
     page.wait_for_function("!document.querySelector('.beside').textContent.includes('so far')")
+    before = processor_time(page, server)
     found["decision"] = decide(page, decisions)
+    found["processor time of a decision"] = 1000 * (processor_time(page, server) - before) / decisions
     found["last row"] = timed(page, "press('End')", "position === page.total - 1 && seen() !== undefined")
     found["what is beside a row"] = timed(page, "draw()", "document.querySelector('.near')")
     found["search"] = timed(page, "$('key').value = '777'; next(() => load())", "page.total < begin.rows")
@@ -137,7 +150,7 @@ def main() -> None:
             page.set_default_timeout(300_000)
             page.add_init_script(WATCH)
             page.goto(address)
-            found = measure(page, options.decisions)
+            found = measure(page, options.decisions, server.pid)
         finally:
             browser.close()
             server.terminate()
@@ -148,7 +161,9 @@ def main() -> None:
             ordered = sorted(value)
             p95 = ordered[int(0.95 * (len(ordered) - 1))]
             middle = statistics.median(value)
-            print(f"{name:<34} median {middle:6.0f} ms   p95 {p95:6.0f} ms   max {ordered[-1]:6.0f} ms   n {len(value)}")
+            print(
+                f"{name:<34} median {middle:6.0f} ms   p95 {p95:6.0f} ms   max {ordered[-1]:6.0f} ms   n {len(value)}"
+            )
         else:
             print(f"{name:<34} {value:13,.0f}{'' if name == 'rows of the lot' else ' ms'}")
     if options.json:
