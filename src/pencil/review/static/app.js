@@ -24,8 +24,14 @@ function filters(more) {
 }
 
 // Without `where`: the first row without a decision.
+const askPage = (where) => ask(`/api/page?${filters({ count: PAGE, ...where })}`);
+
 async function load(where) {
-  page = await ask(`/api/page?${filters({ count: PAGE, ...where })}`);
+  show(await askPage(where));
+}
+
+function show(found) {
+  page = found;
   position = page.position;
   again = again && page.decided === page.of;
   draw();
@@ -223,7 +229,8 @@ function addActions() {
 }
 
 next(async () => {
-  begin = await ask("/api/begin");
+  const [told, first] = await Promise.all([ask("/api/begin"), askPage()]);
+  begin = told;
   document.title = `${begin.run} – pencil review`;
   $("run").textContent = begin.run;
   for (const { pair, given, corrected, count } of begin.pairs) {
@@ -236,6 +243,6 @@ next(async () => {
   digits = digitKeys(begin.classes);
   $("keys").append(...keys(main), ...keys([...digits].map(([key, code]) => [key, plain(begin.classes[code])])));
   addActions();
-  await load();
+  show(first);
   await watchPictures();
 });
