@@ -5,12 +5,19 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import torch
+import uvicorn
 
+from pencil.cli.serving import listen
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
+from pencil.review.guard import Access
+from pencil.review.server import build_app
+from pencil.review.session import Review
 from pencil.runs.layout import FORMAT
 from pencil.runs.results import build_label_table
 
@@ -74,3 +81,21 @@ def serving(run, *words):
     finally:
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def served(run):
+    """The page of a run from a thread of this process, which has torch already; its address."""
+    with Review(run) as review, listen("127.0.0.1", 0) as listening:
+        access = Access(listening.getsockname()[1])
+        config = uvicorn.Config(build_app(review, access), log_level="warning", lifespan="off", ws="none")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield access.address
+        finally:
+            server.should_exit = server.force_exit = True
+            thread.join()

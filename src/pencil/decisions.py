@@ -6,7 +6,7 @@ The last line about a row counts; ``undo`` withdraws it, so that the one before 
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from pencil.errors import RunError
-from pencil.files import parse_json, read_regular, refuse_irregular
+from pencil.files import atomic_write, parse_json, read_regular, refuse_irregular
 
 REVIEWS = "reviews.jsonl"
 KINDS = ("accept", "reject", "other", "none", "skip", "undo")
@@ -45,6 +45,8 @@ class Decision:
         When, in UTC.
     audit : bool
         Whether it is the answer of an audit, which does not show the labels.
+    lot : str
+        The name of the lot that was accepted at once, of which the person saw some rows; empty for a row by itself.
     """
 
     key: str
@@ -55,6 +57,7 @@ class Decision:
     corrected: Label | None
     time: str
     audit: bool = False
+    lot: str = ""
 
     @property
     def where(self) -> Where:
@@ -63,10 +66,13 @@ class Decision:
 
     def to_json(self) -> str:
         """Return the line of the file."""
-        fields = asdict(self)
-        if not self.audit:
-            del fields["audit"]
-        return json.dumps(fields, ensure_ascii=False)
+        found = {name: getattr(self, name) for name in FIELDS if name not in OPTIONAL or getattr(self, name)}
+        return json.dumps(found, ensure_ascii=False)
+
+
+FIELDS = tuple(field.name for field in fields(Decision))
+OPTIONAL = ("audit", "lot")
+"""Left out of a line where they say nothing."""
 
 
 def now() -> str:
@@ -107,6 +113,10 @@ class History:
     def last(self) -> Decision | None:
         """Return the newest decision that was not withdrawn."""
         return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
+
+    def of_lot(self, lot: str) -> list[Decision]:
+        """Return the decisions of a lot that count: those about rows that were not decided again later."""
+        return [made[-1][1] for made in self._of_row.values() if made[-1][1].lot == lot]
 
     def audited(self) -> dict[Where, Decision]:
         """Return the last answer of an audit about each row, also where a review has decided later."""
@@ -150,10 +160,10 @@ def parse_line(line: bytes) -> Decision:
     found = parse_json(line)
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}")
-    for name in ("key", "split", "time"):
+    for name in ("key", "split", "time", "lot"):
         if not isinstance(found.get(name, ""), str):
             raise ValueError(f"{name} is {str(found[name])[:40]!r}; expected text")
-    kind, label = found["decision"], _label(found.get("label"))
+    key, kind, label = found["key"], found["decision"], _label(found.get("label"))
     if kind not in KINDS:
         raise ValueError(f"decision is {str(kind)[:40]!r}; expected {', '.join(KINDS)}")
     if (label is None) != (kind in WITHOUT_LABEL):
@@ -162,7 +172,8 @@ def parse_line(line: bytes) -> Decision:
     if not isinstance(audit, bool):
         raise ValueError(f"audit is {str(audit)[:40]!r}; expected true or false")
     given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
-    return Decision(found["key"], found.get("split", ""), kind, label, given, corrected, found.get("time", ""), audit)
+    split, time, lot = (found.get(name, "") for name in ("split", "time", "lot"))
+    return Decision(key, split, kind, label, given, corrected, time, audit, lot)
 
 
 def _label(value: Any) -> Label | None:
@@ -260,6 +271,19 @@ class Journal:
                 f"the decision is not saved: {self.path}: {error.strerror}; free space or fix the access, then decide "
                 "again."
             ) from error
+
+    def append_all(self, decisions: Iterable[Decision]) -> None:
+        """Append many lines at once: after a power cut or an error the file has all of them or none.
+
+        The file is written anew beside the old one and takes its place, as half a lot must not count.
+        """
+        added = "".join(f"{decision.to_json()}\n" for decision in decisions).encode()
+        self.__exit__()  # Windows replaces no open file
+        try:
+            with atomic_write(self.path) as temporary:
+                temporary.write_bytes(self.path.read_bytes() + added)
+        finally:
+            self.__enter__()
 
     def _repair(self) -> None:
         """Complete a last line that has no newline, or remove it if the machine stopped in the middle of it."""

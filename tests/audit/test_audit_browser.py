@@ -20,7 +20,7 @@ except ImportError:
 MISSING = "THE AUDIT PAGE IS NOT TESTED IN A BROWSER: there is no {}; run `make browser`"
 if CHROMIUM is None or sync_playwright is None:
     pytest.skip(MISSING.format("chromium" if CHROMIUM is None else "playwright"), allow_module_level=True)
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 COMMAND = "import sys; sys.argv[0] = 'pencil'; from pencil.cli import main; main()"
 MANY = ("<b>bold</b>", "dog\n\u202e& cat", *(f"kind {number:02d}" for number in range(28)))
 
@@ -42,7 +42,7 @@ def auditing(chromium, run, *words):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     context = chromium.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     page, said = context.new_page(), []
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
@@ -54,6 +54,12 @@ def auditing(chromium, run, *words):
         context.close()
         process.kill()
         process.communicate()
+
+
+def press(page, key):
+    """Press a key as a person does: when the picture is there."""
+    page.locator(".single.shown").wait_for()
+    page.keyboard.press(key)
 
 
 def answers(run):
@@ -69,11 +75,9 @@ def test_a_whole_session(chromium, tmp_path):
         page.locator("img.picture").wait_for()
         assert page.locator("img.picture").evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
         first = page.locator(".offered button").first.inner_text().split()[-1]
-        page.keyboard.press("1")
-        expect(progress).to_have_text("1 of 25 rows")
-        page.keyboard.press("s")
-        page.keyboard.press("x")
-        expect(progress).to_have_text("3 of 25 rows")
+        for number, key in enumerate("1sx", 1):
+            press(page, key)
+            expect(progress).to_have_text(f"{number} of 25 rows")
         page.keyboard.press("ArrowRight")  # no row is passed over
         expect(page.locator(".facts .quiet")).to_have_text("row 4 of 25")
         page.keyboard.press("ArrowLeft")
@@ -81,14 +85,34 @@ def test_a_whole_session(chromium, tmp_path):
         page.keyboard.press("u")
         expect(progress).to_have_text("2 of 25 rows")
         expect(page.locator("button.chosen")).to_have_count(0)
+        page.locator(".single.shown").wait_for()
         page.get_by_role("button", name="cannot tell").click()
-        for _ in range(22):
-            page.keyboard.press("2")
+        for number in range(3, 25):
+            expect(progress).to_have_text(f"{number} of 25 rows")
+            press(page, "2")
         expect(page.locator(".done h2")).to_have_text("All rows are answered.")
         page.keyboard.press("ArrowLeft")
         expect(page.locator(".facts .quiet")).to_have_text("row 25 of 25, answered")
     found = answers(run)
     assert found[0][1] == first and [kind for kind, _ in found[1:3]] == ["skip", "skip"] and len(found) == 25
+
+
+def test_nothing_is_answered_before_its_picture_is_shown(chromium, tmp_path):
+    run = tmp_path / "run"
+    make_run(run, rows=60)
+    with auditing(chromium, run, "--rows", "25") as page:
+        page.locator(".single.shown").wait_for()
+        held = []
+        page.route("**/picture/1", lambda route: held.append(route))
+        page.keyboard.press("1")
+        expect(page.locator("#progress")).to_have_text("1 of 25 rows")
+        for key in "1xs":
+            page.keyboard.press(key)
+        page.wait_for_timeout(200)
+        assert len(answers(run)) == 1 and len(held) == 1
+        held[0].continue_()
+        press(page, "s")
+        expect(page.locator("#progress")).to_have_text("2 of 25 rows")
 
 
 def test_many_classes_with_odd_names(chromium, tmp_path):
@@ -100,7 +124,7 @@ def test_many_classes_with_odd_names(chromium, tmp_path):
         expect(page.locator("#chooser")).to_be_visible()
         page.keyboard.type("bold")
         expect(page.locator("#choices li")).to_have_text(["<b>bold</b>"])
-        page.keyboard.press("Enter")
+        press(page, "Enter")
         expect(page.locator("#progress")).to_have_text("1 of 100 rows")
         page.keyboard.press("o")
         expect(page.locator("#chooser")).to_be_visible()
@@ -118,8 +142,8 @@ def test_digits_have_their_own_keys(chromium, tmp_path):
     make_run(run, classes=tuple("0123456789"))
     with auditing(chromium, run) as page:
         expect(page.locator("#progress")).to_have_text("0 of 100 rows")
-        page.keyboard.press("7")
+        press(page, "7")
         expect(page.locator("#progress")).to_have_text("1 of 100 rows")
-        page.keyboard.press("0")
+        press(page, "0")
         expect(page.locator("#progress")).to_have_text("2 of 100 rows")
     assert [label for _, label in answers(run)] == ["7", "0"]

@@ -1,6 +1,7 @@
 """Decisions on disk: none is lost, the last one counts, undo takes it back; and what they make of a label table."""
 
 import json
+from dataclasses import replace
 from time import process_time
 
 import numpy as np
@@ -102,6 +103,31 @@ def test_a_full_disk_is_said_and_leaves_no_half_line(tmp_path, monkeypatch):
     assert [found.key for found in read_reviews(journal.path)] == ["a", "c"]
 
 
+def test_a_lot_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = write(tmp_path / "r", decision("a"))
+    lot = [decision(key) for key in "bcd"]
+    with Journal(path) as journal:
+        journal.append_all([replace(one, lot="l1") for one in lot])
+        journal.append(decision("e"))
+        before = path.read_bytes()
+        with monkeypatch.context() as cut:
+            cut.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            with pytest.raises(RunError, match="No space left"):
+                journal.append_all(lot)
+        assert path.read_bytes() == before and [one.name for one in tmp_path.iterdir()] == ["r"]
+        journal.append(decision("f"))
+    assert [(found.key, found.lot) for found in read_reviews(path)] == [
+        *(("a", ""), ("b", "l1"), ("c", "l1"), ("d", "l1"), ("e", ""), ("f", ""))
+    ]
+
+
+def test_a_lot_without_the_rows_that_were_decided_again():
+    history = History()
+    for made in (replace(decision("a"), lot="l"), replace(decision("b"), lot="l"), decision("b", "reject", "cat")):
+        history.add(made)
+    assert [one.key for one in history.of_lot("l")] == ["a"]
+
+
 def test_pinned_labels_are_those_a_person_chose(tmp_path):
     path = write(
         tmp_path / "r",
@@ -187,6 +213,7 @@ def test_confident_disagreements_come_first_and_then_doubts(tmp_path):
     assert ordered.rows(Filter(pair=(0, 1))).tolist() == [9, 6, 3, 0]
     assert ordered.rows(Filter(pair=(0, 2))).tolist() == []
     assert ordered.rows(Filter(low=0.7, high=0.8)).tolist() == [6, 4, 5]
+    assert ordered.rows(Filter(key="1")).tolist() == [1, 10, 11]
     assert ordered.pairs() == [{"pair": "0-1", "given": "cat", "corrected": "dog", "count": 4}]
 
 

@@ -20,7 +20,8 @@ from pencil.cli.review import review as command
 from pencil.errors import RunError
 from pencil.review import read_reviews
 from pencil.review.guard import HEADERS, Access
-from pencil.review.server import build_app
+from pencil.review.queue import Filter
+from pencil.review.server import STATIC, build_app
 from pencil.review.session import Review
 
 PORT = 8123
@@ -42,6 +43,10 @@ class Browser(TestClient):
         sent = {"origin": HOME, "x-csrf-token": self.csrf} | (headers or {})
         body = {"decision": decision, "label": list(label)} | ({} if row is None else {"row": row})
         return self.post(f"/api/decide{query}", json=body, headers={k: v for k, v in sent.items() if v is not None})
+
+    def accept(self, query="", **body):
+        headers = {"origin": HOME, "x-csrf-token": self.csrf}
+        return self.post(f"/api/accept{query}", json=body, headers=headers)
 
     def rows(self, query=""):
         return self.get(f"/api/page{query}").json()["rows"]
@@ -83,7 +88,7 @@ def test_a_session(browser, run):
         ("0", "skip", None),
     ]
     assert [row["decision"] for row in browser.rows()[:5]] == ["accept", "reject", "other", "skip", None]
-    assert browser.get("/api/page?after=0").json()["position"] == 4
+    assert browser.get("/api/page").json()["position"] == 4
 
 
 def test_another_class_that_is_the_corrected_or_given_one_is_called_so(browser):
@@ -114,13 +119,95 @@ def test_pages_filters_and_the_next_undecided(browser):
     assert (empty["total"], empty["rows"], empty["position"]) == (0, [], 0)
     for row in (6, 3, 0):
         browser.decide(row, "accept")
-    assert browser.get("/api/page?show=changed&after=1").json()["position"] == 0  # from the top again
+    assert browser.get("/api/page?show=changed&after=6").json()["position"] == 0  # from the top again
     assert browser.get("/api/page?start=999999").json()["position"] == 11
+
+
+def test_rows_with_and_without_a_decision(browser):
+    for row in (6, 3):
+        browser.decide(row, "accept")
+    assert [row["row"] for row in browser.rows("?show=changed&decided=no")] == [9, 0]
+    assert [row["row"] for row in browser.rows("?decided=yes")] == [6, 3]
+    page = browser.get("/api/page?show=changed&decided=no&after=6").json()
+    assert (page["position"], page["total"], page["of"], page["decided"]) == (1, 2, 4, 2)
+
+
+def test_keys_are_searched_in_capitals_or_not(tmp_path, access):
+    run = one_class_run(tmp_path / "run")
+    table = pq.read_table(run / "labels.parquet")
+    keys = [f"{'Cats' if row % 2 else 'dogs'}/é%_{row}.JPG" for row in range(12)]
+    pq.write_table(table.set_column(0, "key", [keys]), run / "labels.parquet")
+    with Review(run) as review:
+        browser = Browser(review, access)
+        assert [row["row"] for row in browser.rows("?key=cATS/")] == [9, 3, 1, 5, 7, 11]
+        assert [row["row"] for row in browser.rows("?key=%25_11.jpg")] == [11]
+        assert browser.rows("?key=.*") == []
+
+
+def test_a_lot_is_accepted_and_withdrawn_in_one_step(browser, review, run):
+    browser.decide(9, "reject")
+    lot = browser.get("/api/lot?pair=0-1&low=0.6").json()
+    assert lot["count"] == 3 and [row["row"] for row in lot["rows"]] == [0, 3, 6]  # from the least confident on
+    assert [row["row"] for row in browser.get("/api/lot?low=0.7").json()["rows"]] == [6]
+    made = browser.accept("?pair=0-1&low=0.6", count=3, seen=[0, 3, 6], without=[3])
+    assert made.json() == {"count": 2, "of": 4, "decided": 3, "changed": 4, "changed_decided": 3}
+    found = {one.key: one for one in read_reviews(run / "reviews.jsonl")}
+    assert {key: (one.decision, one.label) for key, one in found.items()} == {
+        "9": ("reject", "cat"), "6": ("accept", "dog"), "0": ("accept", "dog"),
+    }  # fmt: skip
+    assert found["6"].lot == found["0"].lot != "" == found["9"].lot
+    browser.decide(1, "skip")
+    undone = browser.decide(6, "undo").json()
+    assert undone["count"] == 2 and undone["decided"] == 2
+    assert [one.key for one in read_reviews(run / "reviews.jsonl")] == ["9", "1"]
+
+
+def test_a_lot_of_an_earlier_start_is_withdrawn_too(run, access):
+    with Review(run) as review:
+        browser = Browser(review, access)
+        assert browser.accept("?low=0.6", count=4, seen=[0, 3, 6, 9]).json()["count"] == 4
+        browser.decide(6, "reject")
+    with Review(run) as review:
+        browser = Browser(review, access)
+        assert browser.decide(None, "undo").json()["made"]["key"] == "6"
+        assert browser.decide(None, "undo").json()["count"] == 4
+        assert not review.decided.any()
+        assert browser.decide(None, "undo").json()["count"] == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [
+        ("", {"count": 3, "seen": [0, 3, 6, 9]}),
+        ("", {"count": 4, "seen": [0, 3, 6]}),
+        ("", {"seen": [0, 3, 6, 9]}),
+        ("", {"count": True, "seen": [0, 3, 6, 9]}),
+        ("", {"count": 4, "seen": "all"}),
+        ("", {"count": 4, "seen": [0, 3, 6, 9], "without": [0, 3, 6, 9]}),
+        ("?show=kept", {"count": 8, "seen": [1, 2, 4, 5, 7, 8, 10, 11]}),  # only changes are accepted
+        ("?pair=1-2", {"count": 0, "seen": []}),
+    ],
+)
+def test_a_lot_that_nobody_looked_at_is_refused(browser, run, query, body):
+    assert browser.accept(query, **body).status_code == 400
+    assert (run / "reviews.jsonl").read_bytes() == b""
+
+
+def test_a_large_lot_shows_rows_of_all_confidences(tmp_path, access):
+    with Review(one_class_run(tmp_path / "run", rows=300)) as review:
+        lot = review.lot(Filter())
+        shown = [row["confidence"] for row in lot["rows"]]
+        assert lot["count"] == 100 and len(shown) == 24 and shown == sorted(shown)
+        changed = review.queue.confidence[review.queue.changed]
+        assert (shown[0], shown[-1]) == (changed.min(), changed.max())
 
 
 @pytest.mark.parametrize(
     "query",
-    ["?start=-1", "?start=1e3", "?start=٣", "?row=../etc", "?pair=1", "?low=x", "?show=secret", "?count=a", "?after="],
+    [
+        *("?start=-1", "?start=1e3", "?start=٣", "?row=../etc", "?pair=1", "?low=x", "?show=secret", "?count=a"),
+        *("?after=", "?decided=maybe", f"?key={'x' * 501}"),
+    ],
 )
 def test_odd_questions_are_refused(browser, query):
     assert browser.get(f"/api/page{query}").status_code == 400
@@ -223,6 +310,7 @@ def test_with_remote_access_addresses_are_known_and_foreign_names_are_not():
 )
 def test_writes_from_elsewhere_are_refused(browser, run, headers):
     assert browser.decide(9, "accept", headers=headers).status_code == 403
+    assert browser.post("/api/accept", json={}, headers={"origin": "null"}).status_code == 403
     assert (run / "reviews.jsonl").read_bytes() == b""
 
 
@@ -247,6 +335,8 @@ def test_other_verbs_are_refused(browser):
         "/picture/1.0",
         "/picture/99999999999999999999999",
         "/numbers/99",
+        "/api/details/99",
+        "/api/details/x",
         "/reviews.jsonl",
         "//etc/passwd",
     ],
@@ -267,11 +357,12 @@ def test_every_answer_has_the_headers(browser, review, access):
 
 
 def test_the_page_puts_text_in_as_text_only(browser):
-    script, html = (browser.get("/static/common.js").text + browser.get("/static/app.js").text), browser.get("/").text
+    names = [name for name in STATIC if name.endswith(".js")]
+    script, html = "".join(browser.get(f"/static/{name}").text for name in names), browser.get("/").text
     for risky in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "http"):
         assert risky not in script, risky
     assert "<style" not in html and "onclick" not in html and "style=" not in html
-    assert html.count("<script") == html.count('<script src="/static/') == 2
+    assert html.count("<script") == html.count('<script src="/static/') == len(names)
 
 
 def test_hostile_class_names_travel_as_json(tmp_path, access):

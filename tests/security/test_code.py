@@ -103,7 +103,7 @@ def test_check_names_the_files_that_it_did_not_run(home):
 
 def test_review_runs_no_code(home):
     with Review(home / "run") as review:
-        review.pictures.wait()
+        review.details.neighbours.wait()  # which loads the data too
         assert len(review.queue) == 60
     assert not has_run(home)
 

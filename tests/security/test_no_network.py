@@ -12,7 +12,7 @@ from pencil.data.named import small
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.errors import DataError
-from pencil.review.images import pictures_of
+from pencil.review.session import Review
 
 SOURCES = {
     "hub": 'source = "hf/some/name"',
@@ -81,8 +81,9 @@ def test_reports_contact_nobody_and_make_no_folder(home, attempts):
 def test_reviews_contact_nobody_and_make_no_folder(home, attempts, monkeypatch):
     before = folders(home)
     monkeypatch.chdir(home)
-    pictures = pictures_of(Path("run"))
-    pictures.wait()
+    with Review(Path("run")) as review:
+        review.details.neighbours.wait()  # which loads the data too
+    pictures = review.pictures
     assert attempts == [] and folders(home) == before
     assert pictures.state.kind == ("numbers" if "cache" in (home / "run" / "recipe.toml").read_text() else "none")
 

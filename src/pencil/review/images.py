@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_SIDE = 512
 """No side of a picture is longer than this on the page."""
 SMALL_SIDE = 128
+"""Beside others a picture has at most this side; up to it pictures are sent without loss."""
 MAX_NUMBERS = 64
 """This many numbers of a vector are shown."""
 
@@ -54,6 +55,7 @@ class Pictures:
         self.by_class = by_class
         self._spreads: dict[str, Spread] = {}
         self.state = State("loading")
+        self.splits: Splits | None = None
         self._load = load
         self._parts: dict[str, tuple[Examples, dict[str, int]]] = {}
         self._thread: threading.Thread | None = None
@@ -79,6 +81,7 @@ class Pictures:
                 part = getattr(splits, name)
                 if part is not None:
                     self._parts[name] = part, {str(key): place for place, key in enumerate(part.keys)}
+            self.splits = splits
             self.state = State("pictures" if _are_pictures(splits.train) else "numbers")
         except (PencilError, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
             self.state = State("none", f"no pictures: {error}")
@@ -86,20 +89,23 @@ class Pictures:
             if self.state.kind == "loading":  # an unforeseen error, whose traceback is in the terminal
                 self.state = State("none", "no pictures: the data cannot be loaded; see the terminal")
 
-    def picture(self, where: Where) -> tuple[bytes, str]:
-        """Return the picture of a row and its media type, encoded from its pixels: nothing else of a file is sent."""
-        part, place = self._find(where)
+    def picture(self, where: Where, side: int = MAX_SIDE) -> tuple[bytes, str]:
+        """Return the picture of a row and its media type, encoded from its pixels: nothing else of a file is sent.
+
+        No side is longer than ``side``.
+        """
+        part, place = self.find(where)
         try:
-            pixels = part.inputs.picture(int(part.rows[place]))
+            pixels = part.inputs.picture(int(part.rows[place]), side)
         except PencilError as error:
             raise NotShown(str(error)) from error
         if pixels is None:
             raise NotShown("this row is no image")
-        return _encoded(pixels)
+        return _encoded(pixels, side)
 
     def numbers(self, where: Where) -> dict[str, Any]:
         """Return the first numbers of a row, or the cells of a table, and how many there are."""
-        part, place = self._find(where)
+        part, place = self.find(where)
         if part.inputs.records is not None:
             return self._cells(part, place)
         values = self._values(part, int(part.rows[place])).astype(np.float64).ravel()
@@ -121,7 +127,8 @@ class Pictures:
         cells = row_cells(records, int(part.rows[place]), spread, code)
         return {"cells": [cell._asdict() for cell in cells[:MAX_NUMBERS]], "count": len(cells)}
 
-    def _find(self, where: Where) -> "tuple[Examples, int]":
+    def find(self, where: Where) -> "tuple[Examples, int]":
+        """Return the examples that a row is of, and its place in them; raise :class:`NotShown` if there are none."""
         key, split = where
         if self.state.kind not in ("pictures", "numbers"):
             raise NotShown(self.state.reason or "the data is still loading")
@@ -155,13 +162,13 @@ def _are_pictures(examples: "Examples") -> bool:
     return examples.inputs.resizable or len(examples.input_shape) == 3
 
 
-def _encoded(pixels: np.ndarray) -> tuple[bytes, str]:
+def _encoded(pixels: np.ndarray, side: int) -> tuple[bytes, str]:
     """Encode small pictures as PNG, large ones as JPEG."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    if max(image.size) > MAX_SIDE:
-        image.thumbnail((MAX_SIDE, MAX_SIDE))
+    if max(image.size) > side:
+        image.thumbnail((side, side))
     target, small = io.BytesIO(), max(image.size) <= SMALL_SIDE
     image.save(target, "PNG" if small else "JPEG")
     return target.getvalue(), "image/png" if small else "image/jpeg"

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
+OPTIONAL = ("candidates", "given_probability")
+"""Read where there are such columns: of annotators' labels, and of single-label data."""
 PAIRS = 500
 """At most this many pairs of given and corrected label are offered, the most frequent first."""
 SHOWN = ("all", "changed", "kept", "undecided")
@@ -26,12 +29,15 @@ class Filter:
     """Which rows are shown: one pair of given and corrected (by code), a range of confidence, changed or kept.
 
     Undecided rows have no given label, because there is none or annotators disagree: neither changed nor kept.
+    ``key`` is a part of the key, in capitals or not. ``decided`` keeps the rows with a decision, or those without.
     """
 
     show: str = "all"
     pair: tuple[int, int] | None = None
     low: float = 0.0
     high: float = 1.0
+    key: str = ""
+    decided: bool | None = None
 
 
 class Queue:
@@ -44,9 +50,10 @@ class Queue:
     """
 
     def __init__(self, run: Path):
+        self.run = run
         reader = RunReader(run)
-        candidates = ("candidates",) if "candidates" in reader.label_names() else ()
-        self.labels = reader.read_labels((*COLUMNS, *candidates))
+        names = reader.label_names()
+        self.labels = reader.read_labels((*COLUMNS, *(name for name in OPTIONAL if name in names)))
         self.classes, self.multilabel = self.labels.classes, self.labels.multilabel
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
@@ -66,7 +73,7 @@ class Queue:
         return self.labels.find_rows(wanted)
 
     def _rows(self, chosen: Filter) -> np.ndarray:
-        """Return the rows that pass a filter, in order."""
+        """Return the rows that pass a filter, decided or not, in order."""
         kept = np.ones(len(self), dtype=bool)
         if chosen.show != "all":
             undecided = np.zeros_like(kept) if self.multilabel else self.given.codes < 0
@@ -75,6 +82,8 @@ class Queue:
             kept &= (self.given.codes == chosen.pair[0]) & (self.corrected.codes == chosen.pair[1])
         if (chosen.low, chosen.high) != (0.0, 1.0):
             kept &= (self.confidence >= chosen.low) & (self.confidence <= chosen.high)
+        if chosen.key:
+            kept &= np.from_dlpack(pc.match_substring(self.keys, chosen.key, ignore_case=True).cast("uint8")) > 0
         return self.order if kept.all() else self.order[kept[self.order]]
 
     def pairs(self) -> list[dict[str, Any]]:
@@ -97,6 +106,13 @@ class Queue:
         """Return the classes between which annotators are divided; none for a row with a given label."""
         found: list[str] = self.labels["candidates"][row].as_py() if "candidates" in self.labels.column_names else []
         return found
+
+    def given_probability(self, row: int) -> float | None:
+        """Return the probability of the given class of single-label data; None where there is none."""
+        if "given_probability" not in self.labels.column_names:
+            return None
+        value = float(self.labels.given_probability[row])
+        return value if np.isfinite(value) else None
 
     def describe(self, row: int) -> dict[str, Any]:
         """Return what the page shows of a row."""

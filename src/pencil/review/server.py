@@ -18,11 +18,13 @@ from starlette.types import ASGIApp
 
 from pencil.errors import RunError
 from pencil.review.guard import Access, Guard
-from pencil.review.images import NotShown
+from pencil.review.images import MAX_SIDE, SMALL_SIDE, NotShown
 from pencil.review.queue import SHOWN, Filter
 from pencil.review.session import RefusedError, Review
 
-MAX_ROWS, MAX_BODY = 200, 65536
+MAX_ROWS, MAX_BODY, MAX_KEY = 200, 65536, 500
+STATIC = ("common.js", "app.js", "draw.js", "lot.js", "details.js", "style.css")
+DECIDED = {"any": None, "yes": True, "no": False}
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 
 
@@ -51,14 +53,15 @@ def build_app(review: Review, access: Access) -> ASGIApp:
     answers = _Answers(review, access)
     routes = [
         Route("/", static("index.html")),
-        Route("/static/common.js", static("common.js")),
-        Route("/static/app.js", static("app.js")),
-        Route("/static/style.css", static("style.css")),
+        *(Route(f"/static/{name}", static(name)) for name in STATIC),
         Route("/favicon.ico", nothing),
         Route("/api/begin", answers.begin),
         Route("/api/page", answers.page),
         Route("/api/pictures", answers.pictures),
         Route("/api/decide", answers.decide, methods=["POST"]),
+        Route("/api/lot", answers.lot),
+        Route("/api/accept", answers.accept, methods=["POST"]),
+        Route("/api/details/{row:int}", answers.details),
         Route("/picture/{row:int}", answers.picture),
         Route("/numbers/{row:int}", answers.numbers),
     ]
@@ -85,7 +88,7 @@ class _Answers:
         asked = request.query_params
         count = min(max(whole(asked.get("count", "48")), 1), MAX_ROWS)
         start, row, after = (None if name not in asked else whole(asked[name]) for name in ("start", "row", "after"))
-        return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start or 0, row, after))
+        return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start, row, after))
 
     async def pictures(self, _request: Request) -> Response:
         self.review.pictures.start()  # only now that the page is shown: the data needs torch
@@ -93,23 +96,38 @@ class _Answers:
         return JSONResponse({"kind": state.kind, "reason": state.reason})
 
     async def picture(self, request: Request) -> Response:
-        content, media = await run_in_threadpool(self.review.pictures.picture, self._where(request))
+        side = SMALL_SIDE if "small" in request.query_params else MAX_SIDE
+        content, media = await run_in_threadpool(self.review.pictures.picture, self._where(request), side)
         return Response(content, media_type=media)
 
     async def numbers(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self.review.pictures.numbers, self._where(request)))
 
+    async def details(self, request: Request) -> Response:
+        row = self._row(request.path_params["row"])
+        return JSONResponse(await run_in_threadpool(self.review.details.of, row))
+
     async def decide(self, request: Request) -> Response:
         asked, chosen = await body(request), _filter(request)
-        codes, row, kind = asked.get("label", []), asked.get("row"), asked.get("decision")
-        if not isinstance(codes, list) or not all(type(code) is int for code in codes):
-            raise RefusedError("label is not a list of class positions")
-        if row is None and kind == "undo":
-            row = await run_in_threadpool(self.review.last_row)
-            if row is None:
-                return JSONResponse({"made": None} | self.review.progress(chosen))
-        made = await run_in_threadpool(self.review.decide, self._row(row), str(kind), codes)
-        return JSONResponse({"made": made} | self.review.progress(chosen))
+        row, kind = asked.get("row"), asked.get("decision")
+        codes = _numbers(asked, "label")
+        count = 1
+        if kind == "undo":
+            made, count = await run_in_threadpool(self.review.undo, None if row is None else self._row(row))
+        else:
+            made = await run_in_threadpool(self.review.decide, self._row(row), str(kind), codes)
+        return JSONResponse({"made": made, "count": count} | self.review.progress(chosen))
+
+    async def lot(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self.review.lot, _filter(request)))
+
+    async def accept(self, request: Request) -> Response:
+        asked, chosen = await body(request), _filter(request)
+        count, seen, without = asked.get("count"), _numbers(asked, "seen"), _numbers(asked, "without")
+        if type(count) is not int:
+            raise RefusedError("count is not a number of rows")
+        accepted = await run_in_threadpool(self.review.accept_lot, chosen, count, seen, without)
+        return JSONResponse({"count": accepted} | self.review.progress(chosen))
 
     def _where(self, request: Request) -> tuple[str, str]:
         return self.review.queue.where(self._row(request.path_params["row"]))
@@ -168,7 +186,17 @@ def _filter(request: Request) -> Filter:
         low, high = (float(asked.get(name, default)) for name, default in (("low", 0.0), ("high", 1.0)))
     except ValueError as error:
         raise RefusedError("low and high are not numbers") from error
-    return Filter(show, pair, low, high)
+    key, decided = asked.get("key", ""), asked.get("decided", "any")
+    if decided not in DECIDED or len(key) > MAX_KEY:
+        raise RefusedError(f"decided is {decided[:20]!r}, and the key has {len(key)} characters")
+    return Filter(show, pair, low, high, key, DECIDED[decided])
+
+
+def _numbers(asked: dict[str, Any], name: str) -> list[int]:
+    found = asked.get(name, [])
+    if not isinstance(found, list) or not all(type(number) is int for number in found):
+        raise RefusedError(f"{name} is not a list of numbers")
+    return found
 
 
 def whole(text: str) -> int:

@@ -1,15 +1,22 @@
 """One review of a run: its queue, the decisions about it, and the pictures that the server serves."""
 
+import secrets
 import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from pencil.decisions import KINDS, REVIEWS, Decision, History, Journal, Label, now, read_lines
+from pencil.review.details import Details
 from pencil.review.images import Pictures, pictures_of
 from pencil.review.queue import Filter, Queue
 from pencil.runs.lock import RunLock
+
+SAMPLES = 24
+"""Rows of a lot that a person looks at before it is accepted."""
 
 
 class RefusedError(ValueError):
@@ -31,6 +38,7 @@ class Review:
         self.run = run
         self.queue = Queue(run)
         self.pictures = pictures_of(run) if pictures is None else pictures
+        self.details = Details(self.queue, self.pictures)
         self.history = History()
         self.decided = np.zeros(len(self.queue), dtype=bool)
         self._run_lock, self._journal = RunLock(run), Journal(run / REVIEWS)
@@ -64,24 +72,56 @@ class Review:
             "pairs": queue.pairs(),
         }
 
-    def page(self, chosen: Filter, count: int, start: int, row: int | None, after: int | None) -> dict[str, Any]:
-        """Return the page around a position, around a row, or around the next row without a decision."""
-        rows = self.queue.rows(chosen)
-        position = start
-        if row is not None:
-            found = np.flatnonzero(rows == row)
-            position = int(found[0]) if len(found) else start
-        elif after is not None:
-            position = _next_open(self.decided[rows], after)
+    def page(
+        self, chosen: Filter, count: int, start: int | None = None, row: int | None = None, after: int | None = None
+    ) -> dict[str, Any]:
+        """Return the page around a row, a position, or the next row without a decision.
+
+        Parameters
+        ----------
+        chosen : Filter
+            Which rows are listed.
+        count : int
+            How many a page has.
+        start : int, optional
+            A position in the list.
+        row : int, optional
+            A row; where the list lacks it, ``start`` counts.
+        after : int, optional
+            Look for the next row without a decision behind this one; by default from the beginning.
+        """
+        rows = self._listed(chosen)
+        found = [] if row is None else np.flatnonzero(rows == row).tolist()
+        position = found[0] if found else self._next_open(chosen, rows, after) if start is None else start
         position = max(0, min(position, len(rows) - 1))
         first = position - position % count
         shown = [self._describe(int(place)) for place in rows[first : first + count]]
         return {"total": len(rows), "start": first, "position": position, "rows": shown} | self.progress(chosen)
 
+    def _listed(self, chosen: Filter) -> np.ndarray:
+        rows = self._all_of(chosen)
+        return rows if chosen.decided is None else rows[self.decided[rows] == chosen.decided]
+
+    def _all_of(self, chosen: Filter) -> np.ndarray:
+        """Return the rows of a filter, whether they are decided or not."""
+        return self.queue.rows(replace(chosen, decided=None))
+
+    def _next_open(self, chosen: Filter, listed: np.ndarray, after: int | None) -> int:
+        """Return the position in the list of the first row without a decision behind a row, or else of all."""
+        rows = self._all_of(chosen)
+        behind = 0 if after is None else int(np.flatnonzero(rows == after).max(initial=-1)) + 1
+        undecided = np.flatnonzero(~self.decided[rows])
+        if not len(undecided):
+            return 0
+        later = undecided[undecided >= behind]
+        wanted = rows[later[0] if len(later) else undecided[0]]
+        return int(np.argmax(listed == wanted)) if len(listed) else 0
+
     def progress(self, chosen: Filter) -> dict[str, int]:
         """Return how many rows are decided, of the filter and of all changes."""
-        rows, changed = self.queue.rows(chosen), self.queue.changed
+        rows, changed = self._all_of(chosen), self.queue.changed
         return {
+            "of": len(rows),
             "decided": int(self.decided[rows].sum()),
             "changed": int(changed.sum()),
             "changed_decided": int((self.decided & changed).sum()),
@@ -95,7 +135,7 @@ class Review:
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
         """Save a decision, then return the row as the page shows it."""
         queue = self.queue
-        if kind not in KINDS or kind == "none":  # which only an audit asks for
+        if kind not in KINDS or kind in ("none", "undo"):  # the first is of an audit, the second has its own function
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         if kind == "reject" and given is None:
@@ -106,29 +146,89 @@ class Review:
             kind = "accept" if label == corrected else "reject" if label == given else kind
         key, split = queue.where(row)
         with self._writing:
-            decision = Decision(key, split, kind, label, given, corrected, now())
-            if kind != "undo" or self.history.get(decision.where) is not None:
-                self._journal.append(decision)
-                self.history.add(decision)
-            self.decided[row] = self.history.get(decision.where) is not None
+            self._save([Decision(key, split, kind, label, given, corrected, now())])
+            self.decided[row] = True
         return self._describe(row)
 
-    def last_row(self) -> int | None:
-        """Return the row of the newest decision, which undo withdraws."""
-        last = self.history.last()
-        return None if last is None else self.queue.find([last.where]).get(last.where)
+    def undo(self, row: int | None = None) -> tuple[dict[str, Any] | None, int]:
+        """Withdraw the decision about a row, or the newest of all, and with it the whole lot that it belongs to.
+
+        Returns
+        -------
+        tuple
+            The row as the page shows it, None where nothing is left to withdraw; and how many were withdrawn.
+        """
+        with self._writing:
+            last = self.history.last() if row is None else self.history.get(self.queue.where(row))
+            if last is None:
+                return (None if row is None else self._describe(row)), 0
+            withdrawn = self.history.of_lot(last.lot) if last.lot else [last]
+            time = now()
+            self._save(replace(one, decision="undo", label=None, time=time, audit=False) for one in withdrawn)
+            rows = self.queue.find([one.where for one in withdrawn])
+            for where, place in rows.items():
+                self.decided[place] = self.history.get(where) is not None
+        shown = rows.get(last.where)
+        return (None if shown is None else self._describe(shown)), len(withdrawn)
+
+    def _save(self, decisions: Iterable[Decision]) -> None:
+        """Write decisions, all or none, before they count."""
+        made = list(decisions)
+        if len(made) == 1:
+            self._journal.append(made[0])
+        else:
+            self._journal.append_all(made)
+        for decision in made:
+            self.history.add(decision)
+
+    def lot(self, chosen: Filter) -> dict[str, Any]:
+        """Return how many changes of a filter have no decision, and some of them to look at."""
+        rows = self._lot_rows(chosen)
+        return {"count": len(rows), "rows": [self._describe(int(row)) for row in self._samples(rows)]}
+
+    def _lot_rows(self, chosen: Filter) -> np.ndarray:
+        return self._listed(replace(chosen, show="changed", decided=False))
+
+    def _samples(self, rows: np.ndarray) -> np.ndarray:
+        """Return rows of a lot at even distances in the order of confidence, from the least confident one on."""
+        ordered = rows[np.argsort(self.queue.confidence[rows], kind="stable")]
+        return ordered[np.unique(np.linspace(0, len(rows) - 1, min(SAMPLES, len(rows))).astype(np.int64))]
+
+    def accept_lot(self, chosen: Filter, count: int, seen: Sequence[int], without: Sequence[int] = ()) -> int:
+        """Accept all changes of a filter that have no decision, in one write, and return how many those are.
+
+        Parameters
+        ----------
+        chosen : Filter
+            Which changes.
+        count : int
+            How many rows the person was told.
+        seen : sequence of int
+            The rows that :meth:`lot` returned and the person saw.
+        without : sequence of int
+            Those of them that are wrong: they stay without a decision.
+        """
+        queue, lot = self.queue, secrets.token_hex(6)
+        with self._writing:
+            rows = self._lot_rows(chosen)
+            if len(rows) != count or set(seen) != set(self._samples(rows).tolist()):
+                raise RefusedError(f"the lot has changed, it has {len(rows)} rows now; look at it again")
+            rows = rows[~np.isin(rows, list(without))]
+            if not len(rows):
+                raise RefusedError("the lot has no rows")
+            wheres = ((row, *queue.where(row)) for row in rows.tolist())
+            time = now()
+            self._save(
+                Decision(
+                    key, split, "accept", queue.corrected[row], queue.given[row], queue.corrected[row], time, lot=lot
+                )
+                for row, key, split in wheres
+            )
+            self.decided[rows] = True
+        return len(rows)
 
     def _chosen(self, codes: list[int]) -> Label:
         names = self.queue.classes
         if not all(0 <= code < len(names) for code in codes) or (not self.queue.multilabel and len(codes) != 1):
             raise RefusedError(f"label is {codes!r}; expected positions of classes")
         return tuple(names[code] for code in sorted(set(codes))) if self.queue.multilabel else names[codes[0]]
-
-
-def _next_open(decided: np.ndarray, after: int) -> int:
-    """Return the first position without a decision, from ``after`` on and then from the beginning."""
-    after = max(0, min(after, len(decided)))
-    for part, offset in ((decided[after:], after), (decided[:after], 0)):
-        if len(part) and not part.all():
-            return offset + int(part.argmin())
-    return after

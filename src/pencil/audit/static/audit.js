@@ -4,14 +4,20 @@
 const COMMAND = "pencil audit";
 
 let row = null; // what is shown
+let input = null; // the element that shows it
 
 async function show(at) {
   row = await ask(at === undefined ? "/api/row" : `/api/row?at=${at}`);
   draw();
 }
 
+// An answer counts for the row that was on the screen when it was given, or not at all.
+function answerSeen(kind, code) {
+  const { at } = row;
+  if (!row.done && input.shown) next(() => (row.at === at && input.shown ? answer(kind, code) : undefined));
+}
+
 async function answer(kind, code) {
-  if (!row || row.done) return;
   row = await ask("/api/answer", code === undefined ? { at: row.at, kind } : { at: row.at, kind, class: code });
   draw();
 }
@@ -49,17 +55,20 @@ function single() {
   row.offered.forEach((code, place) => {
     const chosen = row.kind === "class" && begin.classes[code] === row.answer;
     const key = areDigits() ? "" : keyOf(code, place); // a digit is its own key
-    offered.append(button(key, plain(begin.classes[code]), chosen, () => answer("class", code)));
+    offered.append(button(key, plain(begin.classes[code]), chosen, () => answerSeen("class", code)));
   });
   const rest = el("div", "rest");
   const other = row.kind === "class" && !row.offered.some((code) => begin.classes[code] === row.answer);
   if (row.offered.length < begin.classes.length) {
-    rest.append(button("o", other ? `another class: ${plain(row.answer)}` : "another class", other, choose));
+    rest.append(button("o", other ? `another class: ${plain(row.answer)}` : "another class", other, () => next(choose)));
   }
-  rest.append(button("x", "none of the classes", row.kind === "none", () => answer("none")));
-  rest.append(button("s", "cannot tell", row.kind === "skip", () => answer("skip")));
+  rest.append(button("x", "none of the classes", row.kind === "none", () => answerSeen("none")));
+  rest.append(button("s", "cannot tell", row.kind === "skip", () => answerSeen("skip")));
   facts.append(el("div", "quiet", `row ${row.at + 1} of ${row.rows}${row.kind ? ", answered" : ""}`), offered, rest);
-  made.append(look(row.at, "the row to look at"), facts);
+  input = look(row.at, "the row to look at");
+  input.onshown = () => made.classList.add("shown");
+  made.classList.toggle("shown", input.shown);
+  made.append(input, facts);
   return made;
 }
 
@@ -68,7 +77,7 @@ function button(key, text, chosen, action) {
   made.type = "button";
   if (key) made.append(el("kbd", "", key), " ");
   made.append(text);
-  made.addEventListener("click", () => { made.blur(); next(action); });
+  made.addEventListener("click", () => { made.blur(); action(); });
   return made;
 }
 
@@ -83,18 +92,18 @@ function codeOf(key) {
 }
 
 const KEYS = {
-  x: () => answer("none"), s: () => answer("skip"), u: undo, o: () => choose(), "/": () => choose(),
-  ArrowLeft: back, ArrowRight: forward,
+  x: () => answerSeen("none"), s: () => answerSeen("skip"), u: () => next(undo), o: () => next(choose), "/": () => next(choose),
+  ArrowLeft: () => next(back), ArrowRight: () => next(forward),
 };
 
 document.addEventListener("keydown", (event) => {
   if (!begin || !row || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open) return;
   const code = codeOf(event.key);
-  const action = code === undefined ? KEYS[event.key] : () => answer("class", code);
+  const action = code === undefined ? KEYS[event.key] : () => answerSeen("class", code);
   if (!action) return;
   event.preventDefault();
   if (event.repeat && !event.key.startsWith("Arrow")) return; // a key held down answers once
-  next(action);
+  action();
 });
 
 // Choosing another class
@@ -105,7 +114,7 @@ function choose() {
 
 function pick(code) {
   $("chooser").close();
-  next(() => answer("class", code));
+  answerSeen("class", code);
 }
 
 next(async () => {

@@ -1,62 +1,85 @@
-// The review page. One page of rows is here at a time; the server has the rest. Text is only ever set as text.
+// The review page: what is shown, moving, deciding, keys. One page of rows is here at a time; the server has the rest.
 "use strict";
 
 const COMMAND = "pencil review";
 const PAGE = 48;
-const FEW_NUMBERS = 18; // in a tile
+const TYPING = 200; // milliseconds after the last letter of a search
 
 let page = { total: 0, start: 0, rows: [] };
 let position = 0; // in the rows that the filter leaves
 let view = "single";
-let tiles = [];
-const mine = []; // rows decided in this tab, to undo in turn
+let again = false; // decided rows are looked at again, although nothing is left to decide
+const mine = []; // rows decided in this tab, to undo in turn; null is the newest of all
 
-const describe = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
 const here = () => page.rows[position - page.start];
+const finished = () => page.of > 0 && page.decided === page.of && !again && $("decided").value !== "yes";
 
 function filters(more) {
-  const chosen = new URLSearchParams({ show: $("show").value, ...more });
+  const chosen = new URLSearchParams({ show: $("show").value, decided: $("decided").value, ...more });
   if ($("pair").value) chosen.set("pair", $("pair").value);
   if ($("low").value) chosen.set("low", $("low").value);
   if ($("high").value) chosen.set("high", $("high").value);
+  if ($("key").value) chosen.set("key", $("key").value);
   return chosen;
 }
 
+// Without `where`: the first row without a decision.
+const askPage = (where) => ask(`/api/page?${filters({ count: PAGE, ...where })}`);
+
 async function load(where) {
-  page = await ask(`/api/page?${filters({ count: PAGE, ...where })}`);
+  show(await askPage(where));
+}
+
+function show(found) {
+  page = found;
   position = page.position;
+  again = again && page.decided === page.of;
   draw();
 }
 
 async function move(to) {
-  const wanted = Math.max(0, Math.min(to, page.total - 1));
-  if (wanted < page.start || wanted >= page.start + page.rows.length) return load({ start: wanted });
+  let wanted = Math.max(0, Math.min(to, page.total - 1));
+  const end = page.start + page.rows.length;
+  if (wanted >= end) wanted -= gone();
+  if (to >= end && wanted < end && gone()) return load({ start: wanted });
+  if (wanted < page.start || wanted >= end) return load({ start: wanted });
   position = wanted;
   if (view === "single") draw();
   else point();
+  return undefined;
+}
+
+// Rows of this page that have left the list since it was loaded, as they are decided now, or no longer.
+function gone() {
+  const listed = $("decided").value;
+  return listed === "any" ? 0 : page.rows.filter((row) => Boolean(row.decision) !== (listed === "yes")).length;
 }
 
 async function decide(decision, codes) {
   const row = here();
-  if (!row) return;
   const answer = await ask(`/api/decide?${filters()}`, { row: row.row, decision, label: codes || [] });
-  mine.push(row.row);
+  mine.push(row);
+  say("");
   took(answer);
+  if (finished()) return draw();
+  if (page.decided === page.of) return move(position + 1); // decided rows are looked at again
   const open = page.rows.findIndex((other, i) => i > position - page.start && !other.decision);
-  if (open >= 0) await move(page.start + open);
-  else await load({ after: position + 1 });
+  return open >= 0 ? move(page.start + open) : load({ after: row.row });
 }
 
 async function undo() {
   const row = mine.at(-1); // none left: the server withdraws the newest of all
-  const answer = await ask(`/api/decide?${filters()}`, row === undefined ? { decision: "undo" } : { decision: "undo", row });
+  const answer = await ask(`/api/decide?${filters()}`, row ? { decision: "undo", row: row.row } : { decision: "undo" });
   mine.pop();
-  if (!answer.made) return;
-  await load({ row: answer.made.row, start: position });
+  if (!answer.made) return say("There is no decision to undo.");
+  const key = plain(answer.made.key);
+  say(answer.count === 1 ? `The decision about ${key} is withdrawn.` : `${number(answer.count)} decisions are withdrawn.`);
+  return load({ row: answer.made.row, start: position });
 }
 
 function took(answer) {
-  Object.assign(page, { decided: answer.decided, changed: answer.changed, changed_decided: answer.changed_decided });
+  const { of, decided, changed, changed_decided } = answer;
+  Object.assign(page, { of, decided, changed, changed_decided });
   const at = page.rows.findIndex((row) => row.row === answer.made.row);
   if (at >= 0) {
     page.rows[at] = answer.made;
@@ -65,126 +88,22 @@ function took(answer) {
   drawProgress();
 }
 
-// Drawing
-
-function draw() {
-  drawProgress();
-  $("view").textContent = view === "grid" ? "single view" : "grid view";
-  tiles = [];
-  if (!page.rows.length) {
-    $("main").replaceChildren(el("p", "empty", "No label passes this filter."));
-  } else if (view === "grid") {
-    const grid = el("div", "grid");
-    tiles = page.rows.map((row, i) => tile(row, page.start + i));
-    grid.append(...tiles);
-    $("main").replaceChildren(grid);
-    point();
-  } else {
-    $("main").replaceChildren(single(here()));
-  }
+function say(words) {
+  $("said").textContent = words;
 }
 
-function drawProgress() {
-  $("bar").max = Math.max(1, page.total);
-  $("bar").value = page.decided || 0;
-  const number = (value) => (value || 0).toLocaleString("en");
-  const at = page.total ? `${number(position + 1)} of ${number(page.total)}` : "0 of 0";
-  const changes = `${number(page.changed_decided)} of ${number(page.changed)} changes`;
-  $("progress").textContent = `at ${at} · ${number(page.decided)} decided (${changes})`;
-}
-
-function tile(row, at) {
-  const made = el("div", "tile");
-  made.append(look(row.row, plain(row.key), FEW_NUMBERS), el("div", "words"));
-  made.addEventListener("click", () => next(() => move(at)));
-  made.addEventListener("dblclick", () => next(() => toggle()));
-  fill(made, row);
-  return made;
-}
-
-function fill(made, row) {
-  const isHere = made.classList.contains("here");
-  made.className = `tile ${row.changed ? "changed" : "kept"} ${row.decision ? `decided ${row.decision}` : ""}`;
-  made.classList.toggle("here", isHere);
-  const words = [labels(row)];
-  words.push(row.decision ? el("div", "badge", badge(row)) : el("div", "confidence", confidence(row)));
-  words.push(el("div", "key", plain(row.key)));
-  made.title = plain(row.key);
-  made.lastElementChild.replaceChildren(...words);
-}
-
-function point() {
-  tiles.forEach((made, i) => made.classList.toggle("here", page.start + i === position));
-  const made = tiles[position - page.start];
-  if (made) made.scrollIntoView({ block: "nearest" });
-  drawProgress();
-}
-
-function single(row) {
-  const made = el("div", `single ${row.changed ? "changed" : "kept"} ${row.decision || ""}`);
-  const facts = el("div", "facts");
-  const words = el("div", "labels");
-  if (row.changed) {
-    words.append(el("small", "", "given"), el("span", "given", describe(row.given)));
-    words.append(el("small", "", `corrected, ${confidence(row)}`), el("span", "corrected", describe(row.corrected)));
-  } else if (row.given === null) {
-    words.append(el("small", "", `${undecided(row)}; filled in, ${confidence(row)}`));
-    words.append(el("span", "corrected", describe(row.corrected)));
-  } else {
-    words.append(el("small", "", `given and kept, ${confidence(row)}`), el("span", "corrected", describe(row.given)));
-  }
-  const meter = el("meter");
-  meter.max = 1;
-  meter.value = row.confidence || 0;
-  facts.append(words, meter, el("div", "badge", row.decision ? badge(row) : ""), actions(row));
-  facts.append(el("div", "key", `${plain(row.key)} (${row.split})`));
-  made.append(look(row.row, plain(row.key)), facts);
-  return made;
-}
-
-function actions(row) {
-  const made = el("div", "actions");
-  const add = (key, text, name, action) => {
-    const button = el("button", name);
-    button.type = "button";
-    button.append(el("kbd", "", key), ` ${text}`);
-    button.addEventListener("click", () => { button.blur(); next(action); });
-    made.append(button);
-  };
-  add("a", row.changed ? `accept: ${describe(row.corrected)}` : `it is ${describe(row.corrected)}`, "accept", () => decide("accept"));
-  if (row.changed) add("r", `reject: ${describe(row.given)}`, "reject", () => decide("reject"));
-  add("o", begin.multilabel ? "choose the set" : "another class", "other", choose);
-  add("s", "skip", "skip", () => decide("skip"));
-  return made;
-}
-
-function undecided(row) {
-  const between = row.candidates.length ? ` (${describe(row.candidates)})` : "";
-  return between ? `no given label: annotators disagree${between}` : "no given label";
-}
-
-function labels(row) {
-  const made = el("div", "labels");
-  if (row.given === null) made.append(el("small", "", undecided(row)));
-  if (row.changed) made.append(el("span", "given", describe(row.given)), el("span", "arrow", "→"));
-  made.append(el("span", "corrected", describe(row.corrected)));
-  return made;
-}
-
-const confidence = (row) => (row.confidence === null ? "" : `confidence ${(100 * row.confidence).toFixed(1)} %`);
-
-function badge(row) {
-  if (row.decision === "skip") return "skipped";
-  if (row.decision === "none") return "✎ none of the classes";
-  const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✗ rejected, is", other: "✎ is" };
-  return `${what[row.decision]} ${describe(row.label)}`;
+async function lookAgain() {
+  again = true;
+  await load({ start: 0 });
 }
 
 // Choosing another class, or a set of classes
 
+let choosing = null; // the row that it is about
+
 function choose(first) {
   const row = here();
-  if (!row) return;
+  choosing = row.row;
   const names = row.label || row.corrected;
   picked = new Set((Array.isArray(names) ? names : []).map((name) => begin.classes.indexOf(name)));
   if (first !== undefined) flip(first);
@@ -203,10 +122,16 @@ function pick(code) {
 
 function save(codes) {
   $("chooser").close();
-  next(() => decide("other", codes));
+  const about = choosing;
+  next(() => (here() && here().row === about ? decide("other", codes) : undefined));
 }
 
-// Keys
+// Keys and buttons. What decides counts for the row that was on the screen when the key was pressed, or not at all.
+
+function about(action) {
+  const row = seen();
+  if (row !== undefined) next(() => (seen() === row ? action() : undefined));
+}
 
 async function toggle() {
   view = view === "grid" ? "single" : "grid";
@@ -219,13 +144,18 @@ function columns() {
   return below < 0 ? tiles.length : below;
 }
 
-const KEYS = {
-  a: () => decide("accept"), r: () => (here() && here().given === null ? undefined : decide("reject")), s: () => decide("skip"), u: undo, g: toggle,
-  o: () => choose(), "/": () => choose(), n: () => load({ after: position + 1 }),
+const reject = () => (here().given === null ? undefined : decide("reject"));
+const forward = () => load(here() ? { after: here().row } : undefined);
+
+const DECIDE = {
+  a: () => decide("accept"), r: reject, s: () => decide("skip"), o: () => choose(), "/": () => choose(),
+};
+const MOVE = {
+  g: toggle, Enter: toggle, n: forward,
   ArrowRight: () => move(position + 1), ArrowLeft: () => move(position - 1),
   ArrowDown: () => move(position + columns()), ArrowUp: () => move(position - columns()),
   PageDown: () => move(position + PAGE), PageUp: () => move(position - PAGE),
-  Home: () => move(0), End: () => move(page.total - 1), Enter: toggle,
+  Home: () => move(0), End: () => move(page.total - 1),
 };
 
 // 1 to 9 are the first nine classes; if the classes are digits themselves, each digit is its own class.
@@ -236,40 +166,83 @@ function digitKeys(classes) {
   return new Map(classes.slice(0, 9).map((name, code) => [String(code + 1), code]));
 }
 
+function press(key) {
+  if (key === "u") return next(undo);
+  if (finished()) return undefined; // nothing is left: only undo
+  const code = digits.get(key);
+  if (code !== undefined) return about(begin.multilabel ? () => choose(code) : () => decide("other", [code]));
+  if (key in DECIDE) return about(DECIDE[key]);
+  if (key === "m") return next(openLot);
+  if (key === "f") return $("key").focus();
+  return next(MOVE[key]);
+}
+
+const isKey = (key) => key in DECIDE || key in MOVE || digits.has(key) || ["u", "m", "f"].includes(key);
+
 document.addEventListener("keydown", (event) => {
-  if (!begin || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open) return;
-  if (event.target.closest("input, select")) return;
+  if (!begin || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open || $("lot").open) return;
+  if (event.target.closest("input, select")) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
   if (event.key === "Enter" && event.target.closest("button")) return;
-  const code = digits.get(event.key);
-  let action = KEYS[event.key];
-  if (code !== undefined) action = begin.multilabel ? () => choose(code) : () => decide("other", [code]);
-  if (!action) return;
+  if (!isKey(event.key)) return;
   event.preventDefault();
   if (event.repeat && !/^(Arrow|Page)/.test(event.key)) return; // a key held down decides once
-  next(action);
+  press(event.key);
 });
 
-for (const id of ["show", "pair", "low", "high"]) {
-  $(id).addEventListener("change", () => { $(id).blur(); next(() => load({ after: 0 })); });
+for (const id of ["show", "decided", "pair", "low", "high"]) {
+  $(id).addEventListener("change", () => { $(id).blur(); refilter(); });
 }
-$("view").addEventListener("click", () => { $("view").blur(); next(toggle); });
-window.addEventListener("focus", () => { // another tab may have decided meanwhile
-  if (begin && !$("chooser").open) next(() => load({ start: position }));
+
+function refilter() {
+  again = false;
+  say("");
+  next(() => load());
+}
+
+let typing = 0;
+$("key").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(refilter, TYPING);
 });
+$("key").addEventListener("keydown", (event) => { if (event.key === "Enter") $("key").blur(); });
+$("view").addEventListener("click", () => { $("view").blur(); if (!finished()) next(toggle); });
+$("many").addEventListener("click", () => next(openLot));
+$("more").addEventListener("click", () => {
+  const open = $("header").classList.toggle("open");
+  $("more").setAttribute("aria-expanded", String(open));
+});
+window.addEventListener("focus", () => { // another tab may have decided meanwhile
+  if (!begin || $("chooser").open || $("lot").open) return;
+  next(() => load(here() ? { row: here().row, start: position } : { start: position }));
+});
+
+function addActions() {
+  addAction("a", "accept", () => press("a"));
+  addAction("r", "reject", () => press("r"));
+  addAction("o", "other", () => press("o"));
+  addAction("s", "skip", () => press("s"));
+  addAction("u", "undo", () => press("u"));
+  addAction("n", "next", () => press("n"));
+}
 
 next(async () => {
-  begin = await ask("/api/begin");
+  const [told, first] = await Promise.all([ask("/api/begin"), askPage()]);
+  begin = told;
   document.title = `${begin.run} – pencil review`;
   $("run").textContent = begin.run;
   for (const { pair, given, corrected, count } of begin.pairs) {
-    const option = el("option", "", `${describe(given)} → ${describe(corrected)} (${count.toLocaleString("en")})`);
+    const option = el("option", "", `${describe(given)} → ${describe(corrected)} (${number(count)})`);
     option.value = pair;
     $("pair").append(option);
   }
-  const main = [["a", "accept"], ["r", "reject"], ["s", "skip"], ["u", "undo"], ["o", "another class"],
-    ["← →", "move"], ["n", "next undecided"], ["g", "grid or single"]];
+  $("many").hidden = !begin.pairs.length;
+  const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "search a key"]];
   digits = digitKeys(begin.classes);
   $("keys").append(...keys(main), ...keys([...digits].map(([key, code]) => [key, plain(begin.classes[code])])));
-  await load({ after: 0 });
+  addActions();
+  show(first);
   await watchPictures();
 });

@@ -63,32 +63,43 @@ function cells(found, most) {
   return made;
 }
 
-// The input of the row with this number: a picture, at most so many numbers, or the cells of a table.
-function look(number, alt, most = Infinity) {
+// The input of the row with this number: a picture, at most so many numbers, or the cells of a table. `shown` tells that
+// it is there, or why it cannot be; then it calls onshown.
+function look(number, alt, { most = Infinity, small = false } = {}) {
   const made = el("div", "view");
+  made.shown = false;
+  const show = () => {
+    made.shown = true;
+    if (made.onshown) made.onshown();
+  };
   if (pictures.kind === "pictures") {
     const image = el("img", "picture");
     image.alt = alt;
-    image.addEventListener("load", () => image.classList.toggle("tiny", image.naturalWidth <= 128));
+    image.addEventListener("load", () => {
+      image.classList.toggle("tiny", image.naturalWidth <= 128);
+      image.decode().catch(() => {}).then(show);
+    });
     image.addEventListener("error", async () => {
       const answer = await fetch(image.src).catch(() => null);
       made.replaceChildren(el("div", "missing", answer && !answer.ok ? await answer.text() : "no picture"));
+      made.failed = !answer; // the server is gone; it may come back
+      if (answer) show();
     });
-    image.src = `/picture/${number}`;
+    image.src = `/picture/${number}${small ? "?small" : ""}`;
     made.append(image);
   } else if (pictures.kind === "numbers") {
     ask(`/numbers/${number}`).then((found) => {
-      if (found.cells) {
-        made.append(cells(found, Math.min(most, found.cells.length)));
-        return;
-      }
-      const numbers = el("div", "numbers");
-      const shown = found.values.slice(0, most);
-      numbers.append(...shown.map((value) => el("span", "", value === null ? "–" : String(value))));
-      if (found.count > shown.length) numbers.append(el("span", "missing all", `… ${found.count} in all`));
-      made.append(numbers);
-    }, (error) => made.append(el("div", "missing", error.message)));
-  }
+      made.append(found.cells ? cells(found, Math.min(most, found.cells.length)) : numbers(found, most));
+    }, (error) => made.append(el("div", "missing", error.message))).then(show);
+  } else if (pictures.kind === "none") show(); // the note says why
+  return made;
+}
+
+function numbers(found, most) {
+  const made = el("div", "numbers");
+  const shown = found.values.slice(0, most);
+  made.append(...shown.map((value) => el("span", "", value === null ? "–" : String(value))));
+  if (found.count > shown.length) made.append(el("span", "missing all", `… ${found.count} in all`));
   return made;
 }
 

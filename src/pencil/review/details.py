@@ -1,0 +1,70 @@
+"""What stands beside a row: the probabilities of its classes, and rows like it of the classes in question."""
+
+import threading
+from typing import Any
+
+from pencil.errors import RunError
+from pencil.review.images import NotShown, Pictures
+from pencil.review.neighbours import neighbours_of
+from pencil.review.probabilities import Probability, TopClasses, read_top_classes
+from pencil.review.queue import Queue
+
+
+class Details:
+    """The details of rows; what they need is read when it is first asked for.
+
+    Parameters
+    ----------
+    queue : Queue
+        The rows of the run.
+    pictures : Pictures
+        Their inputs.
+    """
+
+    def __init__(self, queue: Queue, pictures: Pictures):
+        self.queue = queue
+        self.neighbours = neighbours_of(queue, pictures)
+        self._top: TopClasses | None = None
+        self._reading = threading.Lock()
+
+    def of(self, row: int) -> dict[str, Any]:
+        """Return the details of a row."""
+        self.neighbours.start()
+        probable = self._probable(row)
+        questions = self._questions(row, probable)
+        near = self.neighbours.of(row, list(questions))
+        groups = [
+            {"why": why, "label": self.queue.given.names[code], "rows": self._named(near.get(code, []))}
+            for code, why in questions.items()
+        ]
+        names = self.queue.classes
+        return {
+            "probabilities": [{"class": names[one.code], "probability": one.value} for one in probable],
+            "neighbours": self.neighbours.state() | {"groups": groups if near else []},
+        }
+
+    def _probable(self, row: int) -> list[Probability]:
+        with self._reading:
+            if self._top is None:
+                try:
+                    self._top = read_top_classes(self.queue.run)
+                except RunError as error:
+                    raise NotShown(str(error)) from error
+        found = {one.code: one for one in self._top.of(row)}
+        if not self.queue.multilabel:  # a given class that is improbable is what it is all about
+            given, probability = int(self.queue.given.codes[row]), self.queue.given_probability(row)
+            if given not in found and probability is not None:
+                found[given] = Probability(given, probability)
+        return sorted(found.values(), key=lambda one: -one.value)
+
+    def _questions(self, row: int, probable: list[Probability]) -> dict[int, str]:
+        """Return the labels to compare the row with, by code: given and corrected, or the most probable other class."""
+        given, corrected = int(self.queue.given.codes[row]), int(self.queue.corrected.codes[row])
+        found = ({given: "given"} if given >= 0 else {}) | ({corrected: "corrected"} if corrected != given else {})
+        others = [one.code for one in probable if one.code not in found]
+        if len(found) == 1 and others and not self.queue.multilabel:
+            found[others[0]] = "next"
+        return found
+
+    def _named(self, rows: list[int]) -> list[dict[str, Any]]:
+        return [{"row": row, "key": self.queue.where(row)[0]} for row in rows]

@@ -1,0 +1,182 @@
+"""The rows that are most like a row, class by class, among rows whose given label was kept.
+
+Vectors are computed once, in a thread, chunk by chunk and in a limited amount of memory; every class gets its share
+early. Until all are there, a row is compared with those that are.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pencil.errors import PencilError
+from pencil.review.images import NotShown, Pictures
+from pencil.review.queue import Queue
+
+if TYPE_CHECKING:
+    from pencil.data.examples import Splits
+    from pencil.review.embedding import Embedding
+
+NEAREST = 3
+MOST_BYTES = 128 * 2**20
+"""Vectors, in half precision, take at most this much memory."""
+CHUNK = 256
+BLOCK = 8192
+"""Rows that a row is compared with at a time."""
+LARGEST = 100.0
+"""No standardised value is further from 0, so that half precision can hold it."""
+
+
+def in_turns(codes: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Return positions so that classes take turns, each in random order: any beginning has the same number of each.
+
+    Parameters
+    ----------
+    codes : ndarray
+        The class of each position.
+    seed : int
+        Draws the order within a class.
+    """
+    order = np.random.default_rng(seed).permutation(len(codes))
+    by_class = order[np.argsort(codes[order], kind="stable")]
+    _, starts, counts = np.unique(codes[by_class], return_index=True, return_counts=True)
+    turn = np.arange(len(codes)) - np.repeat(starts, counts)
+    return by_class[np.argsort(turn, kind="stable")]
+
+
+def nearest(vectors: np.ndarray, target: np.ndarray, count: int = NEAREST) -> np.ndarray:
+    """Return the positions of the vectors that are nearest to a target, by Euclidean distance, the nearest first."""
+    distances: np.ndarray = np.empty(len(vectors), dtype=np.float32)
+    for start in range(0, len(vectors), BLOCK):
+        difference = vectors[start : start + BLOCK].astype(np.float32) - target
+        distances[start : start + BLOCK] = np.einsum("nd,nd->n", difference, difference)
+    found: np.ndarray = np.argsort(distances, kind="stable")[:count]
+    return found
+
+
+class Neighbours:
+    """Finds rows that are like a row; ``start`` computes the vectors once, in a thread.
+
+    Parameters
+    ----------
+    queue : Queue
+        The rows of the run.
+    pictures : Pictures
+        Their inputs.
+    choose : callable
+        Returns how rows become vectors.
+    """
+
+    def __init__(self, queue: Queue, pictures: Pictures, choose: "Callable[[Splits], Embedding]"):
+        self.queue, self.pictures = queue, pictures
+        self.kind, self.reason = "loading", ""
+        self.done = self.total = 0
+        self._choose = choose
+        self._embedding: Embedding | None = None
+        self._shift: np.ndarray | float = 0.0
+        self._scale: np.ndarray | float = 1.0
+        self._rows: np.ndarray = np.empty(0, dtype=np.int64)
+        self._vectors: np.ndarray = np.empty((0, 0), dtype=np.float16)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start computing vectors, once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pencil-neighbours", daemon=True)
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all vectors are computed, or cannot be."""
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self.pictures.wait()
+            if self.pictures.splits is None:
+                raise NotShown(self.pictures.state.reason)
+            self._embedding = self._choose(self.pictures.splits)
+            self._compute(self._embedding)
+            self.kind = "ready"
+        except (PencilError, NotShown, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
+            self.kind, self.reason = "none", str(error)
+        finally:
+            if self.kind == "loading":  # an unforeseen error, whose traceback is in the terminal
+                self.kind, self.reason = "none", "rows cannot be compared; see the terminal"
+
+    def _compute(self, embedding: "Embedding") -> None:
+        kept = np.flatnonzero(~self.queue.changed & (self.queue.given.codes >= 0))
+        most = min(len(kept), MOST_BYTES // (2 * embedding.width), embedding.most or len(kept))
+        order = kept[in_turns(self.queue.given.codes[kept])][:most]
+        self._rows = np.empty(len(order), dtype=np.int64)
+        self._vectors = np.empty((len(order), embedding.width), dtype=np.float16)
+        self.total = len(order)
+        for start in range(0, len(order), CHUNK):
+            values, rows = self._read(embedding, order[start : start + CHUNK])
+            if start == 0 and not embedding.standardised and len(values):
+                deviation = values.std(axis=0)
+                self._shift, self._scale = values.mean(axis=0), np.where(deviation < 1e-6, 1.0, deviation)
+            stop = self.done + len(rows)
+            self._vectors[self.done : stop], self._rows[self.done : stop] = self._scaled(values), rows
+            self.done = stop  # last: only rows before it are read
+        self.total = self.done
+
+    def _read(self, embedding: "Embedding", rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the vectors of rows and the rows that have one, part by part of the data."""
+        import torch
+
+        places: dict[int, tuple[Any, list[int], list[int]]] = {}
+        for row in rows.tolist():
+            try:
+                part, place = self.pictures.find(self.queue.where(row))
+            except NotShown:  # the data no longer has it
+                continue
+            _, of_part, numbers = places.setdefault(id(part), (part, [], []))
+            of_part.append(row)
+            numbers.append(int(part.rows[place]))
+        found = [np.empty((0, embedding.width), dtype=np.float32)]
+        kept = [np.empty(0, dtype=np.int64)]
+        for part, of_part, numbers in places.values():
+            values, mask = embedding.read(part.inputs, torch.tensor(numbers))
+            found.append(values.astype(np.float32))
+            kept.append(np.array(of_part, dtype=np.int64)[mask])
+        return np.concatenate(found), np.concatenate(kept)
+
+    def _scaled(self, values: np.ndarray) -> np.ndarray:
+        scaled: np.ndarray = np.clip(np.nan_to_num((values - self._shift) / self._scale), -LARGEST, LARGEST)
+        return scaled
+
+    def of(self, row: int, codes: Sequence[int]) -> dict[int, list[int]]:
+        """Return the rows nearest to a row among those of each class, as far as vectors are computed."""
+        done, embedding = self.done, self._embedding
+        if not done or embedding is None:
+            return {}
+        values, _ = self._read(embedding, np.array([row]))
+        if not len(values):
+            return {}
+        target, rows = self._scaled(values[0]), self._rows[:done]
+        found = {}
+        for code in codes:
+            of_class = np.flatnonzero((self.queue.given.codes[rows] == code) & (rows != row))
+            found[code] = rows[of_class[nearest(self._vectors[of_class], target)]].tolist()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Return how far it is: ``loading``, ``ready`` or ``none`` with the reason; and what is compared."""
+        name = "" if self._embedding is None else self._embedding.name
+        return {"kind": self.kind, "reason": self.reason, "by": name, "done": self.done, "total": self.total}
+
+
+def neighbours_of(queue: Queue, pictures: Pictures) -> Neighbours:
+    """Return the neighbours of the rows of a run, by the best vectors that are at hand."""
+
+    def choose(splits: "Splits") -> "Embedding":
+        from pencil.review.embedding import choose_embedding
+
+        return choose_embedding(queue.run, splits)
+
+    return Neighbours(queue, pictures, choose)

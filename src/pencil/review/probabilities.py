@@ -1,0 +1,81 @@
+"""The most probable classes of every row: a few of them, read from ``labels.parquet`` block by block."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pencil.errors import RunError
+from pencil.runs.label_table import ALWAYS, GIVEN_PROBS, PROBS, LabelTable
+from pencil.runs.layout import LABELS
+
+CLASSES = 6
+"""Classes whose probability is shown."""
+BLOCK = 16384
+"""Rows that are read at a time."""
+
+
+class Probability(NamedTuple):
+    """The position of a class, and the probability that the row is of it."""
+
+    code: int
+    value: float
+
+
+@dataclass(frozen=True, eq=False)
+class TopClasses:
+    """The classes of each row that matter most, the most probable first: two arrays (rows, classes)."""
+
+    codes: np.ndarray
+    probs: np.ndarray
+
+    def of(self, row: int) -> list[Probability]:
+        """Return the classes of a row."""
+        return [Probability(*pair) for pair in zip(self.codes[row].tolist(), self.probs[row].tolist(), strict=True)]
+
+
+def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
+    """Return the classes that are most probable, or given where that is another matter (multi-label data).
+
+    Parameters
+    ----------
+    probs : ndarray
+        The label distributions, (rows, classes).
+    given_probs : ndarray, optional
+        The given probabilities of multi-label data, (rows, classes), NaN where unknown.
+    count : int
+        At most this many classes of each row.
+    """
+    matter = probs if given_probs is None else np.fmax(probs, given_probs)
+    count = min(count, probs.shape[1])
+    chosen = np.argpartition(-matter, count - 1, axis=1)[:, :count]
+    found = np.take_along_axis(probs, chosen, axis=1)
+    order = np.argsort(-found, axis=1, kind="stable")
+    codes, values = (np.take_along_axis(one, order, axis=1) for one in (chosen, found))
+    return TopClasses(codes.astype(np.int32), values.astype(np.float32))
+
+
+def read_top_classes(run: Path) -> TopClasses:
+    """Return the most probable classes of all rows of a run; no more than a block of distributions is in memory.
+
+    Raises
+    ------
+    RunError
+        If the label table has no distributions, or is damaged.
+    """
+    blocks = []
+    try:
+        with pq.ParquetFile(run / LABELS) as file:
+            names = [name for name in (*ALWAYS, PROBS, GIVEN_PROBS) if name in file.schema_arrow.names]
+            for batch in file.iter_batches(BLOCK, columns=names):
+                labels = LabelTable(pa.Table.from_batches([batch]))
+                blocks.append(top_classes(labels.probs, labels.given_probs if labels.multilabel else None))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        seen = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RunError(f"no probabilities in {run / LABELS}: {seen}; expected the table that the run wrote.") from error
+    if not blocks:
+        return TopClasses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
+    return TopClasses(np.concatenate([one.codes for one in blocks]), np.concatenate([one.probs for one in blocks]))

@@ -1,0 +1,202 @@
+// How rows are drawn: one large, or a grid of small ones; and the buttons for both. Text is only ever set as text.
+"use strict";
+
+const FEW_NUMBERS = 18; // in a tile
+const KEPT_VIEWS = 12; // large pictures that are kept in memory
+const AHEAD = 3; // large pictures that are loaded before they are needed
+
+let tiles = []; // of the grid
+const views = new Map(); // large pictures by row
+
+const describe = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
+const number = (value) => (value || 0).toLocaleString("en");
+
+// The element that shows the input of a row, the same one each time, so that it can be loaded ahead.
+function viewOf(row) {
+  const before = views.get(row.row);
+  const made = before && !before.failed ? before : look(row.row, plain(row.key));
+  if (pictures.kind === "loading") return made; // it is drawn again then
+  views.delete(row.row);
+  views.set(row.row, made); // the newest last
+  for (const old of views.keys()) if (views.size > KEPT_VIEWS) views.delete(old);
+  return made;
+}
+
+function draw() {
+  drawProgress();
+  $("view").textContent = view === "grid" ? "single view" : "grid view";
+  tiles = [];
+  if (finished()) $("main").replaceChildren(done());
+  else if (!page.rows.length) $("main").replaceChildren(el("p", "empty", "No label passes this filter."));
+  else if (view === "grid") drawGrid();
+  else drawSingle(here());
+  drawActions();
+}
+
+function drawGrid() {
+  const grid = el("div", "grid");
+  tiles = page.rows.map((row, i) => tile(row, page.start + i));
+  grid.append(...tiles);
+  $("main").replaceChildren(grid);
+  point();
+}
+
+function drawSingle(row) {
+  const shown = viewOf(row);
+  shown.onshown = drawActions;
+  $("main").replaceChildren(single(row, shown));
+  const at = position - page.start;
+  page.rows.slice(at + 1).filter((other) => !other.decision).slice(0, AHEAD).forEach(viewOf);
+}
+
+function drawProgress() {
+  $("bar").max = Math.max(1, page.of || 0);
+  $("bar").value = page.decided || 0;
+  const at = finished() ? "" : `at ${page.total ? number(position + 1) : 0} of ${number(page.total)} · `;
+  const changes = `${number(page.changed_decided)} of ${number(page.changed)} changes`;
+  $("progress").textContent = `${at}${number(page.decided)} decided (${changes})`;
+}
+
+// The row whose input is on the screen now: only that one can be decided.
+function seen() {
+  const row = here();
+  if (!row || finished()) return undefined;
+  const shown = view === "grid" ? tiles[position - page.start].firstElementChild : views.get(row.row);
+  return shown && shown.shown && shown.isConnected ? row.row : undefined;
+}
+
+// The grid
+
+function tile(row, at) {
+  const made = el("div", "tile");
+  const shown = look(row.row, plain(row.key), { most: FEW_NUMBERS, small: true });
+  shown.onshown = drawActions;
+  made.append(shown, el("div", "words"));
+  made.addEventListener("click", () => next(() => move(at)));
+  made.addEventListener("dblclick", () => next(() => toggle()));
+  fill(made, row);
+  return made;
+}
+
+function fill(made, row) {
+  const isHere = made.classList.contains("here");
+  made.className = `tile ${row.changed ? "changed" : "kept"} ${row.decision ? `decided ${row.decision}` : ""}`;
+  made.classList.toggle("here", isHere);
+  const words = [labels(row)];
+  words.push(row.decision ? el("div", "badge", badge(row)) : sure(row));
+  words.push(el("div", "key", plain(row.key)));
+  made.title = plain(row.key);
+  made.lastElementChild.replaceChildren(...words);
+}
+
+function point() {
+  tiles.forEach((made, i) => made.classList.toggle("here", page.start + i === position));
+  const made = tiles[position - page.start];
+  if (made) made.scrollIntoView({ block: "nearest" });
+  drawProgress();
+  drawActions();
+}
+
+function labels(row) {
+  const made = el("div", "labels");
+  if (row.given === null) made.append(el("small", "", noGiven(row)));
+  if (row.changed) made.append(el("span", "given", describe(row.given)), el("span", "arrow", "→"));
+  made.append(el("span", "corrected", describe(row.corrected)));
+  return made;
+}
+
+// One large row
+
+function single(row, shown) {
+  const made = el("div", `single ${row.changed ? "changed" : "kept"} ${row.decision || ""}`);
+  const facts = el("div", "facts");
+  const words = el("div", "labels");
+  if (row.changed) {
+    words.append(el("small", "", "given"), el("span", "given", describe(row.given)));
+    words.append(el("small", "", `corrected, ${confidence(row)}`), el("span", "corrected", describe(row.corrected)));
+  } else if (row.given === null) {
+    words.append(el("small", "", `${noGiven(row)}; filled in, ${confidence(row)}`));
+    words.append(el("span", "corrected", describe(row.corrected)));
+  } else {
+    words.append(el("small", "", `given and kept, ${confidence(row)}`), el("span", "corrected", describe(row.given)));
+  }
+  facts.append(words, el("div", "badge", row.decision ? badge(row) : ""), el("div", "probabilities"));
+  facts.append(el("div", "key", `${plain(row.key)} (${row.split})`));
+  const beside = el("aside", "beside");
+  made.append(shown, facts, beside);
+  showDetails(row, made);
+  return made;
+}
+
+function noGiven(row) {
+  const between = row.candidates.length ? ` (${describe(row.candidates)})` : "";
+  return between ? `no given label: annotators disagree${between}` : "no given label";
+}
+
+const percent = (value) => `${(100 * value).toFixed(1)} %`;
+const confidence = (row) => (row.confidence === null ? "" : `confidence ${percent(row.confidence)}`);
+
+function sure(row) { // the word is left out where there is no room
+  const made = el("div", "confidence");
+  if (row.confidence !== null) made.append(el("span", "sure", "confidence "), percent(row.confidence));
+  return made;
+}
+
+function badge(row) {
+  if (row.decision === "skip") return "skipped";
+  if (row.decision === "none") return "✎ none of the classes";
+  const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✗ rejected, is", other: "✎ is" };
+  return `${what[row.decision]} ${describe(row.label)}`;
+}
+
+// When nothing is left
+
+function done() {
+  const made = el("div", "done");
+  const all = page.of === begin.rows;
+  made.append(el("h2", "", all ? "Done: every label is decided." : "Done: every label of this filter is decided."));
+  const left = page.changed - page.changed_decided;
+  if (left) made.append(el("p", "", `${number(left)} changed labels outside of this filter are not decided yet.`));
+  made.append(el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; `pencil labels RUN --reviewed` writes the labels."));
+  const again = el("button", "", "look at them again");
+  again.type = "button";
+  again.addEventListener("click", () => next(lookAgain));
+  made.append(again);
+  return made;
+}
+
+// The buttons: made once, so that one keeps its focus; they act on the row that is shown
+
+const buttons = new Map();
+
+function addAction(key, name, action) {
+  const made = el("button", name);
+  made.type = "button";
+  made.append(el("kbd", "", key), " ", el("span", "text", name));
+  made.addEventListener("click", (event) => {
+    if (event.detail) made.blur(); // by mouse or finger: keys are for the page again
+    if (made.getAttribute("aria-disabled") !== "true") action();
+  });
+  $("actions").append(made);
+  buttons.set(name, made);
+}
+
+function drawActions() {
+  const row = here();
+  const ready = seen() !== undefined;
+  const set = (name, text, on, there = true) => {
+    const made = buttons.get(name);
+    made.lastElementChild.textContent = text;
+    made.setAttribute("aria-disabled", String(!on));
+    made.hidden = !there || (finished() && name !== "undo");
+  };
+  const some = row && !finished();
+  set("accept", !some ? "accept" : row.changed ? `accept: ${describe(row.corrected)}` : `it is ${describe(row.corrected)}`, ready);
+  set("reject", some && row.changed ? `reject: ${describe(row.given)}` : "reject", ready, Boolean(some && row.changed));
+  set("other", begin.multilabel ? "choose the set" : "another class", ready);
+  set("skip", "skip", ready);
+  set("undo", "undo", true);
+  set("next", "next", Boolean(some));
+  const single = $("main").querySelector(".single");
+  if (single) single.classList.toggle("shown", ready);
+}
