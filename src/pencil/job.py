@@ -28,7 +28,14 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
+from pencil.runs.directory import (
+    RunReader,
+    RunWriter,
+    checkpoints_of,
+    clear_leftovers,
+    record_failure,
+    remove_checkpoints,
+)
 from pencil.runs.layout import FINETUNE, is_run, is_unfinished
 from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
@@ -101,7 +108,15 @@ def run_recipe(
                 if trial is not None:
                     recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
-        return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
+        execution = Execution(job, start.path, world, device, request, progress, trial, started)
+        try:
+            return execution.run(stack, restore)
+        except Stopped as stopped:
+            stopped.path = start.path
+            raise
+        except Exception as error:
+            execution.record(error)
+            raise
 
 
 def resume_run(
@@ -266,6 +281,14 @@ class Execution:
         if trackers is not None:
             trackers.finish(run.summary)
         return run
+
+    def record(self, error: Exception) -> None:
+        """Leave the reason of a failure in the run directory, and at the top of its report."""
+        if self.path is None or self.world.rank > 0 or not is_unfinished(self.path):
+            return
+        record_failure(self.path, error)
+        with suppress(PencilError):
+            write_report(self.path)
 
     def _whole(
         self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None

@@ -8,8 +8,7 @@ from rich.progress import Progress
 from pencil.data import Splits
 from pencil.loggers import progress
 from pencil.loggers.progress import Bar, Lines, OneLine, clock, fit_line, loss_of, phase_at, score_of, show_progress
-from pencil.methods import Phase
-from pencil.methods import Pencil
+from pencil.methods import Pencil, Phase
 from pencil.models import mlp
 from pencil.training import Trainer, TrainingSettings
 
@@ -150,7 +149,9 @@ def test_lines_of_a_real_run(blobs, capsys):
 
 def test_a_loss_below_zero_is_shown_in_its_parts():
     """ELR's regulariser is log(1 - <f, t>), which is never above 0."""
-    assert loss_of({"loss": -1.5, "loss_classification": 0.5, "loss_early_learning": -2 / 3}) == "loss 0.500 -2.000 (ELR)"
+    assert (
+        loss_of({"loss": -1.5, "loss_classification": 0.5, "loss_early_learning": -2 / 3}) == "loss 0.500 -2.000 (ELR)"
+    )
     assert loss_of({"loss": 0.25, "loss_classification": 0.2, "loss_entropy": 0.1}) == "loss 0.250"
 
 

@@ -182,7 +182,7 @@ def _estimate(seconds: float) -> str:
 
 
 def score_of(record: Record) -> str:
-    """Return the one figure that says most about the network: its test score, else its agreement with held-out labels."""
+    """Return the figure that says most about the network: its test score, else that on held-out rows."""
     for split, name in (("test", "test"), ("validation", "held-out")):
         for score, kind in ((f"{split}_accuracy", name), (f"{split}_map", f"{name} mAP")):
             if score in record:

@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from pencil.runs.layout import (
     CHECKPOINTS,
     ENCODER,
     ENVIRONMENT,
+    FAILURE,
     FINETUNE,
     FORMAT,
     LABELS,
@@ -180,6 +182,16 @@ class RunReader:
         if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):
             return None
         return str(found.get("level")), [str(reason) for reason in found["reasons"]]
+
+    @cached_property
+    def failure(self) -> str | None:
+        """Why training failed; None for a run that did not."""
+        if not (self.path / FAILURE).exists():
+            return None
+        tree = self._read(FAILURE, read_json)
+        if not isinstance(tree, dict) or not isinstance(tree.get("error"), str):
+            raise self._damaged(FAILURE, "it does not say why the run failed ('error')")
+        return str(tree["error"])
 
     @cached_property
     def rows(self) -> pa.Table:
@@ -357,10 +369,22 @@ class RunWriter:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
+    """Remove what earlier processes left in a run directory: half-written files, and why the last one failed.
+
+    Only the process with its lock may call it.
+    """
     for folder in (path, path / CHECKPOINTS, path / CHECKPOINTS / FINETUNE):
         clear_temporaries(folder)
+    with suppress(OSError):  # what is no file was not written by us
+        (path / FAILURE).unlink(missing_ok=True)
     checkpoints_of(path).recover()
+
+
+def record_failure(path: Path, error: Exception) -> None:
+    """Write down why training failed, in a run that has begun; without room on the disk there is only the error."""
+    if is_unfinished(path):
+        with suppress(RunError):
+            write_json(path / FAILURE, {"kind": type(error).__name__, "error": str(error) or type(error).__name__})
 
 
 def remove_checkpoints(path: Path) -> None:
