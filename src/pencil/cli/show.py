@@ -78,8 +78,7 @@ def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | Non
         return
     from pencil.runs.advice import next_commands
 
-    show_line("run", str(path))
-    show(f"{'report':{NAMES}}{path / 'report.html'}", "")
+    show(f"{'run':{NAMES}}{path}", f"{'report':{NAMES}}{path / 'report.html'}", "")
     for number, (_, command) in enumerate(next_commands(summary, path, program())):
         show(f"{'' if number else 'next':{NAMES}}{command}")  # one line each, however long, to be copied
 
@@ -110,20 +109,16 @@ def show_line(name: str, text: str) -> None:
 
 def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     """Yield the end of a run in words: verdict, noise rate, what changed, what to look at, score, what was chosen."""
-    from pencil.runs.advice import explain_difference
+    from pencil.runs.advice import explain_difference, noise_rate_of
 
     if summary.verdict is not None:
         yield "verdict", summary.verdict.level
         yield from (("", reason) for reason in summary.verdict.reasons)
-    rate = summary.findings.get("noise_rate")
+    rate = noise_rate_of(summary)
     if rate is not None:
-        yield (
-            "noise rate",
-            (
-                f"about {rate['estimate']:.0%} of the labels are wrong as far as this network can see; "
-                f"{rate['low']:.0%} to {rate['high']:.0%} cannot be excluded"
-            ),
-        )
+        source = "as far as this network can see" if summary.audit is None else "by the audit"
+        interval = f"{percent(rate.low)} to {percent(rate.high)} cannot be excluded"
+        yield "noise rate", f"about {percent(rate.estimate)} of the labels are wrong {source}; {interval}"
     yield "changed", _changed(summary)
     why = explain_difference(summary, summary.labels.total_changed / max(1, summary.labels.total))
     if why:
@@ -140,7 +135,8 @@ def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
 def _changed(summary: "Summary") -> str:
     labels, what = summary.labels, "known labels" if summary.data.multilabel else "labels"
     parts = f" ({labels.changed:,} training, {labels.held_out_changed:,} held out)" if labels.held_out else ""
-    return f"{labels.total_changed:,} of {labels.total:,} {what}{parts}: {percent(labels.total_changed / labels.total)}"
+    fraction = percent(labels.total_changed / max(1, labels.total))
+    return f"{labels.total_changed:,} of {labels.total:,} {what}{parts}: {fraction}"
 
 
 def _to_look_at(summary: "Summary") -> str:

@@ -41,7 +41,7 @@ LOSSES = {
     "loss": "training",
     "validation_loss": "held out, noisy",
     "loss_classification": "part: classification",
-    "loss_early_learning": "part: ELR's regulariser",
+    "loss_early_learning": "part: ELR's regulariser, without its weight",
     "loss_entropy": "part: entropy",
     "loss_compatibility": "part: compatibility",
 }
@@ -175,7 +175,7 @@ def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> lis
         ("Loss", "", LOSSES, 1.0, None),
         ("Entries that agree with the network", "%", agreement, 100.0, None),
         ("Labels that are right", "%", {"labels_correct": "training labels"}, 100.0, None),
-        ("Labels changed", "", {"labels_changed": "differ from the given labels"}, 1.0, None),
+        ("Labels changed", "", {"labels_changed": "training labels that differ from the given ones"}, 1.0, None),
         ("Label entropy", "nats", {"label_entropy": "mean over labels"}, 1.0, None),
     ]
     plots = []
