@@ -94,7 +94,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            app()
+            app(prog_name="pencil")  # also for `python -m pencil`: help and completion name the command
     except Stopped as stopped:
         if int(os.environ.get("RANK", "0")) == 0:
             echo("\n".join([str(stopped), *_how_to_resume(stopped)]), err=True)

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from pencil.user_file import Trust
 
 What = Annotated[
-    str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME.")
+    str,
+    typer.Argument(
+        metavar="WHAT", help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME."
+    ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
@@ -25,7 +28,7 @@ Budget = Annotated[
         "--budget", metavar="TIME", help="Train for this long, 90s, 10m or 2h, instead of --epochs; for auto."
     ),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 or mps; the best there is by default.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; a GPU by default, if there is one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress; print the run directory and nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
 Pinned = Annotated[

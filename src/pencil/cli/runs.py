@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look.", show_default=True)] = Path(
-        "runs"
-    ),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder, the last one first: verdict, method, score, changed labels, age."""
