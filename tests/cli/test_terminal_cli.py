@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -143,19 +142,6 @@ def test_a_budget_counts_epochs_within_their_number(home):
     said = pencil("train", "blobs.npz", "--out", "runs/timed", "--budget", "2s", cwd=folder).stderr
     epochs = [tuple(map(int, found)) for found in re.findall(r"^epoch (\d+)/(\d+) ", said, flags=re.MULTILINE)]
     assert epochs and all(epoch <= planned for epoch, planned in epochs) and epochs[-1][0] == epochs[-1][1]
-
-
-def test_a_stopped_run_names_the_command_that_resumes_it(home):
-    folder, _ = home
-    words = [sys.executable, "-m", "pencil", "train", "blobs.npz", "--out", "runs/to resume", "--epochs", "5000"]
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True}
-    with subprocess.Popen(words, cwd=folder, **pipes) as process:
-        next(line for line in process.stderr if line.startswith("epoch 1/"))
-        process.send_signal(signal.SIGTERM)
-        said = process.stderr.read()
-    assert process.returncode == 75
-    (command,) = re.findall(r"^resume with: (.*)$", said, flags=re.MULTILINE)
-    assert command.endswith("pencil resume 'runs/to resume'") and "RUN" not in said
 
 
 def test_how_a_user_calls_pencil(monkeypatch):

@@ -48,6 +48,33 @@ def test_the_bar_ends_full_and_names_the_last_phase(blobs):
         assert task.fields["before"] == "epoch 5/5 finetune" and task.fields["score"].startswith("test ")
 
 
+def test_every_state_of_the_bar_can_be_drawn():
+    """Another thread draws it at any time, also between two calls of an observer."""
+    drawn = []
+
+    class Watched(OneLine):
+        def refresh(self):
+            drawn.extend(self.get_renderables())
+
+        def update(self, *words, **options):
+            super().update(*words, **options)
+            self.refresh()
+
+        def reset(self, *words, **options):
+            super().reset(*words, **options)
+            self.refresh()
+
+    bar = Bar(Watched(console=Console(file=io.StringIO(), force_terminal=True), auto_refresh=False))
+    bar.on_features(3, 7)
+    bar.on_start(phases(3, 2), 4, 0, 0)
+    bar.on_step()
+    bar.on_plan(phases(3, 2))
+    bar.on_epoch_end({"epoch": 1, "phase": "backbone", "loss": 1.0})
+    bar.on_start(phases(3), 4, 0, 5)
+    assert len(drawn) > 8
+    assert screen_of(80, lambda bar: None).startswith("starting ━") and "%" not in screen_of(80, lambda bar: None)
+
+
 def far_on(bar):
     bar.on_start(phases(100, 120), 10, 0, 0)
     for _ in range(1990):

@@ -39,8 +39,8 @@ def runs(
 
 def show(run: RunPath, as_json: AsJson = False) -> None:
     """Print the results of a run, as at the end of training: verdict, noise rate, choices, what to do next."""
-    from pencil.cli.show import show as print_lines
-    from pencil.cli.show import show_results
+    from pencil.cli.show import program, show_results
+    from pencil.cli.show import show as say
     from pencil.runs.directory import RunReader
     from pencil.runs.layout import is_unfinished
     from pencil.runs.listing import describe_run
@@ -52,10 +52,10 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
         show_results([(run, reader.summary)])
     else:
         found = describe_run(run)
-        print_lines(f"{found.method or 'a run'}: {found.state} after {found.epochs:,} epochs")
+        say(f"{found.method or 'a run'}: {found.state} after {found.epochs:,} epochs")
         if found.reason:
-            print_lines(f"\n{found.reason}")
-        print_lines(f"\nresume      pencil resume {shlex.quote(str(run))}")
+            say(f"\n{found.reason}")
+        say(f"\nresume      {program()} resume {shlex.quote(str(run))}")
 
 
 def _state(run: "ListedRun") -> str:

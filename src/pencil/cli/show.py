@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from pencil.cli.output import is_terminal
 from pencil.terminal import visible
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
 
 def show(*parts: Any) -> None:
     """Print text and tables to stdout."""
-    width = None if sys.stdout.isatty() else PIPE  # of a terminal, rich finds out
+    width = None if is_terminal() else PIPE  # that of a terminal is found out
     console = Console(highlight=False, soft_wrap=True, markup=False, width=width)
     for part in parts:
         console.print(visible(part) if isinstance(part, str) else part)

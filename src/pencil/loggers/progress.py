@@ -33,8 +33,10 @@ class OneLine(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield one line for each task."""
         for task in self.tasks:
-            left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
-            kept = [task.fields["before"], f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
+            kept = [task.fields["before"]]
+            if task.total is not None:
+                left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
+                kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
             more = [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]]
             before, bar, after = fit_line(self.console.width, kept, more)
             line = Table.grid(padding=(0, 1))
@@ -98,8 +100,7 @@ class Bar(Observer):
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
         self.steps_per_epoch, self.earlier = steps_per_epoch, earlier_epochs
         self.epoch = earlier_epochs + steps_done // steps_per_epoch
-        self.progress.reset(self.task, score="", more=())
-        self.progress.update(self.task, completed=steps_done)
+        self.progress.reset(self.task, completed=steps_done, before="starting", score="", more=())
         self.on_plan(phases)
         self._name()
 
