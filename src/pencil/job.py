@@ -28,14 +28,7 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.directory import (
-    RunReader,
-    RunWriter,
-    checkpoints_of,
-    clear_leftovers,
-    record_failure,
-    remove_checkpoints,
-)
+from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
 from pencil.runs.layout import FINETUNE, is_run, is_unfinished
 from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
@@ -108,14 +101,10 @@ def run_recipe(
                 if trial is not None:
                     recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
-        execution = Execution(job, start.path, world, device, request, progress, trial, started)
         try:
-            return execution.run(stack, restore)
+            return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
         except Stopped as stopped:
             stopped.path = start.path
-            raise
-        except Exception as error:
-            execution.record(error)
             raise
 
 
@@ -270,7 +259,7 @@ class Execution:
             directory.truncate_metrics(trainer.records)
         if trackers is not None:
             stack.enter_context(trackers).begin(trainer.records)
-        outcome = trainer.run()
+        outcome = self._train(trainer, directory)
         if checkpointer is not None:  # what is needed to finish, if the results cannot be written
             checkpointer.save_final(trainer)
         outcome, model, best_weights = self._whole(job, outcome, observers, directory)
@@ -282,13 +271,20 @@ class Execution:
             trackers.finish(run.summary)
         return run
 
-    def record(self, error: Exception) -> None:
-        """Leave the reason of a failure in the run directory, and at the top of its report."""
-        if self.path is None or self.world.rank > 0 or not is_unfinished(self.path):
-            return
-        record_failure(self.path, error)
-        with suppress(PencilError):
-            write_report(self.path)
+    def _train(self, trainer: Trainer, directory: RunWriter | None) -> Outcome:
+        """Train; why training failed is left in the run directory, and at the top of its report."""
+        if directory is not None:
+            directory.forget_failure()
+        try:
+            return trainer.run()
+        except Stopped:
+            raise
+        except Exception as error:
+            if directory is not None:
+                directory.record_failure(error)
+                with suppress(PencilError):
+                    write_report(directory.path)
+            raise
 
     def _whole(
         self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None
@@ -306,7 +302,7 @@ class Execution:
             resuming.restore(self.path, trainer, None, stage=FINETUNE)
         if directory is not None:
             directory.truncate_metrics(trainer.records)
-        outcome = with_finetuned(trained, trainer.run())
+        outcome = with_finetuned(trained, self._train(trainer, directory))
         if checkpointer is not None:
             checkpointer.save_final(trainer)
         return outcome, outcome.model, outcome.best_weights

@@ -350,6 +350,16 @@ class RunWriter:
         except OSError as error:  # checkpoints have the metrics too, and `finish` writes all of them again
             warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)
 
+    def record_failure(self, error: Exception) -> None:
+        """Write down why training failed; without room on the disk there is only the error itself."""
+        with suppress(RunError):
+            write_json(self.path / FAILURE, {"kind": type(error).__name__, "error": str(error) or type(error).__name__})
+
+    def forget_failure(self) -> None:
+        """Remove the reason of an earlier failure: training goes on."""
+        with suppress(OSError):  # what is no file was not written by us
+            (self.path / FAILURE).unlink(missing_ok=True)
+
     def finish(
         self,
         labels: LabelTable,
@@ -369,22 +379,10 @@ class RunWriter:
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what earlier processes left in a run directory: half-written files, and why the last one failed.
-
-    Only the process with its lock may call it.
-    """
+    """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
     for folder in (path, path / CHECKPOINTS, path / CHECKPOINTS / FINETUNE):
         clear_temporaries(folder)
-    with suppress(OSError):  # what is no file was not written by us
-        (path / FAILURE).unlink(missing_ok=True)
     checkpoints_of(path).recover()
-
-
-def record_failure(path: Path, error: Exception) -> None:
-    """Write down why training failed, in a run that has begun; without room on the disk there is only the error."""
-    if is_unfinished(path):
-        with suppress(RunError):
-            write_json(path / FAILURE, {"kind": type(error).__name__, "error": str(error) or type(error).__name__})
 
 
 def remove_checkpoints(path: Path) -> None:
