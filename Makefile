@@ -1,11 +1,14 @@
-# Everything runs in .venv, made from the lock file on Linux and from pyproject's ranges elsewhere.
+# Everything runs in .venv, made from the lock files on Linux and from pyproject's ranges elsewhere: requirements-run.lock
+# is what a run needs, requirements.lock that and the tools.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUNNABLE := $(VENV)/.runnable
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends chromium
 COVERAGE ?= --cov
-LOCK := $(if $(filter Linux,$(shell uname -s)),requirements.lock,)
+LOCKED := $(filter Linux,$(shell uname -s))
 
 .PHONY: help setup demo browser test test-slow lint format bench docs reference lock clean
 .DEFAULT_GOAL := help
@@ -15,18 +18,26 @@ help:  ## this list
 
 setup: $(READY)  ## install pencil and its tools into .venv
 
-$(READY): pyproject.toml requirements.lock
+$(RUNNABLE): pyproject.toml requirements-run.lock
 	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pencil needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-ifneq ($(LOCK),)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r $(LOCK)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+ifneq ($(LOCKED),)
+	$(PIP) -r requirements-run.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 else
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable .
 endif
 	touch $@
 
-demo: $(READY)  ## train on digits with half of the labels corrupted (under a minute)
+$(READY): $(RUNNABLE) requirements.lock
+ifneq ($(LOCKED),)
+	$(PIP) -r requirements.lock
+else
+	$(PIP) --editable '.[dev]'
+endif
+	touch $@
+
+demo: $(RUNNABLE)  ## train on digits with half of the labels corrupted (under a minute)
 	$(BIN)/pencil demo
 
 browser:  ## chromium for the tests of the review page, where root and apt can install it
@@ -64,8 +75,9 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link is an err
 reference: $(READY)  ## write docs/reference from the docstrings and the command line
 	$(BIN)/python docs/write_reference.py docs/reference
 
-lock: $(READY)  ## pin what is installed now
+lock: $(READY)  ## pin what is installed now, all of it and what a run needs
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
+	$(BIN)/python .ci/write_run_lock.py
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache src/*.egg-info

@@ -1,10 +1,15 @@
 import ast
+import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,19 +37,50 @@ def test_the_wheel_holds_recipes_types_licence_and_command(tmp_path):
     assert not [name for name in names if name.startswith("tests")]
 
 
-def test_the_lock_file_is_plain_pins():
-    for line in (ROOT / "requirements.lock").read_text().splitlines():
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-run.lock"])
+def test_the_lock_files_are_plain_pins(lock):
+    for line in (ROOT / lock).read_text().splitlines():
         name, _, version = line.partition("==")
         assert name and version and not set(line) & set(" @/;"), line
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+def pins(lock="requirements.lock") -> dict[str, str]:
+    lines = (ROOT / lock).read_text().splitlines()
     return {name.lower().replace("_", "-"): version for name, _, version in (line.partition("==") for line in lines)}
 
 
+def needs(name: str) -> set[str]:
+    """What an installed package asks for on this machine."""
+    asked = map(Requirement, requires(name) or ())
+    chosen = (one for one in asked if one.marker is None or one.marker.evaluate({"extra": ""}))
+    return {one.name.lower().replace("_", "-").replace(".", "-") for one in chosen}
+
+
+def test_the_lock_file_of_a_run_agrees_with_the_full_one_and_lacks_nothing_that_a_run_needs():
+    every, run = pins(), pins("requirements-run.lock")
+    assert run.items() <= every.items()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {Requirement(one).name for one in project["dependencies"]}
+    assert named | {"setuptools"} <= run.keys()  # setuptools builds pencil itself
+    assert {one for name in run for one in needs(name)} <= run.keys()
+    tools = {Requirement(one).name for one in project["optional-dependencies"]["dev"]}
+    assert len(run) < len(every) / 2 + 1 and not tools & run.keys() - {"httpx2"}  # which huggingface_hub asks for
+
+
+def test_make_writes_the_lock_file_of_a_run_as_it_is():
+    writer = runpy.run_path(str(ROOT / ".ci/write_run_lock.py"))
+    assert list(writer["run_pins"]()) == (ROOT / "requirements-run.lock").read_text().splitlines()
+
+
+def test_the_demo_installs_no_more_than_a_run_needs():
+    dry = ["make", "--dry-run", "--always-make", "demo"]
+    done = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "-r requirements-run.lock" in done and "requirements.lock" not in done
+    whole = subprocess.run([*dry[:-1], "setup"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert whole.index("-r requirements-run.lock") < whole.index("-r requirements.lock")
+
+
 def test_the_ranges_fit_the_lock_file_and_start_where_weights_only_is_sound():
-    from packaging.requirements import Requirement
     from packaging.version import Version
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

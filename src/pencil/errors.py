@@ -1,5 +1,7 @@
 """Errors that a user can act on: each names what was seen, where, what was expected and what to do."""
 
+from pathlib import Path
+
 
 class PencilError(Exception):
     """Base class of pencil's errors. The command line prints the message and exits with code 2."""
@@ -26,4 +28,9 @@ class RunError(PencilError, OSError):
 
 
 class Stopped(PencilError):  # noqa: N818 - not a failure
-    """Training was asked to stop, has saved its state and can be resumed. The command line exits with code 75."""
+    """Training was asked to stop, has saved its state and can be resumed. The command line exits with code 75.
+
+    ``path`` is the directory of the run, if it has one.
+    """
+
+    path: Path | None = None

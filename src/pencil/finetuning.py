@@ -47,7 +47,7 @@ def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], *
         observers=observers,
         **options,
     )
-    trainer.records = list(outcome.records)
+    trainer.records, trainer.earlier_epochs = list(outcome.records), len(outcome.records)
     return trainer
 
 

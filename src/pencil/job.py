@@ -101,7 +101,11 @@ def run_recipe(
                 if trial is not None:
                     recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
-        return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
+        try:
+            return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
+        except Stopped as stopped:
+            stopped.path = start.path
+            raise
 
 
 def resume_run(
@@ -255,7 +259,7 @@ class Execution:
             directory.truncate_metrics(trainer.records)
         if trackers is not None:
             stack.enter_context(trackers).begin(trainer.records)
-        outcome = trainer.run()
+        outcome = self._train(trainer, directory)
         if checkpointer is not None:  # what is needed to finish, if the results cannot be written
             checkpointer.save_final(trainer)
         outcome, model, best_weights = self._whole(job, outcome, observers, directory)
@@ -266,6 +270,21 @@ class Execution:
         if trackers is not None:
             trackers.finish(run)
         return run
+
+    def _train(self, trainer: Trainer, directory: RunWriter | None) -> Outcome:
+        """Train; why training failed is left in the run directory, and at the top of its report."""
+        if directory is not None:
+            directory.forget_failure()
+        try:
+            return trainer.run()
+        except Stopped:
+            raise
+        except Exception as error:
+            if directory is not None:
+                directory.record_failure(error)
+                with suppress(PencilError):
+                    write_report(directory.path)
+            raise
 
     def _whole(
         self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None
@@ -283,7 +302,7 @@ class Execution:
             resuming.restore(self.path, trainer, None, stage=FINETUNE)
         if directory is not None:
             directory.truncate_metrics(trainer.records)
-        outcome = with_finetuned(trained, trainer.run())
+        outcome = with_finetuned(trained, self._train(trainer, directory))
         if checkpointer is not None:
             checkpointer.save_final(trainer)
         return outcome, outcome.model, outcome.best_weights

@@ -177,9 +177,10 @@ def test_a_page_says_all_there_is_to_say(trained):
     assert made == trained / "report.html"
     seen = opened(made)
     for words in (
-        "Summary", "of the labels were right before", "The test accuracy of the network is", "Phases: backbone (epoch",
+        "What should I fix first?", "of the training labels were right before", "The test accuracy of the network is",
+        "Phases: backbone (epoch",
         "Labels that are right", "Label entropy", "Labels changed", "Which class became which", "Class by class",
-        "The most confident changes", "Doubtful labels",
+        "Corrections, the surest of every kind", "Undecided labels",
         "Run it again", "data fingerprint, train", 'name = "pencil"',
         f"pencil train {trained}/recipe.toml --out {trained}-again",
     ):  # fmt: skip
@@ -203,9 +204,9 @@ def test_figures_on_the_page_are_those_of_the_table(tmp_path):
     probs = torch.tensor([[0.95, 0.05]] * 4 + [[0.04, 0.96]] * 2 + [[0.1, 0.9]] * 3 + [[0.55, 0.45]])
     seen = opened(write_report(made_up(given, probs, classes=["cat", "dog"]), tmp_path / "r.html"))
     assert "The labels look very noisy" in seen.text
-    assert "Of 10 training labels, 3 were changed: 30.0 %" in seen.text
+    assert "Of 10 labels, 3 were changed: 30.0 %" in seen.text
     assert "2 of the changes (66.7 %) have a confidence of at least 90 %" in seen.text
-    assert "1 label is doubtful" in seen.text
+    assert "1 label is undecided" in seen.text
     assert "from “cat” to “dog” (2 labels)" in seen.text
     raw = (tmp_path / "r.html").read_text()
     lines = re.findall(r"<tr><th scope=\"row\"><bdi>(\w+)</bdi></th>(.*?)</tr>", raw)
@@ -219,7 +220,7 @@ def test_harm_is_not_hidden(tmp_path):
     run = made_up(given, np.eye(2)[1 - given] * 0.8 + 0.1, classes=["a", "b"], clean=given)
     seen = opened(write_report(run, tmp_path / "r.html"))
     assert "The changes did more harm than good" in seen.text
-    assert "0 changes repaired a wrong label, 8 broke a right one" in seen.text
+    assert "0 changes of training labels repaired a wrong one, 8 broke a right one" in seen.text
 
 
 def test_names_cannot_break_out(tmp_path):
@@ -260,7 +261,7 @@ def test_nothing_known_but_the_labels(tmp_path):
     seen = opened(
         write_report(made_up(given, np.eye(3)[given], classes=["a", "b", "c"], epochs=1), tmp_path / "r.html")
     )
-    assert "No label was changed" in seen.text and "No label is doubtful" in seen.text
+    assert "No label was changed" in seen.text and "No label is undecided" in seen.text
     assert "There is no test set" in seen.text and "There are none." in seen.text
     assert "Labels that are right" not in seen.text and "dotted line" not in seen.text
     assert "every class kept its labels" in seen.text

@@ -1,36 +1,57 @@
 """The command line: one module per verb. Torch is imported only by the verbs that need it."""
 
 import os
+import shlex
 import sys
 import warnings
 from typing import Any
 
 import typer
 
-from pencil.cli import audit, bench, check, demo, evaluate, export, labels, predict, recipes, report, review, train
+from pencil.cli import (
+    audit,
+    bench,
+    check,
+    demo,
+    evaluate,
+    export,
+    labels,
+    predict,
+    recipes,
+    report,
+    review,
+    runs,
+    train,
+)
+from pencil.cli.commands import Command, Group
 from pencil.cli.output import echo
 from pencil.errors import PencilError, Stopped
 
 app = typer.Typer(
     name="pencil",
+    cls=Group,
     help="Train deep networks on labels that may be wrong, and repair the labels on the way.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
-app.command()(train.train)
-app.command()(train.resume)
-app.command()(evaluate.evaluate)
-app.command()(predict.predict)
-app.command()(labels.labels)
-app.command()(check.check)
-app.command()(report.report)
-app.command()(review.review)
-app.command()(audit.audit)
-app.command()(export.export)
-app.command()(bench.bench)
+for command in (
+    demo.demo,
+    train.train,
+    train.resume,
+    runs.runs,
+    runs.show,
+    evaluate.evaluate,
+    predict.predict,
+    labels.labels,
+    check.check,
+    report.report,
+    review.review,
+    audit.audit,
+    export.export,
+    bench.bench,
+):
+    app.command(cls=Command)(command)
 app.add_typer(recipes.app, name="recipes")
 
 
@@ -58,15 +79,25 @@ def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
         echo(f"warning: {message}", err=True)
 
 
+def _how_to_resume(stopped: Stopped) -> list[str]:
+    """Return the command that resumes a run; none for one that had not begun, where the same command is needed."""
+    from pencil.cli.show import program
+    from pencil.runs.layout import is_unfinished
+
+    if stopped.path is None or not is_unfinished(stopped.path):
+        return []
+    return [f"resume with: {program()} resume {shlex.quote(str(stopped.path))}"]
+
+
 def main() -> None:
     """Entry point: a mistake that the user can fix is one clear message and exit code 2, never a traceback."""
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            app()
+            app(prog_name="pencil")  # also for `python -m pencil`: help and completion name the command
     except Stopped as stopped:
         if int(os.environ.get("RANK", "0")) == 0:
-            echo(f"{stopped}\nresume with the same command and --resume, or with `pencil resume RUN`", err=True)
+            echo("\n".join([str(stopped), *_how_to_resume(stopped)]), err=True)
         sys.exit(STOPPED)
     except PencilError as error:
         echo(f"error: {error}", err=True)

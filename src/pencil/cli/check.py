@@ -31,7 +31,7 @@ MANY_COLUMNS = 12
 
 
 def check(
-    what: Annotated[str, typer.Argument(help="What `pencil train` takes, or a run directory.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="What `pencil train` takes, or a run directory.")],
     method: MethodName = None,
     model: ModelName = None,
     seed: Seed = None,

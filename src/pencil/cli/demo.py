@@ -18,7 +18,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Corrupt half of the labels of 1,797 handwritten digits, then train cross-entropy and auto on them."""
-    from pencil.cli.show import show_summary
+    from pencil.cli.show import show_results
     from pencil.errors import RunError
     from pencil.job import run_recipe
     from pencil.runs.layout import free_path
@@ -33,4 +33,4 @@ def demo(
     if as_json:
         echo(json.dumps([{"path": str(run.path), **run.summary.to_dict()} for run in runs]))
     else:
-        show_summary(runs, title="Digits, 50 % symmetric label noise (test best: epoch chosen on noisy validation)")
+        show_results([(run.path, run.summary) for run in runs], title="Digits, 50 % symmetric label noise")

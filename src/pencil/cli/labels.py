@@ -1,5 +1,6 @@
 """``pencil labels``: the corrected labels of a run, for people and programs. Most formats need no torch."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,8 +132,9 @@ def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
     if level == "reliable":
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
-    audit = "" if reader.labels.multilabel else ", or measure them with `pencil audit`"
-    remedy = f"look at its labels with `pencil review`{audit}"
+    run = shlex.quote(str(reader.path))
+    audit = "" if reader.labels.multilabel else f", or measure them with `pencil audit {run}`"
+    remedy = f"look at its labels with `pencil review {run}`{audit}"
     if refuse:
         raise RunError(f"{seen}; expected a reliable run for an export; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)

@@ -1,7 +1,7 @@
 """Arguments that several commands have, and the recipe that they build."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,14 +12,24 @@ if TYPE_CHECKING:
     from pencil.user_file import Trust
 
 What = Annotated[
-    str, typer.Argument(help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME.")
+    str,
+    typer.Argument(
+        metavar="WHAT", help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME."
+    ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
 ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their proportions.")]
-Budget = Annotated[str | None, typer.Option("--budget", help="Train for this long: 90s, 10m, 2h; for the method auto.")]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", metavar="TIME", help="Train for this long, 90s, 10m or 2h, instead of --epochs; for auto."
+    ),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; a GPU by default, if there is one.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress; print the run directory and nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
 Pinned = Annotated[
     Path | None,
@@ -45,6 +55,7 @@ def build_recipe(
     pinned: Path | None = None,
     budget: str | None = None,
     *,
+    device: str | None = None,
     trust: bool = False,
     skip_refused: bool = False,
 ) -> "Recipe":
@@ -55,10 +66,9 @@ def build_recipe(
     """
     from pencil import recipe
 
-    tree = recipe.find(what)
+    tree = _with_length(recipe.find(what), epochs, budget)
     options: list[tuple[list[str], object]] = [(["model", "name"], model), (["seed"], seed)]
-    options += [(["training", "epochs"], epochs), (["data", "pinned"], pinned)]
-    options.append((["training", "minutes"], None if budget is None else minutes(budget)))
+    options += [(["data", "pinned"], pinned), (["training", "device"], device)]
     if method is not None and recipe.method_name(tree) != method:
         tree = {**tree, "method": {"name": method}}
     for keys, value in options:
@@ -67,6 +77,20 @@ def build_recipe(
     tree = recipe.override(tree, assignments or [])
     trusted = named_files(method, model, assignments, trust=trust)
     return recipe.parse(tree, what, trust=trusted, skip_refused=skip_refused)
+
+
+def _with_length(tree: dict[str, Any], epochs: int | None, budget: str | None) -> dict[str, Any]:
+    """Return the recipe with the length that the command line asks for, in place of the one it has."""
+    if epochs is not None and budget is not None:
+        raise RecipeError(
+            f"--epochs {epochs} and --budget {budget} both say how long to train; expected one; leave the other out."
+        )
+    training = tree.get("training", {})
+    if (epochs is None and budget is None) or not isinstance(training, dict):
+        return tree
+    kept = {key: value for key, value in training.items() if key not in ("epochs", "minutes")}
+    length = {"epochs": epochs} if budget is None else {"minutes": minutes(budget)}
+    return {**tree, "training": kept | length}
 
 
 def named_files(
@@ -81,16 +105,17 @@ def named_files(
 
 
 def minutes(budget: str) -> float:
-    """``90s``, ``10m`` or ``1.5h`` in minutes; a number alone is minutes."""
+    """Return ``90s``, ``10m`` or ``1.5h`` in minutes."""
     unit = {"s": 1 / 60, "m": 1.0, "h": 60.0}.get(budget[-1:])
-    number = budget if unit is None else budget[:-1]
     try:
-        found = float(number) * (1.0 if unit is None else unit)
+        found = float(budget if unit is None else budget[:-1])
     except ValueError:
         found = 0.0
     if not 0 < found < float("inf"):
         raise RecipeError(f"--budget is {budget!r}; expected a time such as 90s, 10m or 2h.")
-    return found
+    if unit is None:
+        raise RecipeError(f"--budget is {budget!r}, which has no unit; write {budget}s, {budget}m or {budget}h.")
+    return found * unit
 
 
 def pick_threshold(threshold: float | None, multilabel: bool) -> float:

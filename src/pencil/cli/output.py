@@ -13,6 +13,11 @@ def echo(message: object, *, err: bool = False, nl: bool = True) -> None:
     typer.echo(visible(str(message)), err=err, nl=nl)
 
 
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal."""
+    return sys.stdout.isatty()
+
+
 def text_output() -> TextIO:
     """Return stdout for CSV: as it is for a file or a program, with control characters made visible on a terminal."""
     return cast(TextIO, _Screen(sys.stdout)) if sys.stdout.isatty() else sys.stdout

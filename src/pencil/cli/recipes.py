@@ -4,9 +4,10 @@ from itertools import groupby
 
 import typer
 
+from pencil.cli.commands import Command, Group
 from pencil.cli.output import echo
 
-app = typer.Typer(help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
+app = typer.Typer(cls=Group, help="List the recipes that ship with pencil, or show one.", invoke_without_command=True)
 
 
 @app.callback()
@@ -25,7 +26,7 @@ def recipes(context: typer.Context) -> None:
     show("\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
 
 
-@app.command()
+@app.command(cls=Command)
 def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) -> None:
     """Print a recipe with every default spelled out."""
     from pencil import recipe

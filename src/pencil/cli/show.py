@@ -1,21 +1,28 @@
-"""Results as tables on stdout."""
+"""Results on stdout: tables, and the end of a run in lines that fit the terminal."""
 
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
 
+from pencil.cli.output import is_terminal
 from pencil.terminal import visible
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pencil.runs.run import Run
     from pencil.runs.summary import Summary
+
+NAMES = 12
+"""Columns for what a line is about."""
+PIPE = 200
+"""Columns of a table that goes to a file or a program."""
+WIDEST = 100
+"""Lines of text are not longer than this, however wide the terminal is."""
 
 
 class _VisibleTable(Table):
@@ -25,8 +32,8 @@ class _VisibleTable(Table):
         super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """Return an empty table; the first column is text, the others are numbers."""
+def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
+    """Return an empty table; the first ``left`` columns are text, the others are numbers."""
     made = _VisibleTable(
         title=None if title is None else visible(title),
         title_justify="left",
@@ -35,78 +42,135 @@ def table(*columns: str, title: str | None = None) -> Table:
         header_style="bold",
     )
     for number, column in enumerate(columns):
-        made.add_column(visible(column), justify="left" if number == 0 else "right")
+        overflow: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"  # names are there to be copied
+        made.add_column(visible(column), justify="left" if number < left else "right", overflow=overflow)
     return made
 
 
 def show(*parts: Any) -> None:
     """Print text and tables to stdout."""
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    width = None if is_terminal() else PIPE  # that of a terminal is found out
+    console = Console(highlight=False, soft_wrap=True, markup=False, width=width)
     for part in parts:
         console.print(visible(part) if isinstance(part, str) else part)
 
 
 def percent(fraction: float | None) -> str:
     """Return a fraction as per cent, or a dash for None."""
-    return "-" if fraction is None else f"{fraction:.1%}"
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
 
 
-def show_summary(runs: "Sequence[Run]", title: str | None = None) -> None:
-    """Print one line per run (test accuracy or mAP, labels, time), then where it is and what to do next."""
-    score = "mAP" if runs[0].multilabel else "test"
-    columns = (f"{score} best", f"{score} last", "labels changed", "right before", "right after", "s")
-    shown = table("method", *columns, title=title)
-    for run in runs:
-        summary = run.summary
-        test, labels = summary.test, summary.labels
+def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | None = None) -> None:
+    """Print the results of runs: a table if there are several, and of the last one all that a user has to know.
+
+    Parameters
+    ----------
+    runs
+        The directory, if there is one, and the summary of each run.
+    title
+        That of the table.
+    """
+    path, summary = runs[-1]
+    if len(runs) > 1:
+        show(_comparison([one for _, one in runs], title), "")
+    for name, text in result_lines(summary):
+        show_line(name, text)
+    if path is None:
+        return
+    from pencil.runs.advice import next_commands
+
+    show(f"{'run':{NAMES}}{path}", f"{'report':{NAMES}}{path / 'report.html'}", "")
+    for number, (_, command) in enumerate(next_commands(summary, path, program())):
+        show(f"{'' if number else 'next':{NAMES}}{command}")  # one line each, however long, to be copied
+
+
+def _comparison(summaries: "Sequence[Summary]", title: str | None) -> Table:
+    score = "mAP" if summaries[0].data.multilabel else "accuracy"
+    shown = table("method", f"test {score}", "labels changed", "right before", "right after", "s", title=title)
+    for summary in summaries:
+        labels = summary.labels
         shown.add_row(
             summary.method,
-            percent(None if test is None else test.best),
-            percent(None if test is None else test.last),
-            f"{labels.changed:,} of {labels.count:,}",
+            percent(None if summary.test is None else summary.test.last),
+            f"{labels.total_changed:,} of {labels.total:,}",
             percent(labels.correct_before),
             percent(labels.correct_after),
             f"{summary.seconds:.0f}",
         )
-    show(shown)
-    show(*verdict_lines(runs[-1].summary), *_unlabelled(runs[-1].summary))
-    path = runs[-1].path
-    if path is not None:
-        show(f"\nrun directory    {path}", *_next_commands(runs[-1], path))
+    return shown
 
 
-def verdict_lines(summary: "Summary") -> list[str]:
-    """Return the verdict with its reasons, the noise rate and the choices of the method."""
-    lines = []
+def show_line(name: str, text: str) -> None:
+    """Print a text behind its name, wrapped to the width of the terminal and indented."""
+    width = min(WIDEST, Console().width)
+    parts = textwrap.wrap(visible(text), max(20, width - NAMES), break_long_words=False, break_on_hyphens=False)
+    for number, part in enumerate(parts or [""]):
+        show(f"{'' if number else name:{NAMES}}{part}")
+
+
+def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
+    """Yield the end of a run in words: verdict, noise rate, what changed, what to look at, score, what was chosen."""
+    from pencil.runs.advice import explain_difference, noise_rate_of
+
     if summary.verdict is not None:
-        first, *others = summary.verdict.reasons or ("",)
-        lines += [
-            f"\nverdict          {summary.verdict.level}: {first}",
-            *(f"                 {one}" for one in others),
-        ]
-    rate = summary.findings.get("noise_rate")
+        yield "verdict", summary.verdict.level
+        yield from (("", reason) for reason in summary.verdict.reasons)
+    rate = noise_rate_of(summary)
     if rate is not None:
-        interval = f"{rate['low']:.0%} to {rate['high']:.0%} cannot be excluded"
-        lines.append(f"noise rate       about {rate['estimate']:.0%} as far as this network can see; {interval}")
-    choices = summary.findings.get("choices", ())
-    return lines + [f"{'' if i else 'choices':16s} {choice}" for i, choice in enumerate(choices)]
-
-
-def _unlabelled(summary: "Summary") -> list[str]:
+        source = "as far as this network can see" if summary.audit is None else "by the audit"
+        interval = f"{percent(rate.low)} to {percent(rate.high)} cannot be excluded"
+        yield "noise rate", f"about {percent(rate.estimate)} of the labels are wrong {source}; {interval}"
+    yield "changed", _changed(summary)
+    why = explain_difference(summary, summary.labels.total_changed / max(1, summary.labels.total))
+    if why:
+        yield "", why
+    yield "look at", _to_look_at(summary)
     rows = summary.data.rows.get("unlabelled", 0)
-    return [f"unlabelled       {rows:,} rows came without a label and have one now"] if rows else []
+    if rows:
+        yield "unlabelled", f"{rows:,} rows came without a label and have one now"
+    yield from _scores(summary)
+    for number, choice in enumerate(summary.findings.get("choices", ())):
+        yield "" if number else "chosen", choice
 
 
-def _next_commands(run: "Run", path: "Path") -> list[str]:
-    pencil, entries = command(), " --entries" if run.multilabel else ""
-    predict = f"new inputs       {pencil} predict {path} DATA"
-    verdict = run.summary.verdict
-    if verdict is not None and verdict.level != "reliable":
-        audit = [] if run.multilabel else [f"measure them     {pencil} audit {path}"]
-        return [f"look at labels   {pencil} review {path}", *audit, predict]
-    return [f"labels to fix    {pencil} labels {path} --only-changed{entries} | head", predict]
+def _changed(summary: "Summary") -> str:
+    labels, what = summary.labels, "known labels" if summary.data.multilabel else "labels"
+    parts = f" ({labels.changed:,} training, {labels.held_out_changed:,} held out)" if labels.held_out else ""
+    fraction = percent(labels.total_changed / max(1, labels.total))
+    return f"{labels.total_changed:,} of {labels.total:,} {what}{parts}: {fraction}"
 
 
-def command() -> str:
-    """Return how this user calls pencil: by name if the shell finds it, else by the path that was used."""
-    return "pencil" if shutil.which("pencil") else os.path.relpath(sys.argv[0])
+def _to_look_at(summary: "Summary") -> str:
+    labels = summary.labels
+    if labels.undecided is None:
+        return f"{labels.total_changed:,} changed labels"
+    more = labels.to_look_at - labels.total_changed
+    undecided = f"{more:,} more undecided (another class is close)"
+    return f"{labels.to_look_at:,} labels: {labels.total_changed:,} changed, {undecided}"
+
+
+def _scores(summary: "Summary") -> Iterator[tuple[str, str]]:
+    name = "mAP" if summary.data.multilabel else "accuracy"
+    if summary.test is not None:
+        yield (
+            "network",
+            f"{percent(summary.test.last)} test {name} after {summary.epochs} epochs in {summary.seconds:.0f} s",
+        )
+    elif summary.validation is not None:
+        agrees = f"{name} on" if summary.data.multilabel else "agreement with"
+        score = f"{percent(summary.validation.last)} {agrees} held-out labels, which may be wrong"
+        yield "network", f"{score}; {summary.epochs} epochs in {summary.seconds:.0f} s"
+    labels = summary.labels
+    if labels.correct_after is not None:
+        before, after = percent(labels.correct_before), percent(labels.correct_after)
+        yield "right", f"{before} of the training labels before, {after} now (clean labels are known)"
+
+
+def program() -> str:
+    """Return how this user calls pencil: by name if the shell finds it, else by the path or module that was used."""
+    if shutil.which("pencil"):
+        return "pencil"
+    used = Path(sys.argv[0])
+    if used.name == "__main__.py":
+        return f"{Path(sys.executable).name} -m pencil"
+    return os.path.relpath(used)

@@ -11,10 +11,12 @@ import typer
 from pencil.cli.options import (
     AsJson,
     Budget,
+    Device,
     Epochs,
     MethodName,
     ModelName,
     Pinned,
+    Quiet,
     RunPath,
     Seed,
     Set,
@@ -54,20 +56,21 @@ def train(
     budget: Budget = None,
     finetune: Finetune = None,
     pinned: Pinned = None,
+    device: Device = None,
     log: Log = None,
     assignments: Set = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
     trust: TrustFiles = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
     chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
     chosen += [f"model.finetune_epochs={finetune}"] if finetune else []
-    recipe = build_recipe(
-        what, method, model, seed, epochs, [*chosen, *(assignments or [])], pinned, budget, trust=trust
-    )
+    chosen += assignments or []
+    recipe = build_recipe(what, method, model, seed, epochs, chosen, pinned, budget, device=device, trust=trust)
     from pencil.job import run_recipe
     from pencil.runs.layout import free_path, unfinished_path
 
@@ -79,8 +82,8 @@ def train(
 
     if processes is not None:
         _launch(processes, out or default_path())
-    run = run_recipe(recipe, out or default_path, resume=resume, allow_changed=allow_changed, progress=True)
-    _show(run, as_json)
+    run = run_recipe(recipe, out or default_path, resume=resume, allow_changed=allow_changed, progress=not quiet)
+    _show(run, as_json, quiet)
 
 
 def resume(
@@ -88,6 +91,7 @@ def resume(
     allow_changed: AllowChanged = False,
     processes: Processes = None,
     trust: TrustFiles = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Resume a run that was stopped, to the same result as if it had not been."""
@@ -95,7 +99,7 @@ def resume(
         _launch(processes)
     from pencil.job import resume_run
 
-    _show(resume_run(path, allow_changed=allow_changed, progress=True, trust=trust), as_json)
+    _show(resume_run(path, allow_changed=allow_changed, progress=not quiet, trust=trust), as_json, quiet)
 
 
 def _launch(processes: int, target: Path | None = None) -> None:
@@ -110,12 +114,14 @@ def _launch(processes: int, target: Path | None = None) -> None:
     raise typer.Exit(launch(processes, arguments))
 
 
-def _show(run: "Run", as_json: bool) -> None:
-    from pencil.cli.show import show_summary
+def _show(run: "Run", as_json: bool, quiet: bool) -> None:
+    from pencil.cli.show import show_results
 
     if int(os.environ.get("RANK", "0")) > 0:
         return
     if as_json:
         echo(json.dumps({"path": str(run.path), **run.summary.to_dict()}))
+    elif quiet:
+        echo(run.path)
     else:
-        show_summary([run])
+        show_results([(run.path, run.summary)])

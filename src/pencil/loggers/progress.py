@@ -1,27 +1,92 @@
-"""Progress of training on stderr: a bar with a time estimate on a terminal, else one line per epoch."""
+"""Progress of training on stderr: a bar with the time that is left on a terminal, else a line now and then."""
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import Progress
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from pencil.methods.base import Phase
 from pencil.terminal import duration, visible
 from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
-"""In a log, features are reported this often."""
+"""In a log there is at most one line in this time, besides the last epoch's."""
+SHORTEST_BAR, LONGEST_BAR = 10, 40
+PHASE = 14
+"""Characters of a phase's name that are shown beside the bar."""
+
+
+class OneLine(Progress):
+    """The bar of a task, as wide as the terminal leaves room for; what matters most is never cut.
+
+    A task has the fields ``before`` (what is running), ``score`` and ``more``: figures that are shown where there is
+    room for them.
+    """
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield one line for each task."""
+        for task in self.tasks:
+            kept = [task.fields["before"]]
+            if task.total is not None:
+                left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
+                kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
+            more = [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]]
+            before, bar, after = fit_line(self.console.width, kept, more)
+            line = Table.grid(padding=(0, 1))
+            parts: list[RenderableType] = [Text(before, no_wrap=True)]
+            if bar:
+                parts.append(ProgressBar(total=task.total, completed=task.completed, width=bar))
+            line.add_row(*parts, Text(after, style="dim", no_wrap=True))
+            yield line
+
+
+def fit_line(width: int, kept: Sequence[str], more: Sequence[str]) -> tuple[str, int, str]:
+    """Return the text before the bar, the length of the bar (0 for none) and the text after it, all within ``width``.
+
+    Parameters
+    ----------
+    width
+        Columns of the terminal; the layout is made for 80.
+    kept
+        The text before the bar, and those after it that are always there; empty ones are left out.
+    more
+        Further texts, added one by one as long as the bar keeps half of its greatest length.
+    """
+    before, *after = [text for text in kept if text]
+    room = width - len(before) - 3  # a space on each side of the bar, and one column free
+
+    def rest(texts: Sequence[str]) -> int:
+        return room - len("  ".join(texts))
+
+    for text in more:
+        if not text or rest([*after, text]) < LONGEST_BAR // 2:
+            break
+        after.append(text)
+    bar = min(LONGEST_BAR, rest(after))
+    return before, bar if bar >= SHORTEST_BAR else 0, "  ".join(after)
+
+
+def clock(seconds: float) -> str:
+    """Return a time as 0:07, 12:34 or 1:02:03."""
+    text = str(timedelta(seconds=max(0, round(seconds)))).removeprefix("0:")
+    return text[1:] if text.startswith("0") else text
 
 
 class Bar(Observer):
-    """One bar for the whole run, with the phase and the last epoch's figures beside it."""
+    """One bar for each stage of the run, with epoch and phase before it and the last epoch's figures behind it."""
 
     def __init__(self, progress: Progress):
         self.progress = progress
-        self.task = progress.add_task("starting", total=None, figures="")
+        self.task = progress.add_task("", total=None, before="starting", score="", more=())
+        self.steps_per_epoch = self.earlier = self.epochs = self.epoch = 0
+        self.phases: tuple[Phase, ...] = ()
 
     def on_choice(self, sentence: str) -> None:
         self.progress.console.print(visible(sentence), markup=False, highlight=False)
@@ -30,25 +95,43 @@ class Bar(Observer):
         self.on_choice(_estimate(seconds))
 
     def on_features(self, done: int, total: int) -> None:
-        self.progress.update(self.task, total=total, completed=done, description="features")
+        self.progress.update(self.task, total=total, completed=done, before=f"features {done:,}/{total:,}")
 
-    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
-        self.progress.reset(self.task, figures="")
-        total = steps_per_epoch * sum(phase.epochs for phase in phases)
-        self.progress.update(self.task, total=total, completed=steps_done, description=visible(phases[0].name))
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
+        self.steps_per_epoch, self.earlier = steps_per_epoch, earlier_epochs
+        self.epoch = earlier_epochs + steps_done // steps_per_epoch
+        self.progress.reset(self.task, completed=steps_done, before="starting", score="", more=())
+        self.on_plan(phases)
+        self._name()
+
+    def on_plan(self, phases: tuple[Phase, ...]) -> None:
+        self.phases, self.epochs = phases, self.earlier + sum(phase.epochs for phase in phases)
+        self.progress.update(self.task, total=self.steps_per_epoch * (self.epochs - self.earlier))
 
     def on_step(self) -> None:
         self.progress.advance(self.task)
 
     def on_epoch_end(self, record: Record) -> None:
-        self.progress.update(self.task, description=visible(record["phase"]), figures=describe(record))
+        self.epoch = record["epoch"]
+        more = [loss_of(record), changes_of(record)]
+        self.progress.update(self.task, score=score_of(record), more=[text for text in more if text])
+        self._name()
+
+    def _name(self) -> None:
+        """Say which epoch is running, and its phase."""
+        running = min(self.epoch + 1, self.epochs)
+        phase = visible(phase_at(self.phases, running - self.earlier))
+        short = phase if len(phase) <= PHASE else phase[: PHASE - 1] + "…"
+        self.progress.update(self.task, before=f"epoch {running}/{self.epochs} {short}".rstrip())
 
 
 class Lines(Observer):
-    """One line per epoch, for logs."""
+    """Lines for logs: an epoch's, if the last one is long enough ago, and the last epoch's."""
 
-    def __init__(self) -> None:
-        self.epochs, self._said_at = 0, 0.0
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now, self._said_at = now, -SECONDS_PER_LINE
+        self.earlier = self.epochs = self._first = 0
+        self._started = 0.0
 
     def on_choice(self, sentence: str) -> None:
         sys.stderr.write(f"{visible(sentence)}\n")
@@ -58,34 +141,67 @@ class Lines(Observer):
         self.on_choice(_estimate(seconds))
 
     def on_features(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if done == total or now - self._said_at >= SECONDS_PER_LINE:
-            self._said_at = now
+        if self._is_due(done == total):
             self.on_choice(f"features of {done:,}/{total:,} images")
 
-    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
-        self.epochs = sum(phase.epochs for phase in phases)
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
+        self.earlier, self._started = earlier_epochs, self.now()
+        self._first = earlier_epochs + steps_done // steps_per_epoch
+        self.on_plan(phases)
+
+    def on_plan(self, phases: tuple[Phase, ...]) -> None:
+        self.epochs = self.earlier + sum(phase.epochs for phase in phases)
 
     def on_epoch_end(self, record: Record) -> None:
-        line = f"epoch {record['epoch']}/{self.epochs} {record['phase']}: {describe(record)} {record['seconds']:.1f} s"
-        sys.stderr.write(visible(line) + "\n")
-        sys.stderr.flush()
+        epoch = record["epoch"]
+        if not self._is_due(epoch == self.epochs):
+            return
+        left = (self.epochs - epoch) * (self.now() - self._started) / max(1, epoch - self._first)
+        figures = [score_of(record), loss_of(record), changes_of(record), f"{clock(left)} left" if left else ""]
+        texts = ", ".join(text for text in figures if text)
+        self.on_choice(f"epoch {epoch}/{self.epochs} {record['phase']}: {texts}")
+
+    def _is_due(self, last: bool) -> bool:
+        now = self.now()
+        if not last and now - self._said_at < SECONDS_PER_LINE:
+            return False
+        self._said_at = now
+        return True
+
+
+def phase_at(phases: Sequence[Phase], epoch: int) -> str:
+    """Return the name of the phase of an epoch, counted from 1; that of the last phase beyond the end."""
+    for phase in phases:
+        if epoch <= phase.epochs:
+            return phase.name
+        epoch -= phase.epochs
+    return phases[-1].name if phases else ""
 
 
 def _estimate(seconds: float) -> str:
     return f"training will take about {duration(seconds)} on this machine"
 
 
-def describe(record: Record) -> str:
-    """Return the figures of an epoch in a few words."""
-    parts = [f"loss {record['loss']:.3f}"]
-    for split in ("validation", "test"):
-        for score, name in ((f"{split}_accuracy", split), (f"{split}_map", f"{split} mAP")):
+def score_of(record: Record) -> str:
+    """Return the figure that says most about the network: its test score, else that on held-out rows."""
+    for split, name in (("test", "test"), ("validation", "held-out")):
+        for score, kind in ((f"{split}_accuracy", name), (f"{split}_map", f"{name} mAP")):
             if score in record:
-                parts.append(f"{name} {record[score]:.1%}")
-    if record.get("labels_changed"):
-        parts.append(f"{record['labels_changed']:,} labels changed")
-    return " ".join(parts)
+                return f"{kind} {record[score]:.1%}"
+    return ""
+
+
+def loss_of(record: Record) -> str:
+    """Return the loss. One with ELR's regulariser, a logarithm below 0, is shown as the two parts that it has."""
+    if "loss_early_learning" not in record:
+        return f"loss {record['loss']:.3f}"
+    part = record["loss_classification"]
+    return f"loss {part:.3f} {record['loss'] - part:+.3f} (ELR)"
+
+
+def changes_of(record: Record) -> str:
+    """Return how many training labels differ from the given ones, if any do."""
+    return f"{record['labels_changed']:,} training labels changed" if record.get("labels_changed") else ""
 
 
 @contextmanager
@@ -97,14 +213,5 @@ def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
     elif not terminal:
         yield (Lines(),)
     else:
-        columns = (
-            TextColumn("{task.description:>12}", markup=False),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}", style="dim"),
-        )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with OneLine(console=Console(stderr=True), transient=True) as progress:
             yield (Bar(progress),)

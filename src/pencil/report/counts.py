@@ -6,20 +6,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from pencil.runs.label_table import LabelTable
+from pencil.runs.summary import CLOSE
 
 ALL_SHOWN, MOST_CONFUSED = 16, 12
 """Up to this many classes the whole matrix is shown; of more, only those between which most labels moved."""
 CLASSES_LISTED = 100
 PAIRS_LISTED = 12
-CONFIDENT, CLOSE = 0.9, 0.2
-"""A change is confident from this probability on; a label is doubtful if the lead of its class is smaller."""
+CONFIDENT = 0.9
+"""A change is sure from this probability on."""
 ENTRIES = 2**22
 """This many (row, class) entries are counted at a time."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of training labels: rows, or known (row, class) entries of multi-label data.
+    """Counts of training and held-out labels: rows, or known (row, class) entries of multi-label data.
 
     Attributes
     ----------
@@ -27,20 +28,20 @@ class Counts:
         All labels, and those that changed.
     confident : int
         Changes that are at least 90 % confident.
-    doubtful : int
+    undecided : int
         Labels whose class leads by less than 20 points of probability.
     median : float or None
         The median confidence of the changes.
-    undecided : int
+    not_given : int
         Rows without a given label, because annotators disagree.
     """
 
     labels: int
     changed: int
     confident: int
-    doubtful: int
+    undecided: int
     median: float | None
-    undecided: int = 0
+    not_given: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,12 @@ class Moves:
         return found
 
 
+def labelled(labels: LabelTable) -> LabelTable:
+    """Return the training and held-out rows: all that came with a label."""
+    without = labels.is_unlabelled
+    return labels.take(np.flatnonzero(~without)) if without.any() else labels
+
+
 def moves_of(labels: LabelTable) -> Moves:
     """Count the pairs of given and corrected class of single-label data."""
     size, given, corrected = len(labels.classes), labels.given_codes.astype(np.int64), labels.corrected_codes
@@ -111,9 +118,9 @@ def count_rows(labels: LabelTable) -> Counts:
         labels=labels.num_rows,
         changed=int(changed.sum()),
         confident=int((moved >= CONFIDENT).sum()),
-        doubtful=int((labels["margin"].to_numpy() < CLOSE).sum()),
+        undecided=int((labels["margin"].to_numpy() < CLOSE).sum()),
         median=float(np.median(moved)) if len(moved) else None,
-        undecided=int((labels.given_codes < 0).sum()),
+        not_given=int((labels.given_codes < 0).sum()),
     )
 
 
@@ -170,7 +177,7 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
     """Count the known entries of multi-label data, and return one line for each class."""
     size = len(labels.classes)
     totals = {name: np.zeros(size, dtype=np.int64) for name in ("known", "given", "corrected", "added", "removed")}
-    doubtful = 0
+    undecided = 0
     moved = [np.empty(0, dtype=np.float32)]
     for _, part in pieces(labels):
         given, probs = part.given_probs, part.probs
@@ -183,13 +190,13 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
         totals["added"] += (changed & after).sum(axis=0)
         totals["removed"] += (changed & before).sum(axis=0)
         moved.append(confidence[changed])
-        doubtful += int((known & (confidence < 0.5 + CLOSE / 2)).sum())
+        undecided += int((known & (confidence < 0.5 + CLOSE / 2)).sum())
     all_moved = np.concatenate(moved)
     counts = Counts(
         labels=int(totals["known"].sum()),
         changed=len(all_moved),
         confident=int((all_moved >= CONFIDENT).sum()),
-        doubtful=doubtful,
+        undecided=undecided,
         median=float(np.median(all_moved)) if len(all_moved) else None,
     )
     fractions = (totals["added"] + totals["removed"]) / totals["known"].clip(min=1)

@@ -1,5 +1,4 @@
-"""The rows to look at, with their inputs if those can be loaded: confident changes, doubtful labels, and held-out rows
-that the network contradicts. Held-out rows are listed apart: the network was not trained on them."""
+"""The rows to look at, with their inputs if those can be loaded: the surest changes of every kind, undecided labels."""
 
 import warnings
 from collections.abc import Sequence
@@ -10,12 +9,15 @@ import numpy as np
 from pencil.data.examples import Examples, Splits
 from pencil.data.settings import FROM_PYTHON
 from pencil.data.sources import load
-from pencil.report.counts import CLOSE, pieces
+from pencil.report.counts import CONFIDENT, pieces
 from pencil.report.pictures import Shown, show_rows
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
+from pencil.runs.summary import CLOSE
 
-CASES, HELD_OUT = 24, 12
+CASES, PER_CLASS = 24, 4
+_Entry = tuple[float, int, int, float]
+"""An entry of multi-label data: its confidence, row and class, and the given probability."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,8 @@ class Case:
 class Gallery:
     """The cases to show; ``why_bare`` says why inputs are missing, ``doubt`` why they may not be those of the run."""
 
-    confident: list[Case]
-    doubtful: list[Case]
-    held_out: list[Case]
+    sure: list[Case]
+    undecided: list[Case]
     why_bare: str = ""
     doubt: str = ""
 
@@ -59,11 +60,9 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     with_data : bool
         Whether data may be loaded.
     """
-    choose = _entry_cases if run.multilabel else _row_cases
-    confident, doubtful = choose(run.labels.train)
-    held_out = choose(run.labels.held_out)[0][:HELD_OUT]
-    gallery = Gallery(confident, doubtful, held_out)
-    cases = [*confident, *doubtful, *held_out]
+    sure, undecided = (_entry_cases if run.multilabel else _row_cases)(run.labels)
+    gallery = Gallery(sure, undecided)
+    cases = [*sure, *undecided]
     if not cases:
         return gallery
     if splits is None and not with_data:
@@ -88,7 +87,7 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     def with_input(chosen: list[Case]) -> list[Case]:
         return [replace(case, shown=found.get((case.split, case.key))) for case in chosen]
 
-    return Gallery(with_input(confident), with_input(doubtful), with_input(held_out), why, doubt)
+    return Gallery(with_input(sure), with_input(undecided), why, doubt)
 
 
 def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Shown | None]:
@@ -112,16 +111,40 @@ def _places_of(examples: Examples, keys: set[str]) -> dict[str, int]:
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the most confident changes and the most doubtful labels of single-label data."""
+    """Return the surest changes of single-label data, varied over pairs of classes, and the narrowest labels."""
     confidence, margin = labels.confidence, labels["margin"].to_numpy()
-    confident = _first(-confidence, labels.changed & np.isfinite(confidence))
-    doubtful = _first(margin, np.isfinite(margin) & (margin < CLOSE))
-    return _row_list(labels.take(confident)), _row_list(labels.take(doubtful))
+    changed = np.flatnonzero(labels.changed & np.isfinite(confidence))
+    sure = changed[vary(labels.given_codes[changed], labels.corrected_codes[changed], confidence[changed])]
+    undecided = _first(margin, np.isfinite(margin) & (margin < CLOSE) & ~labels.is_unlabelled)
+    return _row_list(labels.take(sure)), _row_list(labels.take(undecided))
 
 
-def _first(by: np.ndarray, where: np.ndarray) -> np.ndarray:
+def vary(given: np.ndarray, corrected: np.ndarray, confidence: np.ndarray, most: int = CASES) -> np.ndarray:
+    """Return the positions of changes to show: sure ones first, in turn from all pairs of classes.
+
+    The next one is always of the pair that was shown least; among those, of the two classes that were seen least, then
+    of the most frequent pair, then the most confident.
+    """
+    _, pair, times = np.unique(np.stack([given, corrected]), axis=1, return_inverse=True, return_counts=True)
+    pair = pair.reshape(-1)
+    unsure = confidence < CONFIDENT
+    shown, used = np.zeros(len(times), dtype=np.int64), np.zeros(len(pair), dtype=bool)
+    seen = np.zeros(1 + max(given.max(initial=0), corrected.max(initial=0)), dtype=np.int64)
+    chosen: list[int] = []
+    for _ in range(min(most, len(pair))):
+        keys = (-confidence, -times[pair], seen[given] + seen[corrected], shown[pair], unsure, used)
+        best = int(np.lexsort(keys)[0])
+        chosen.append(best)
+        used[best] = True
+        shown[pair[best]] += 1
+        seen[given[best]] += 1
+        seen[corrected[best]] += 1
+    return np.array(chosen, dtype=np.int64)
+
+
+def _first(by: np.ndarray, where: np.ndarray, most: int = CASES) -> np.ndarray:
     places = np.flatnonzero(where)
-    chosen: np.ndarray = places[np.argsort(by[places], kind="stable")[:CASES]]
+    chosen: np.ndarray = places[np.argsort(by[places], kind="stable")[:most]]
     return chosen
 
 
@@ -145,27 +168,36 @@ def _row_list(part: LabelTable) -> list[Case]:
 
 
 def _entry_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the most confident changes and the most doubtful entries of multi-label data."""
-    confident: list[tuple[float, int, int, float]] = []
-    doubtful: list[tuple[float, int, int, float]] = []
+    """Return the surest changes of multi-label data, varied over classes, and the most undecided entries."""
+    changes: list[_Entry] = []
+    undecided: list[_Entry] = []
     for start, part in pieces(labels):
         given, probs = part.given_probs, part.probs
         confidence = np.maximum(probs, 1 - probs)
         known = ~np.isnan(given) & np.isfinite(probs)
-        changed = known & ((given > 0.5) != (probs > 0.5))
-        for kept, by, where in (
-            (confident, -confidence, changed),
-            (doubtful, confidence, known & (confidence < 0.5 + CLOSE / 2)),
-        ):
-            for place in _first(by.reshape(-1), where.reshape(-1)):
-                row, column = divmod(int(place), len(labels.classes))
-                kept.append((float(by[row, column]), start + row, column, float(given[row, column])))
-    return _entry_list(labels, sorted(confident)[:CASES]), _entry_list(labels, sorted(doubtful)[:CASES])
+        close = known & (confidence < 0.5 + CLOSE / 2)
+        narrow = np.divmod(_first(confidence.reshape(-1), close.reshape(-1)), len(labels.classes))
+        moved = _first_of_classes(confidence, known & ((given > 0.5) != (probs > 0.5)))
+        for kept, (rows, columns) in ((changes, moved), (undecided, narrow)):
+            values = confidence[rows, columns].tolist(), (start + rows).tolist(), columns.tolist()
+            kept += zip(*values, given[rows, columns].tolist(), strict=True)
+    classes = np.array([column for _, _, column, _ in changes], dtype=np.int64)
+    order = vary(classes, classes, np.array([confidence for confidence, *_ in changes]))
+    return _entry_list(labels, [changes[place] for place in order]), _entry_list(labels, sorted(undecided)[:CASES])
 
 
-def _entry_list(labels: LabelTable, chosen: Sequence[tuple[float, int, int, float]]) -> list[Case]:
+def _first_of_classes(confidence: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and columns of the most confident of these entries, a few of each column."""
+    rows, columns = where.nonzero()
+    order = np.lexsort((-confidence[rows, columns], columns))
+    rows, columns = rows[order], columns[order]
+    few = np.arange(len(columns)) - np.searchsorted(columns, columns) < PER_CLASS
+    return rows[few], columns[few]
+
+
+def _entry_list(labels: LabelTable, chosen: Sequence[_Entry]) -> list[Case]:
     cases = []
-    for by, row, column, given in chosen:
+    for confidence, row, column, given in chosen:
         line = labels.slice(row, 1)
         cases.append(
             Case(
@@ -173,7 +205,7 @@ def _entry_list(labels: LabelTable, chosen: Sequence[tuple[float, int, int, floa
                 split=line.splits[0].as_py(),
                 given=_presence(given > 0.5) + ("" if given in (0.0, 1.0) else f" ({given:.0%})"),
                 corrected=_presence(line.probs[0, column] > 0.5),
-                confidence=abs(by),
+                confidence=confidence,
                 rival=labels.classes[column],
             )
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import tomli_w
 
 from pencil._version import __version__
 from pencil.data.examples import Splits
@@ -15,12 +16,13 @@ from pencil.errors import RunError
 from pencil.files import refuse_irregular, write_text
 from pencil.recipe import CUSTOM
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
-from pencil.report.counts import class_lines, count_entries, count_rows, listed, moves_of, transitions
+from pencil.report.counts import class_lines, count_entries, count_rows, labelled, listed, moves_of, transitions
 from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
 from pencil.report.gallery import build_gallery
-from pencil.report.words import percent, probability, sentences, verdict
-from pencil.runs.directory import RunData, RunReader
-from pencil.runs.layout import RECIPE
+from pencil.report.words import numbers, percent, probability, reasons, sentences, verdict
+from pencil.runs.advice import explain_difference, next_commands
+from pencil.runs.directory import Record, RunData, RunReader
+from pencil.runs.layout import METRICS, RECIPE, is_unfinished
 from pencil.runs.run import Run
 from pencil.trees import flatten
 
@@ -28,6 +30,8 @@ REPORT = "report.html"
 GENERATOR = "pencil report"
 RECIPE_SHOWN = 40_000
 """This many characters of a recipe are shown: nobody reads a transition matrix of a thousand classes."""
+LEVELS = {"reliable": "good", "doubtful": "doubtful", "do not use the corrections": "bad"}
+"""The class of the verdict in the style sheet."""
 SCORES = (
     ("train_accuracy", "training rows, given labels"),
     ("validation_{}", "held out, noisy"),
@@ -37,6 +41,7 @@ LOSSES = {
     "loss": "training",
     "validation_loss": "held out, noisy",
     "loss_classification": "part: classification",
+    "loss_early_learning": "part: ELR's regulariser, without its weight",
     "loss_entropy": "part: entropy",
     "loss_compatibility": "part: compatibility",
 }
@@ -45,7 +50,7 @@ LOSSES = {
 def write_report(
     run: Run | Path | str, out: Path | None = None, *, splits: Splits | None = None, with_data: bool = True
 ) -> Path:
-    """Write the report of a finished run.
+    """Write the report of a run that has finished, or has failed.
 
     Parameters
     ----------
@@ -63,6 +68,10 @@ def write_report(
     Path
         The file.
     """
+    if not isinstance(run, Run) and is_unfinished(Path(run)):
+        reader = RunReader(run, finished=False)
+        if reader.failure is not None:
+            return _write(out or Path(run) / REPORT, "failed.html.jinja", _failed(reader, reader.failure))
     data = _data(run)
     if out is None and data.path is None:
         raise RunError("this run has no directory; name a file: write_report(run, Path('report.html')).")
@@ -100,11 +109,11 @@ def _data(run: Run | Path | str) -> RunData:
 
 
 def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, Any]:
-    matrix = None
+    matrix, labels = None, labelled(run.labels)
     if run.multilabel:
-        counts, lines = count_entries(run.labels.train)
+        counts, lines = count_entries(labels)
     else:
-        counts, moves = count_rows(run.labels.train), moves_of(run.labels.train)
+        counts, moves = count_rows(labels), moves_of(labels)
         lines, matrix = class_lines(moves), transitions(moves)
     recipe = run.recipe.to_toml()
     shown = listed(lines)
@@ -113,10 +122,16 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
         "title": run.name,
         "run": run,
         "verdict": verdict(run, counts),
+        "level": LEVELS.get(run.summary.verdict.level, "") if run.summary.verdict else "",
+        "reasons": reasons(run),
+        "numbers": numbers(run, counts),
+        "difference": explain_difference(run.summary, counts.changed / max(1, counts.labels)),
+        "commands": [] if run.path is None else next_commands(run.summary, run.path),
         "sentences": sentences(run, counts, matrix.pairs[0] if matrix and matrix.pairs else None),
         "counts": counts,
         "phases": phases_of(run.metrics),
-        "plots": _plots(run),
+        "plots": _plots(run.metrics, run.multilabel, run.summary.best_epoch if run.summary.validation else None),
+        "below_zero": any(record["loss"] < 0 for record in run.metrics if "loss_early_learning" in record),
         "reliability": None if calibration is None else draw_reliability(calibration.bins),
         "matrix": matrix,
         "lines": shown,
@@ -129,20 +144,38 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
     }
 
 
-def _plots(run: RunData) -> list[Plot]:
-    metrics, phases = run.metrics, phases_of(run.metrics)
-    score = "mAP" if run.multilabel else "Accuracy"
-    best = None if run.summary.validation is None else run.summary.best_epoch
-    accuracies = {key.format(run.summary.score): name for key, name in SCORES}
+def _failed(reader: RunReader, failure: str) -> dict[str, Any]:
+    metrics = reader.metrics if (reader.path / METRICS).exists() else []
+    multilabel = any("validation_map" in record or "test_map" in record for record in metrics)
+    run, recipe = shlex.quote(str(reader.path)), tomli_w.dumps(reader.recipe_tree)
+    return {
+        "title": reader.path.absolute().name,
+        "failure": failure,
+        "epochs": len(metrics),
+        "commands": [
+            ("once the cause is removed, continue from the last checkpoint", f"pencil resume {run}"),
+            ("or start again", f"pencil train {run}/{RECIPE} --out {run}-again"),
+        ],
+        "phases": phases_of(metrics),
+        "plots": _plots(metrics, multilabel, None),
+        "recipe": recipe[:RECIPE_SHOWN],
+    }
+
+
+def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> list[Plot]:
+    """Draw the curves of training; ``best`` is the epoch to mark."""
+    phases = phases_of(metrics)
+    score = "mAP" if multilabel else "Accuracy"
+    accuracies = {key.format("map" if multilabel else "accuracy"): name for key, name in SCORES}
     agreement = {}
-    if run.multilabel:  # which is not mAP
+    if multilabel:  # which is not mAP
         agreement["train_accuracy"] = accuracies.pop("train_accuracy")
     wanted = [
         (score, "%", accuracies, 100.0, best),
         ("Loss", "", LOSSES, 1.0, None),
         ("Entries that agree with the network", "%", agreement, 100.0, None),
         ("Labels that are right", "%", {"labels_correct": "training labels"}, 100.0, None),
-        ("Labels changed", "", {"labels_changed": "differ from the given labels"}, 1.0, None),
+        ("Labels changed", "", {"labels_changed": "training labels that differ from the given ones"}, 1.0, None),
         ("Label entropy", "nats", {"label_entropy": "mean over labels"}, 1.0, None),
     ]
     plots = []

@@ -1,7 +1,9 @@
 """The summary in words: what a reader should know before looking at any figure."""
 
-from pencil.report.counts import CLOSE, CONFIDENT, Counts
+from pencil.report.counts import CONFIDENT, Counts
+from pencil.runs.advice import noise_rate_of
 from pencil.runs.directory import RunData
+from pencil.runs.summary import CLOSE
 
 VERDICTS = (
     (0.2, "The labels look very noisy"),
@@ -30,6 +32,29 @@ def _changed_phrase(run: RunData, counts: Counts) -> str:
     return next(phrase for least, phrase in VERDICTS if fraction >= least)
 
 
+def reasons(run: RunData) -> list[str]:
+    """Return why the verdict is what it is, and what a person found who looked at a sample."""
+    found = run.summary.verdict
+    return [] if found is None else [f"{text[:1].upper()}{text[1:]}." for text in found.reasons] + _audit(run)
+
+
+def numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
+    """Return the three numbers that come first, each with its name and a remark: wrong, changed, undecided."""
+    rate, labels = noise_rate_of(run.summary), max(1, counts.labels)
+    wrong = "not known", "there is no estimate of the noise rate"
+    if rate is not None:
+        source = "as far as this network can see" if run.summary.audit is None else "measured by the audit"
+        interval = f"{percent(rate.estimate)}, perhaps {percent(rate.low)} to {percent(rate.high)}"
+        wrong = f"about {round(rate.estimate * counts.labels):,}", f"{interval}; {source}"
+    changed = f"{percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them are sure"
+    close = f"another class is less than {100 * CLOSE:.0f} points away, changed or not"
+    return [
+        ("wrong", *wrong),
+        ("changed", f"{counts.changed:,}", changed),
+        ("undecided", f"{counts.undecided:,}", close),
+    ]
+
+
 def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = None) -> list[str]:
     """Return sentences about changes, confidence, noise, right labels (if known) and the scores of the network.
 
@@ -38,16 +63,16 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     run : RunData
         The run.
     counts : Counts
-        Its training labels, counted.
+        Its labels, counted.
     most : (str, str, int), optional
         The most frequent change: given class, corrected class, and how many labels.
     """
-    found = [*_reasons(run), *_audit(run), *_changes(run, counts), *_undecided(counts), *_unlabelled(run)]
+    found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
     found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
-    return [*found, *_noise_rate(run), *_truth(run, counts), *_scores(run)]
+    return [*found, *_noise_rate(run)]
 
 
 def percent(fraction: float) -> str:
@@ -72,17 +97,6 @@ def _noise_rate(run: RunData) -> list[str]:
     ]
 
 
-def _reasons(run: RunData) -> list[str]:
-    """Return why the verdict is what it is."""
-    found = run.summary.verdict
-    if found is None:
-        return []
-    reasons = "; ".join(found.reasons)
-    audit = "" if run.multilabel else ", or measure them: `pencil audit`"
-    advice = "" if found.level == "reliable" else f" Look at labels with `pencil review`{audit}."
-    return [f"{reasons[:1].upper()}{reasons[1:]}.{advice}"]
-
-
 def _audit(run: RunData) -> list[str]:
     """Return what a person found who looked at a sample."""
     audit = run.summary.audit
@@ -93,22 +107,24 @@ def _audit(run: RunData) -> list[str]:
 
 
 def _changes(run: RunData, counts: Counts) -> list[str]:
-    kind = "known labels (a row and a class each)" if run.multilabel else "training labels"
+    kind = "known labels (a row and a class each)" if run.multilabel else "labels"
     if not counts.changed:
         return [
             f"None of the {counts.labels:,} {kind} was changed: the labels are clean, or this method does not change "
             "labels, or its epochs or its step were too few or too small."
         ]
-    return [
-        f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {percent(counts.changed / counts.labels)}. "
-        "This is what the method changed, not the noise rate."
-    ]
+    labels = run.summary.labels
+    parts = ""
+    if labels.held_out:
+        parts = f", {labels.changed:,} of training rows and {labels.held_out_changed:,} of held-out rows"
+    fraction = percent(counts.changed / counts.labels)
+    return [f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {fraction}{parts}."]
 
 
-def _undecided(counts: Counts) -> list[str]:
-    if not counts.undecided:
+def _not_given(counts: Counts) -> list[str]:
+    if not counts.not_given:
         return []
-    rows = "One row has" if counts.undecided == 1 else f"{counts.undecided:,} rows have"
+    rows = "One row has" if counts.not_given == 1 else f"{counts.not_given:,} rows have"
     return [
         f"{rows} no given label, because annotators disagree: labels are filled in, and count as neither changed nor "
         "wrong."
@@ -136,7 +152,7 @@ def _confidence(counts: Counts) -> list[str]:
         )
     lead = f"its two most probable readings are less than {100 * CLOSE:.0f} points apart"
     found.append(
-        f"{_are(counts.doubtful)} doubtful, changed or not: {lead}." if counts.doubtful else "No label is doubtful."
+        f"{_are(counts.undecided)} undecided, changed or not: {lead}." if counts.undecided else "No label is undecided."
     )
     return found
 
@@ -147,9 +163,11 @@ def _truth(run: RunData, counts: Counts) -> list[str]:
         found.append(f"Noise was injected: {percent(rate)} of the labels were made wrong.")
     if labels.correct_before is not None and labels.correct_after is not None:
         before, after = percent(labels.correct_before), percent(labels.correct_after)
-        found.append(f"The clean labels are known: {before} of the labels were right before, {after} are right now.")
+        found.append(f"The clean labels are known: {before} of the training labels were right before, {after} are now.")
     if counts.changed and labels.repaired is not None:
-        found.append(f"{labels.repaired:,} changes repaired a wrong label, {labels.broken:,} broke a right one.")
+        found.append(
+            f"{labels.repaired:,} changes of training labels repaired a wrong one, {labels.broken:,} broke a right one."
+        )
     return found
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ from pencil.runs.layout import (
     CHECKPOINTS,
     ENCODER,
     ENVIRONMENT,
+    FAILURE,
     FINETUNE,
     FORMAT,
     LABELS,
@@ -180,6 +182,16 @@ class RunReader:
         if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):
             return None
         return str(found.get("level")), [str(reason) for reason in found["reasons"]]
+
+    @cached_property
+    def failure(self) -> str | None:
+        """Why training failed; None for a run that did not."""
+        if not (self.path / FAILURE).exists():
+            return None
+        tree = self._read(FAILURE, read_json)
+        if not isinstance(tree, dict) or not isinstance(tree.get("error"), str):
+            raise self._damaged(FAILURE, "it does not say why the run failed ('error')")
+        return str(tree["error"])
 
     @cached_property
     def rows(self) -> pa.Table:
@@ -337,6 +349,16 @@ class RunWriter:
                 lines.write(json.dumps(record) + "\n")
         except OSError as error:  # checkpoints have the metrics too, and `finish` writes all of them again
             warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)
+
+    def record_failure(self, error: Exception) -> None:
+        """Write down why training failed; without room on the disk there is only the error itself."""
+        with suppress(RunError):
+            write_json(self.path / FAILURE, {"kind": type(error).__name__, "error": str(error) or type(error).__name__})
+
+    def forget_failure(self) -> None:
+        """Remove the reason of an earlier failure: training goes on."""
+        with suppress(OSError):  # what is no file was not written by us
+            (self.path / FAILURE).unlink(missing_ok=True)
 
     def finish(
         self,

@@ -9,6 +9,7 @@ labels.parquet      every labelled row: given and corrected label, confidence, d
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
 manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
+failure.json        why training failed; removed when it is resumed
 checkpoints/step-N  what `pencil resume` continues from, until the run is finished; checkpoints/finetune/step-N after
                     the head, where the whole network is fine-tuned
 """
@@ -23,7 +24,7 @@ FORMAT = 2
 """The version of this layout. ``environment.json`` and ``summary.json`` hold it, and readers check it."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
-ENCODER = "encoder.safetensors"
+ENCODER, FAILURE = "encoder.safetensors", "failure.json"
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 FINETUNE = "finetune"
 """The folder for checkpoints of the second stage, inside those of the first."""

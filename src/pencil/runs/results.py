@@ -2,7 +2,7 @@
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from pencil.labels.entry_judging import row_issue_scores
 from pencil.labels.reading import EntryReading, read_entries, read_labels, reliability
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import Calibration, DataSummary, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.summary import CLOSE, Calibration, DataSummary, LabelSummary, Score, Summary, VerdictSummary
 from pencil.runs.verdict import detection_of, verdict_of
 from pencil.training import Outcome
 from pencil.training.metrics import SCORES, correct_entries
@@ -134,7 +134,7 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         best_epoch=outcome.best_epoch,
         validation=score("validation"),
         test=score("test"),
-        labels=summarize_labels(train, outcome.label_probs).model_copy(
+        labels=summarize_labels(train, outcome.label_probs, splits.validation, outcome.validation_probs).model_copy(
             update={"detection": detection_of(splits, outcome)}
         ),
         verdict=VerdictSummary.model_validate(verdict_of(splits, outcome)),
@@ -159,29 +159,50 @@ def _noise_rate(outcome: Outcome) -> dict[str, Any]:
     return {"noise_rate": {"estimate": noise.rate, "low": noise.low, "high": noise.high}}
 
 
-def summarize_labels(train: Examples, label_probs: Tensor) -> LabelSummary:
+def summarize_labels(
+    train: Examples, label_probs: Tensor, held_out: Examples | None = None, held_out_probs: Tensor | None = None
+) -> LabelSummary:
     """Count the labels that changed, and those that are right before and after where clean labels are known."""
     clean = train.clean_labels
-    found: dict[str, Any] = {"rows": len(train)}
+    found: dict[str, Any] = {"rows": len(train), **_count_labels([(train, label_probs), (held_out, held_out_probs)])}
     if train.pinned is not None:
         found["pinned"] = int(train.pinned.sum())
+    if clean is None:
+        return LabelSummary(**found)
     if train.multilabel:
         entries = read_entries(label_probs, train.given_labels)
-        found |= {"entries": int(entries.known.sum()), "changed": int(entries.changed.sum())}
-        if clean is not None:
-            found["correct_before"] = correct_entries(entries.given, clean)
-            found["correct_after"] = correct_entries(entries.corrected, clean)
-            found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
+        found["correct_before"] = correct_entries(entries.given, clean)
+        found["correct_after"] = correct_entries(entries.corrected, clean)
+        found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
         return LabelSummary(**found)
     reading = read_labels(label_probs, train.given_labels)
-    found["changed"] = int(reading.changed.sum())
-    if clean is not None:
-        decided = ~reading.undecided
-        found["correct_before"] = float((reading.given == clean)[decided].double().mean()) if decided.any() else 0.0
-        found["correct_after"] = float((reading.corrected == clean).double().mean())
-        found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
-        found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
+    decided = ~reading.undecided
+    found["correct_before"] = float((reading.given == clean)[decided].double().mean()) if decided.any() else 0.0
+    found["correct_after"] = float((reading.corrected == clean).double().mean())
+    found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
+    found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
     return LabelSummary(**found)
+
+
+def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]]) -> dict[str, Any]:
+    """Count the labels of training and held-out rows, in this order, that changed or are undecided."""
+    found: dict[str, Any] = {"undecided": 0, "undecided_changed": 0}
+    for held_out, (examples, probs) in enumerate(parts):
+        if examples is None or probs is None:
+            continue
+        if examples.multilabel:
+            entries = read_entries(probs, examples.given_labels)
+            labels, changed = int(entries.known.sum()), entries.changed
+            close = entries.known & (entries.confidence < 0.5 + CLOSE / 2)
+            found |= {} if held_out else {"entries": labels}
+        else:
+            reading = read_labels(probs, examples.given_labels)
+            labels, changed, close = len(examples), reading.changed, reading.margin < CLOSE
+        found |= {"held_out": labels} if held_out else {}
+        found["held_out_changed" if held_out else "changed"] = int(changed.sum())
+        found["undecided"] += int(close.sum())
+        found["undecided_changed"] += int((close & changed).sum())
+    return found
 
 
 def input_type(inputs: Inputs) -> Literal["uint8", "float"]:

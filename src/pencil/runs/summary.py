@@ -10,6 +10,8 @@ from pencil.files import parse_json
 from pencil.runs.layout import FORMAT, SUMMARY
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+CLOSE = 0.2
+"""A label is undecided if its two most probable readings are less than this apart."""
 
 
 class _Frozen(BaseModel):
@@ -68,20 +70,25 @@ class VerdictSummary(_Frozen):
 
 
 class LabelSummary(_Frozen):
-    """What happened to the training labels. Fields that need clean labels are None where those are not known.
+    """What happened to the labels. Fields that need clean labels are None where those are not known.
 
     Attributes
     ----------
     rows, changed : int
-        Training rows, and the labels that changed (entries, for multi-label data).
+        Training rows, and the training labels that changed (entries, for multi-label data).
     entries : int or None
-        Known (row, class) entries of multi-label data.
+        Known (row, class) entries of multi-label training data.
+    held_out, held_out_changed : int
+        Held-out labels (entries, for multi-label data), and those that changed.
+    undecided, undecided_changed : int or None
+        Labels of training and held-out rows whose two most probable readings are less than 20 points apart, and those
+        of them that changed; None in files of earlier versions.
     pinned : int or None
         Reviewed labels that never move, if there are any.
     correct_before, correct_after : float or None
-        The fraction of labels that are right as given and as corrected.
+        The fraction of training labels that are right as given and as corrected.
     repaired, broken : int or None
-        Labels that were wrong and are right now, and the reverse.
+        Training labels that were wrong and are right now, and the reverse.
     calibration : Calibration or None
         How far confidences can be trusted.
     detection : Detection or None
@@ -92,6 +99,10 @@ class LabelSummary(_Frozen):
     pinned: Count | None = None
     entries: Count | None = None
     changed: Count
+    held_out: Count = 0
+    held_out_changed: Count = 0
+    undecided: Count | None = None
+    undecided_changed: Count | None = None
     correct_before: float | None = None
     correct_after: float | None = None
     repaired: Count | None = None
@@ -101,8 +112,23 @@ class LabelSummary(_Frozen):
 
     @property
     def count(self) -> int:
-        """The number of labels: entries of multi-label data, else rows."""
+        """The number of training labels: entries of multi-label data, else rows."""
         return self.rows if self.entries is None else self.entries
+
+    @property
+    def total(self) -> int:
+        """The number of labels of training and held-out rows."""
+        return self.count + self.held_out
+
+    @property
+    def total_changed(self) -> int:
+        """How many labels of training and held-out rows changed: the rows of ``pencil labels RUN --only-changed``."""
+        return self.changed + self.held_out_changed
+
+    @property
+    def to_look_at(self) -> int:
+        """How many labels a person should look at: those that changed, and those that are undecided."""
+        return self.total_changed + (self.undecided or 0) - (self.undecided_changed or 0)
 
 
 class DataSummary(_Frozen):

@@ -44,7 +44,7 @@ def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
         ceiling=judgement.ceiling,
         expected_before=labels.expected_before,
         expected_after=labels.expected_after,
-        changed=labels.changed,
+        changed=_changed_fraction(splits, outcome),
         mismatch=judgement.mismatch,
         gap=judgement.gap,
         halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
@@ -54,11 +54,10 @@ def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
 
 @dataclass(frozen=True)
 class _Labels:
-    """Given and corrected labels: how many are right by the posterior, how many changed, and rows of each class."""
+    """Given and corrected labels: how many are right by the posterior, and rows of each class."""
 
     expected_before: float
     expected_after: float
-    changed: float
     rows_before: Tensor
     rows_after: Tensor
 
@@ -70,7 +69,7 @@ def _of_rows(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels
     pair = [labels[decided] for labels in (reading.given, reading.corrected)]
     before, after = (_mean(posterior[decided].gather(1, labels[:, None])) for labels in pair)
     counts = (labels.bincount(minlength=train.num_classes) for labels in pair)
-    return _Labels(before, after, _mean(reading.changed[decided]), *counts)
+    return _Labels(before, after, *counts)
 
 
 def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels:
@@ -78,7 +77,22 @@ def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Lab
     known, pair = entries.known, (entries.given, entries.corrected)
     before, after = (_mean(torch.where(labels, posterior, 1 - posterior)[known]) for labels in pair)
     counts = ((labels & known).sum(dim=0) for labels in pair)
-    return _Labels(before, after, _mean(entries.changed[known]), *counts)
+    return _Labels(before, after, *counts)
+
+
+def _changed_fraction(splits: Splits, outcome: Outcome) -> float:
+    """The fraction of training and held-out labels that changed."""
+    parts = []
+    for examples, probs in ((splits.train, outcome.label_probs), (splits.validation, outcome.validation_probs)):
+        if examples is None or probs is None:
+            continue
+        if examples.multilabel:
+            entries = read_entries(probs, examples.given_labels)
+            parts.append(entries.changed[entries.known])
+        else:
+            reading = read_labels(probs, examples.given_labels)
+            parts.append(reading.changed[~reading.undecided])
+    return _mean(torch.cat(parts))
 
 
 def _mean(values: Tensor) -> float:

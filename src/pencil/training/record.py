@@ -26,8 +26,11 @@ class Observer:
     def on_features(self, done: int, total: int) -> None:
         """Before training of a head: the features of this many images have been computed."""
 
-    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int) -> None:
-        """Training starts, or resumes after ``steps_done`` steps."""
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
+        """Training starts, or resumes after ``steps_done`` steps; epochs of an earlier stage are not among these."""
+
+    def on_plan(self, phases: tuple[Phase, ...]) -> None:
+        """After every epoch: the phases of training, past and to come, as the method plans them now."""
 
     def on_step(self) -> None:
         """A step has ended."""

@@ -76,6 +76,12 @@ class TrainingSettings(BaseModel):
     checkpoints_kept: Annotated[int, Field(ge=2)] = 2
     log: tuple[TrackerName, ...] = ()
 
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.epochs is not None and self.minutes is not None:
+            raise ValueError("epochs and minutes both say how long to train; leave one of them out")
+        return self
+
 
 def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:
     """Return the optimizer. Every step sets its learning rate: the phase's schedule times each group's factor."""

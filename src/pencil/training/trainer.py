@@ -87,11 +87,10 @@ class Trainer:
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
-        self.records: list[Record] = []
-        self.position, self._means = Position(), RunningMeans()
+        self.records, self.earlier_epochs = list[Record](), 0  # so many of the records are those of an earlier stage
+        self.position, self._means, self._weights_restored = Position(), RunningMeans(), False
         self._visited: Tensor | None = None
         self._held_out_logits: Tensor | None = None
-        self._weights_restored = False
 
     # ---- set-up
 
@@ -167,8 +166,9 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to the end, from wherever the trainer is."""
+        earlier, steps = self.earlier_epochs, self.steps_per_epoch
         for observer in self.observers:
-            observer.on_start(self.phases, self.steps_per_epoch, self.steps_done)
+            observer.on_start(self.phases, steps, self.steps_done - earlier * steps, earlier)
         self._pause()
         while self.position.phase < len(self.phases):
             phase = self.phases[self.position.phase]
@@ -258,17 +258,17 @@ class Trainer:
             record |= self._label_metrics()  # the method may have set the final labels
         self.networks.track_best(record.get(f"validation_{self.score}"), record["epoch"])
         for observer in self.observers:
+            observer.on_plan(self.phases)
             observer.on_epoch_end(record)
 
     # ---- evaluation
 
     def _logits(self, examples: Examples, after_batch: Callable[[], None] | None = None) -> Tensor:
         """The kept network's logits for a split, on every process."""
-        networks = self.networks
         return predict_examples(
-            networks.model,
+            self.model,
             examples,
-            forward=networks.eval_forward,
+            forward=self.networks.eval_forward,
             compute=self.compute,
             world=self.world,
             after_batch=after_batch,
@@ -309,10 +309,10 @@ class Trainer:
 
     def _outcome(self) -> Outcome:
         label_probs, labels = self.method.label_probs(), self.method.labels
-        if label_probs is not None and labels is not None:
-            label_probs = labels.gather(label_probs)
         if label_probs is None:
             label_probs = self._probs(self.splits.train)
+        elif labels is not None:
+            label_probs = labels.gather(label_probs)
         evidence = self.dynamics.evidence()
         judgement = self._judgement(evidence)
         self.networks.remove_dropout()

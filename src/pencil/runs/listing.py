@@ -1,0 +1,90 @@
+"""The runs in a folder, each in a few words. Needs no torch."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pencil.errors import RunError
+from pencil.runs.directory import RunReader
+from pencil.runs.layout import METRICS, RECIPE, SUMMARY, is_run, is_unfinished
+from pencil.runs.summary import Summary
+
+DEPTH = 3
+"""Runs are searched this many folders deep: `runs/demo/auto` is two."""
+
+
+@dataclass(frozen=True)
+class ListedRun:
+    """A run: its state, when something was last written to it, its method, and its summary once it has finished.
+
+    ``reason`` says why a run has failed or cannot be read. ``epochs`` are those that are done.
+    """
+
+    path: Path
+    state: Literal["finished", "unfinished", "failed", "damaged"]
+    written: float
+    method: str | None = None
+    epochs: int = 0
+    summary: Summary | None = None
+    reason: str = ""
+
+    @property
+    def age(self) -> float:
+        """Seconds since something was last written."""
+        return max(0.0, time.time() - self.written)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data as ``pencil runs --json`` prints it, without what is not known."""
+        known = {"method": self.method, "reason": self.reason, "epochs": self.epochs}
+        tree = {"path": str(self.path), "state": self.state, "age_seconds": round(self.age)}
+        tree |= {name: value for name, value in known.items() if value}
+        return tree if self.summary is None else tree | self.summary.to_dict()
+
+
+def list_runs(folder: Path) -> list[ListedRun]:
+    """Return the runs in a folder, or the folder itself if it is a run, the last one first."""
+    if not folder.is_dir():
+        raise RunError(f"there is no folder {folder}; name the folder that holds your runs: `pencil runs FOLDER`.")
+    return sorted(map(describe_run, _find_runs(folder, DEPTH)), key=lambda run: -run.written)
+
+
+def describe_run(path: Path) -> ListedRun:
+    """Return the state of a run, finished or not; what is damaged is a state too."""
+    written = max(_time(path / name) for name in (RECIPE, METRICS, SUMMARY))
+    try:
+        reader = RunReader(path, finished=False)
+        method = reader.recipe_tree.get("method")
+        name = str(method.get("name", "")) if isinstance(method, dict) else ""
+        if not is_unfinished(path):
+            summary = reader.summary
+            return ListedRun(path, "finished", written, summary.method, summary.epochs, summary)
+        done = len(reader.metrics) if (path / METRICS).exists() else 0
+        failure = reader.failure
+        return ListedRun(path, "failed" if failure else "unfinished", written, name, done, reason=failure or "")
+    except RunError as error:
+        return ListedRun(path, "damaged", written, reason=str(error).splitlines()[0])
+
+
+def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
+    if is_run(folder):
+        yield folder
+        return
+    if not depth:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:  # a folder that may not be read holds no run of ours
+        return
+    for name in inner:
+        yield from _find_runs(folder / name, depth - 1)
+
+
+def _time(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
