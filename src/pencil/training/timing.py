@@ -27,6 +27,8 @@ BUDGET = 3.0
 MOST_STEPS = 10
 LEAST_EPOCHS = 3
 """Epochs that are timed where they are short; the first of them counts as warm-up."""
+TIMED_EPOCHS = 3
+"""Epochs of every phase that are timed to plan a run for a time; the first of each counts as warm-up."""
 READ_ROWS = 8
 """Rows that are read at a time, to time the reading."""
 
@@ -253,6 +255,35 @@ def _overlapped(threads: int, workers: int, computing: float, reading: float) ->
 
 class _EnoughError(Exception):
     """Raised where training is interrupted."""
+
+
+def affordable_epochs(make_trainer: Callable[[int | None], Trainer], seconds: float) -> int:
+    """Return how many epochs of this run fit into a time, at least one for each phase.
+
+    Some epochs of every phase are trained, as phases may take different times, and counted up in the proportion that
+    the phases have in the whole run.
+
+    Parameters
+    ----------
+    make_trainer
+        Returns a new trainer with this budget of epochs; None for the epochs of the method.
+    seconds
+        The time.
+    """
+    phases = make_trainer(None).phases
+    trainer = make_trainer(TIMED_EPOCHS * len(phases))
+
+    def stop(trainer: Trainer) -> None:
+        if len(trainer.records) == TIMED_EPOCHS * len(phases):
+            raise _EnoughError
+
+    trainer.on_pause, trainer.observers = stop, ()
+    with warnings.catch_warnings(), suppress(_EnoughError):
+        warnings.simplefilter("ignore")
+        trainer.run()
+    timed = {phase.name: [one["seconds"] for one in trainer.records if one["phase"] == phase.name] for phase in phases}
+    typical = [phase.epochs * _typical(timed[phase.name]) for phase in phases]
+    return max(len(phases), int(seconds * sum(phase.epochs for phase in phases) / sum(typical)))
 
 
 def _time_epochs(trainer: Trainer, until: float) -> float:
