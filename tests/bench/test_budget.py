@@ -97,10 +97,11 @@ def result(share, epochs, seconds, budget=None):
     return {"status": "done", "summary": summary, "curves": {}, "budget": budget}
 
 
-def test_equal_time_stands_beside_equal_epochs(tmp_path, capsys):
+def test_equal_time_stands_beside_equal_epochs(tmp_path):
     methods = [{"name": name, "set": {"method": {"name": name}}} for name in ("cross_entropy", "elr")]
     timed = spec_of("elr", methods=methods, reference="elr", budget_seconds=60)
     plain = timed.model_copy(update={"budget_seconds": None})
+    (tmp_path / "cells").mkdir()
     shares = {"cross_entropy": (0.5, 0.7), "elr": (0.8, 0.6)}
     for spec, place in ((plain, 0), (timed, 1)):
         for cell in spec.cells():

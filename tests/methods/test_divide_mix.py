@@ -35,9 +35,7 @@ def test_the_mixture_is_fitted_as_by_hand():
         parts = density / density.sum(0)
         share = parts.mean(1).tolist()
         means = [float((p * losses).sum() / p.sum()) for p in parts]
-        variances = [
-            float((p * (losses - m) ** 2).sum() / p.sum()) + 5e-4 for p, m in zip(parts, means, strict=True)
-        ]
+        variances = [float((p * (losses - m) ** 2).sum() / p.sum()) + 5e-4 for p, m in zip(parts, means, strict=True)]
     torch.testing.assert_close(clean_probs(losses), parts[0], rtol=0, atol=1e-3)
 
 
@@ -133,7 +131,10 @@ def test_each_network_divides_all_rows_before_an_epoch():
         phase.before_epoch(epoch, 8, Context())
         weights.append(method.state.unlabelled_weight)
     assert weights == [0, 5, 10, 15, 20]
-    assert [(row > 0.5).tolist() for row in method.state.clean[:, [0, 1, 3]]] == [[True, True, False], [False, True, True]]
+    assert [(row > 0.5).tolist() for row in method.state.clean[:, [0, 1, 3]]] == [
+        [True, True, False],
+        [False, True, True],
+    ]
     assert method.label_probs() is not None and method.metrics()["labelled_fraction"] == 0.75
 
 

@@ -8,7 +8,7 @@ from baselines import batch_of, from_recipe, started, trainer_for
 from test_elr import slow_probs
 
 from pencil.methods import Mixing, Outputs
-from pencil.methods.elr import ElrPlus
+from pencil.methods.elr_plus import ElrPlus
 
 
 def test_losses_and_targets_equal_a_loops():

@@ -84,9 +84,7 @@ class Spec(_Strict):
                 for noise in self.noises:
                     for method in self.methods:
                         tree = self._tree(dataset, noise, method, seed)
-                        yield Cell(
-                            dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds
-                        )
+                        yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds)
 
     def _tree(self, dataset: Axis, noise: Axis, method: MethodRow, seed: int) -> Tree:
         tree = self.recipe

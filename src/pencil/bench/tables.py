@@ -314,9 +314,7 @@ def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
     if name not in ("last", "best", "labels", "average_precision", "first_200", "first_errors", "auroc"):
         return False
     place = entry.dataset, entry.noise
-    rivals = [
-        other for other in here if (other.dataset, other.noise) == place and not (other.starred or other.failed)
-    ]
+    rivals = [other for other in here if (other.dataset, other.noise) == place and not (other.starred or other.failed)]
     means = [getattr(other, name).mean for other in rivals if getattr(other, name) is not None]
     return (
         entry in rivals and bool(means) and getattr(entry, name) is not None and getattr(entry, name).mean == max(means)
@@ -333,9 +331,7 @@ def as_html(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequen
     return _render("results.html.jinja", spec, entries, by_budget or {})
 
 
-def _render(
-    template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]
-) -> str:
+def _render(template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.bench"),
         autoescape=template.endswith(".html.jinja"),  # names in a spec are the user's own text

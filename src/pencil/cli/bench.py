@@ -21,7 +21,10 @@ def bench(
     processes: Processes = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
     budget: Annotated[
-        str | None, typer.Option("--budget", help="Equal time: train every cell for this long (90s, 10m), in as many epochs as fit.")
+        str | None,
+        typer.Option(
+            "--budget", help="Equal time: train every cell for this long (90s, 10m), in as many epochs as fit."
+        ),
     ] = None,
     trust: TrustFiles = False,
     as_json: AsJson = False,
@@ -64,7 +67,9 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
             summary = result["summary"]
             test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
             shown = "" if test is None else f" test {test:.1%}"
-            echo(f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)", err=True)
+            echo(
+                f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)", err=True
+            )
 
     try:
         run_cells(cells, target / "cells", processes or default_processes(), report)

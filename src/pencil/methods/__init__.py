@@ -13,7 +13,8 @@ from pencil.methods.confident_learning import ConfidentLearning
 from pencil.methods.cross_entropy import CrossEntropy
 from pencil.methods.divide_mix import DivideMix
 from pencil.methods.dldl import Dldl
-from pencil.methods.elr import Elr, ElrPlus
+from pencil.methods.elr import Elr
+from pencil.methods.elr_plus import ElrPlus
 from pencil.methods.forward import Backward, Forward, ForwardEstimated
 from pencil.methods.joint_optimization import JointOptimization
 from pencil.methods.lq import Lq, TruncatedLq

@@ -157,7 +157,8 @@ class Outputs:
     others
         Of the further networks, where ``Requirements.networks`` asks for more than one.
     ema_logits, ema_others
-        Of the averaged networks, without gradient, where ``Requirements.ema_logits`` asks for them. Inputs are not mixed.
+        Of the averaged networks, without gradient, where ``Requirements.ema_logits`` asks for them; for inputs
+        that are not mixed.
     mixings
         How the inputs of each network were mixed, in phases with mixup.
     plain_logits

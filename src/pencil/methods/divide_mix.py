@@ -35,10 +35,10 @@ VIEWS = 2
 
 
 def clean_probs(row_losses: Tensor) -> Tensor:
-    """Return the probability that each label is clean: of the component with the smaller mean in a mixture of two.
+    """Return the probability that each label is clean (co-divide, section 3.1).
 
-    The mixture of two Gaussians is fitted to the losses, scaled to between 0 and 1, with the settings of the authors'
-    code. Where all losses are equal nothing can be divided, and all labels count as clean.
+    It is that of the component with the smaller mean, in a mixture of two Gaussians that is fitted to the losses, scaled
+    to between 0 and 1, with the settings of the authors' code. Where all losses are equal nothing can be divided, and all labels count as clean.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
@@ -56,12 +56,12 @@ def clean_probs(row_losses: Tensor) -> Tensor:
 
 
 def sharpen(probs: Tensor, temperature: float) -> Tensor:
-    """``p ** (1 / T)``, scaled to sum to one (their Eq. 4)."""
+    """``p ** (1 / T)``, scaled to sum to one (section 3.2)."""
     return log_probs(probs.clamp(min=torch.finfo(probs.dtype).tiny).log() / temperature).exp()
 
 
 def refined_labels(given_probs: Tensor, clean: Tensor, own_probs: Tensor, temperature: float) -> Tensor:
-    """Co-refinement of labelled rows: ``w * y + (1 - w) * p``, sharpened; w by the other network (their Eq. 3, 4)."""
+    """Co-refinement of labelled rows: ``w * y + (1 - w) * p``, sharpened; w by the other network (section 3.2)."""
     weight = clean[:, None]
     return sharpen(weight * given_probs + (1 - weight) * own_probs, temperature)
 
@@ -75,7 +75,7 @@ class MixMatchLosses(NamedTuple):
 
 
 def mixmatch_losses(logits: Tensor, targets: Tensor, labelled: Tensor, mixing: Mixing) -> MixMatchLosses:
-    """Return the losses of mixed rows (their Eq. 8 to 12).
+    """Return the losses of mixed rows: L_X, L_U and L_reg of section 3.2.
 
     Parameters
     ----------
@@ -91,9 +91,7 @@ def mixmatch_losses(logits: Tensor, targets: Tensor, labelled: Tensor, mixing: M
     row_losses = -(mixed * log_f).sum(dim=1)
     row_errors = (log_f.exp() - mixed).square().mean(dim=1)
     uniform = torch.full_like(log_f[0], 1 / log_f.shape[1])
-    return MixMatchLosses(
-        _mean_of(row_losses, labelled), _mean_of(row_errors, ~labelled), prior_loss(logits, uniform)
-    )
+    return MixMatchLosses(_mean_of(row_losses, labelled), _mean_of(row_errors, ~labelled), prior_loss(logits, uniform))
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
@@ -105,9 +103,9 @@ def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
 class DivideMixState:
     """What both networks think of the labels.
 
-    ``clean`` (2, n) is the probability of a clean label by the losses of each network, ``refined`` (n, classes) the mean
-    of both networks' last targets, ``unlabelled_weight`` is lambda_u of this epoch; ``divided`` says that the warm-up is
-    over.
+    ``clean`` (2, n) is the probability of a clean label by the losses of each network, ``refined`` (n, classes) the
+    mean of both networks' last targets, ``unlabelled_weight`` is lambda_u of this epoch; ``divided`` says that the
+    warm-up is over.
     """
 
     clean: Tensor
@@ -182,7 +180,7 @@ class DivideMix(Method):
         )  # fmt: skip
 
     def warmup_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Cross-entropy of both networks, less the entropy of their predictions where that is asked for (their Eq. 1)."""
+        """Cross-entropy of both networks, less the entropy of predictions where that is asked for (section 3.1)."""
         losses = [cross_entropy(logits, batch.given_labels) for logits in (outputs.logits, *outputs.others)]
         parts = {"first": losses[0].detach(), "second": losses[1].detach()}
         if self.confidence_penalty:

@@ -20,14 +20,14 @@ INIT = 1e-8
 
 
 class Noise(NamedTuple):
-    """The noise of given labels ``y``: ``s = added - removed``, both between 0 and 1 (their Eq. 3)."""
+    """The noise of given labels ``y``: ``s = added - removed``, both between 0 and 1."""
 
     added: Tensor
     removed: Tensor
 
 
 def label_noise(u: Tensor, v: Tensor, given_probs: Tensor) -> Noise:
-    """``s = u * u * y - v * v * (1 - y)``: what noise added to the given class, and took from the others."""
+    """``s = u * u * y - v * v * (1 - y)``: what noise added to the given class, and took from others (Algorithm 1)."""
     return Noise((u.square() * given_probs).clamp(max=1.0), (v.square() * (1 - given_probs)).clamp(max=1.0))
 
 
@@ -80,7 +80,7 @@ class SopState:
 
 
 class Sop(Method):
-    """The noise of every label is learned with the network: ``f + u * u * y - v * v * (1 - y)`` explains the given label.
+    """The noise of every label is learned too: ``f + u * u * y - v * v * (1 - y)`` explains the given label.
 
     Both u and v start near zero, so that the network learns first what labels have in common, and only what it cannot
     explain becomes noise. They are not part of the network; its own predictions are what it says about labels.

@@ -118,15 +118,13 @@ class TrainingStep:
             logits = [self._trained_logits(forward, inputs) for forward in networks.forwards]
             return Outputs(logits[0], tuple(logits[1:]), *self._ema_logits(inputs))
 
-    def _forward_mixed(
-        self, inputs: Tensor, views: Views, counts: list[int], position: tuple[int, int]
-    ) -> Outputs:
+    def _forward_mixed(self, inputs: Tensor, views: Views, counts: list[int], position: tuple[int, int]) -> Outputs:
         """Return the logits for inputs that each network sees mixed with those of other rows of the whole batch."""
         networks, whole = self.networks, inputs
         if not (inputs.is_floating_point() or inputs.dtype == torch.uint8):
             raise TrainingError(
-                f"inputs are {inputs.dtype} and the method mixes them (mixup); expected numbers that can be averaged, not "
-                "tokens; train on features of them, or choose a method without mixup."
+                f"inputs are {inputs.dtype} and the method mixes them (mixup); expected numbers that can be averaged, "
+                "not tokens; train on features of them, or choose a method without mixup."
             )
         ema_logits, ema_others = self._ema_logits(inputs)
         plain_logits = () if self.ema_logits else self._plain_logits(inputs)

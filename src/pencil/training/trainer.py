@@ -265,9 +265,7 @@ class Trainer:
 
     # ---- evaluation
 
-    def _logits(
-        self, examples: Examples, after_batch: Callable[[], None] | None = None, network: int = 0
-    ) -> Tensor:
+    def _logits(self, examples: Examples, after_batch: Callable[[], None] | None = None, network: int = 0) -> Tensor:
         """The logits of a network, by default of the kept one, for a split, on every process."""
         networks = self.networks
         return predict_examples(
@@ -390,7 +388,7 @@ class Trainer:
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
 
     def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
-        """Return logits of all training rows, by a network as it is or as the first was at its best validation epoch."""
+        """Return logits of all training rows, by a network as it is or the first as it was at its best epoch."""
         networks = self.networks
         if network or not (best and networks.best_weights):
             return self._logits(self.splits.train, network=network).to(self.compute.device)

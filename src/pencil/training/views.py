@@ -78,7 +78,7 @@ def stacked(batch: Batch, views: Views) -> Tensor:
 
 
 def draw_mixing(alpha: float, rows: int, device: torch.device, seed: int, *position: int) -> Mixing:
-    """Draw ``max(w, 1 - w)``, w from Beta(alpha, alpha), and a permutation of the rows (MixMatch, their Eq. 8 to 11)."""
+    """Draw ``max(w, 1 - w)``, w from Beta(alpha, alpha), and a permutation of the rows (MixMatch, Eq. 8 to 11)."""
     random = np.random.default_rng(derive_seed(seed, "mixup", *position))
     weight = float(random.beta(alpha, alpha))
     return Mixing(max(weight, 1 - weight), torch.from_numpy(random.permutation(rows)).to(device))
