@@ -37,8 +37,9 @@ VIEWS = 2
 def clean_probs(row_losses: Tensor) -> Tensor:
     """Return the probability that each label is clean (co-divide, section 3.1).
 
-    It is that of the component with the smaller mean, in a mixture of two Gaussians that is fitted to the losses, scaled
-    to between 0 and 1, with the settings of the authors' code. Where all losses are equal nothing can be divided, and all labels count as clean.
+    It is that of the component with the smaller mean, in a mixture of two Gaussians that is fitted to the losses with
+    the settings of the authors' code; losses are scaled to between 0 and 1. Where all are equal nothing can be divided,
+    and all labels count as clean.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
