@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -125,6 +126,16 @@ class Networks:
         elif score > self.best_score:
             self.best_score, self.best_epoch = score, epoch
             self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
+
+    @contextmanager
+    def at_best(self) -> Iterator[None]:
+        """Have the weights of the best epoch in the kept network inside a ``with`` block."""
+        now = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.best_weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(now)
 
     def snapshot(self) -> list[Tensor]:
         """Return a copy of the weights of the kept network and of the further ones."""

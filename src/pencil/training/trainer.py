@@ -389,15 +389,10 @@ class Trainer:
 
     def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
         """Return logits of all training rows, by a network as it is or the first as it was at its best epoch."""
-        networks = self.networks
-        if network or not (best and networks.best_weights):
+        if network or not (best and self.networks.best_weights):
             return self._logits(self.splits.train, network=network).to(self.compute.device)
-        now = {name: value.clone() for name, value in networks.model.state_dict().items()}
-        networks.model.load_state_dict(networks.best_weights)
-        try:
+        with self.networks.at_best():
             return self._logits(self.splits.train).to(self.compute.device)
-        finally:
-            networks.model.load_state_dict(now)
 
     @property
     def validation_accuracy(self) -> float | None:
