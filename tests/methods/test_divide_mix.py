@@ -108,7 +108,7 @@ def test_warm_up_is_cross_entropy_and_may_penalise_confidence():
     method = DivideMix()
     terms = started(method)["warm-up"].loss(Outputs(logits[0], (logits[1],)), batch)
     torch.testing.assert_close(terms.loss, plain)
-    assert method.label_probs() is None  # nothing is refined yet
+    assert method.label_probs().equal(torch.eye(3)[[0, 1, 2, 0]])  # nothing is refined yet
     penalised = started(DivideMix(confidence_penalty=True))["warm-up"].loss(Outputs(logits[0], (logits[1],)), batch)
     negative_entropy = sum((one.softmax(1) * one.log_softmax(1)).sum(1).mean() for one in logits)
     torch.testing.assert_close(penalised.loss, plain + negative_entropy)
@@ -135,12 +135,13 @@ def test_each_network_divides_all_rows_before_an_epoch():
         [True, True, False],
         [False, True, True],
     ]
-    assert method.label_probs() is not None and method.metrics()["labelled_fraction"] == 0.75
+    assert method.metrics()["labelled_fraction"] == 0.75
 
 
 def test_it_divides_and_relabels_an_easy_task(blobs):
     outcome = trainer_for(blobs, DivideMix(warmup_epochs=6, epochs=12)).run()
     last = outcome.records[-1]
+    assert all("labels_correct" in record for record in outcome.records)  # from the first epoch on
     assert [record["phase"] for record in outcome.records] == ["warm-up"] * 6 + ["divide"] * 12
     assert last["test_accuracy"] > 0.95 and last["labelled_fraction"] > 0.5
     assert (outcome.label_probs.argmax(1) == blobs.clean_labels).double().mean() > 0.95

@@ -105,14 +105,12 @@ class DivideMixState:
     """What both networks think of the labels.
 
     ``clean`` (2, n) is the probability of a clean label by the losses of each network, ``refined`` (n, classes) the
-    mean of both networks' last targets, ``unlabelled_weight`` is lambda_u of this epoch; ``divided`` says that the
-    warm-up is over.
+    mean of both networks' last targets, the given labels at first; ``unlabelled_weight`` is lambda_u of this epoch.
     """
 
     clean: Tensor
     refined: Tensor
     unlabelled_weight: float = 0.0
-    divided: bool = False
 
 
 class DivideMix(Method):
@@ -197,7 +195,6 @@ class DivideMix(Method):
             self.state.clean[network, seen] = clean_probs(losses).to(self.state.clean)
         ramp_epochs = self.ramp * epochs
         self.state.unlabelled_weight = self.unlabelled_weight * (min(1.0, epoch / ramp_epochs) if ramp_epochs else 1.0)
-        self.state.divided = True
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """The sum of both networks' MixMatch losses; their mean targets are carried to :meth:`store_labels`."""
@@ -222,10 +219,8 @@ class DivideMix(Method):
         """Keep the mean of both networks' targets of these rows."""
         self.state.refined[batch.rows] = targets.to(self.state.refined)
 
-    def label_probs(self, rows: Tensor | None = None) -> Tensor | None:
-        """The refined and guessed labels of the last epoch, mean of both networks; None during the warm-up."""
-        if not self.state.divided:
-            return None
+    def label_probs(self, rows: Tensor | None = None) -> Tensor:
+        """The refined and guessed labels of the last epoch, mean of both networks; the given ones in the warm-up."""
         return self.state.refined if rows is None else self.state.refined[rows]
 
     def metrics(self) -> dict[str, float]:
