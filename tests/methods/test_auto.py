@@ -125,13 +125,13 @@ def test_correction_that_does_harm_is_undone():
 
 def test_the_kept_network_is_the_mean_of_the_trained_one():
     trainer = trainer_of(Auto(lr=0.05), epochs=2)
-    weights, update = [], trainer.networks.ema.update
+    weights, update = [], trainer.networks.emas[0].update
 
     def update_and_note():
         update()
         weights.append(copy.deepcopy(trainer.networks.trained[0].state_dict()))
 
-    trainer.networks.ema.update = update_and_note
+    trainer.networks.emas[0].update = update_and_note
     trainer.epoch(trainer.phases[0], 0)
     for name, value in trainer.model.state_dict().items():
         if value.is_floating_point():

@@ -69,7 +69,7 @@ def test_a_loss_gets_the_logits_of_every_network_and_of_the_moving_average():
     expected, forward = [], trainer.networks.eval_forward
 
     def note(inputs):
-        assert not trainer.networks.ema.module.training and not torch.is_grad_enabled()
+        assert not trainer.networks.emas[0].module.training and not torch.is_grad_enabled()
         expected.append(forward(inputs))
         return expected[-1]
 

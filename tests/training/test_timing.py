@@ -1,6 +1,7 @@
 """The estimate of how long training takes, against training."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from pencil.data import Splits, from_arrays
 from pencil.data.augment import ImageSteps
 from pencil.errors import TrainingError
 from pencil.job import run_recipe
-from pencil.methods import CrossEntropy, Pencil
+from pencil.methods import CrossEntropy, Pencil, Requirements, Views
 from pencil.training import Trainer, TrainingSettings
 from pencil.training import timing as timing_module
 from pencil.training.timing import estimate_seconds
@@ -80,6 +81,25 @@ def test_every_phase_counts():
     method = Pencil(backbone_epochs=10, correction_epochs=20, finetune_epochs=10)
     found = estimate_seconds(trainer_of(Slow(call=0.01), method=method, rows=128, batch_size=32))
     assert 40 * 0.05 * 0.8 < found < 40 * 0.05 * 2.5
+
+
+class TwoViews(CrossEntropy):
+    """Ten epochs with one view of every row, then ten with two."""
+
+    requirements = Requirements()
+
+    def start(self, task):
+        (phase,) = super().start(task)
+        return replace(phase, name="one", epochs=10), replace(phase, epochs=10, views=Views(second="weak"))
+
+    def loss(self, outputs, batch):
+        return super().loss(replace(outputs, logits=outputs.of_rows(len(batch.rows))), batch)
+
+
+def test_phases_count_by_the_views_that_their_steps_see():
+    """0.5 ms per row: 128 in an epoch of the first phase and 256 of the second; 64 are evaluated after each."""
+    found = estimate_seconds(trainer_of(Slow(row=0.0005), method=TwoViews(), rows=128, batch_size=32))
+    assert 10 * (0.096 + 0.16) * 0.9 < found < 10 * (0.096 + 0.16) * 2
 
 
 def folder_recipe(folder, *more):

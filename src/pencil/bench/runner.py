@@ -68,6 +68,12 @@ def read_results(cells: Sequence[Cell], folder: Path) -> dict[str, Result]:
     return {name: result for name, result in found.items() if result is not None}
 
 
+def budgets(folder: Path) -> list[float]:
+    """Return the budgets in seconds for which a folder has results."""
+    found = (_read(path) for path in folder.glob("*s-*.json"))
+    return sorted({float(result["budget"]) for result in found if result is not None and result.get("budget")})
+
+
 class _Worker:
     """A process that runs one cell after the other and is replaced if it dies."""
 
@@ -137,14 +143,18 @@ def _end_with_parent() -> None:
 
 def run_cell(cell: Cell) -> Result:
     """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid."""
+    from pencil.bench.budget import plan
     from pencil.job import run_recipe
 
     try:
-        run = run_recipe(cell.recipe(), progress=False)
+        recipe, data = cell.recipe(), None
+        if cell.budget_seconds is not None:
+            recipe, data = plan(recipe, cell.budget_seconds)
+        run = run_recipe(recipe, data=data, progress=False)
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     curves = {name: [record[name] for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
-    return {"status": "done", "summary": run.summary.to_dict(), "curves": curves}
+    return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
 
 
 def default_processes() -> int:

@@ -48,10 +48,14 @@ class MethodRow(Axis):
 
 
 class Spec(_Strict):
-    """A whole grid. ``recipe`` has the keys that all cells have in common; times are relative to ``reference``."""
+    """A whole grid. ``recipe`` has the keys that all cells have in common; times are relative to ``reference``.
+
+    With ``budget_seconds`` every cell trains for as many epochs as fit into this time, whatever the recipes say.
+    """
 
     name: str
     description: str = ""
+    budget_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (1, 2, 3)
     reference: str = "cross_entropy"
     recipe: Tree = Field(default_factory=dict)
@@ -80,7 +84,7 @@ class Spec(_Strict):
                 for noise in self.noises:
                     for method in self.methods:
                         tree = self._tree(dataset, noise, method, seed)
-                        yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust)
+                        yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds)
 
     def _tree(self, dataset: Axis, noise: Axis, method: MethodRow, seed: int) -> Tree:
         tree = self.recipe
@@ -117,6 +121,7 @@ class Cell:
     seed: int
     tree: Tree
     trust: Trust = NO_FILES
+    budget_seconds: float | None = None
 
     @property
     def label(self) -> str:
@@ -137,8 +142,11 @@ class Cell:
             own = split_reference(name)
             if own is not None and own[0].is_file():
                 content_hash.update(own[0].read_bytes())
-        digest = content_hash.hexdigest()[:12]
         words = f"{self.dataset}-{self.noise}-{self.method}-{self.seed}".lower()
+        if self.budget_seconds is not None:
+            content_hash.update(f"{self.budget_seconds!r}".encode())
+            words += f"-{self.budget_seconds:g}s"
+        digest = content_hash.hexdigest()[:12]
         return "".join(letter if letter.isalnum() or letter in "-." else "_" for letter in words) + f"-{digest}"
 
 

@@ -72,6 +72,8 @@ class Entry:
         The verdict of each seed.
     seconds : Measurement or None
         Training time.
+    epochs : Measurement or None
+        How many epochs were trained, where every cell had the same time.
     relative_time : float or None
         Training time divided by that of the reference method.
     paper : mapping
@@ -97,6 +99,7 @@ class Entry:
     covered: Measurement | None = None
     verdicts: str | None = None
     seconds: Measurement | None = None
+    epochs: Measurement | None = None
     relative_time: float | None = None
     paper: Mapping[str, float] = field(default_factory=dict)
 
@@ -152,6 +155,7 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         covered=_covered(done),
         verdicts=_verdicts(done),
         seconds=Measurement(seconds),
+        epochs=_epochs(found),
         relative_time=statistics.fmean(seconds.values()) / statistics.fmean(compared) if compared else None,
         paper=paper,
     )
@@ -193,6 +197,11 @@ def _calibration(done: Seeds) -> Measurement | None:
     return Measurement({seed: 100 * calibration["error"] for seed, calibration in found.items()})
 
 
+def _epochs(found: Seeds) -> Measurement | None:
+    counts = {seed: one["summary"]["epochs"] for seed, one in found.items() if one.get("budget") is not None}
+    return Measurement(counts) if counts else None
+
+
 def _covered(done: Seeds) -> Measurement | None:
     """Return how often the interval of the noise rate has the injected rate in it, in per cent."""
     rates = {seed: summary.get("findings", {}).get("noise_rate") for seed, summary in done.items()}
@@ -219,6 +228,7 @@ VIEWS = (
     ("Expected calibration error of corrected labels, points", "calibration"),
     ("Interval of the noise rate covers the true rate, % of seeds", "covered"),
     ("Verdict, seed by seed", "verdicts"),
+    ("Epochs reached", "epochs"),
     ("Training time, seconds", "seconds"),
     ("Training time relative to {reference}", "relative_time"),
 )
@@ -244,6 +254,49 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return made
 
 
+COMPARED = (VIEWS[0], VIEWS[2])
+"""The views that equal time is shown beside equal epochs in."""
+
+
+def compare_budgets(spec: Spec, by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
+    """Return tables of the same methods under several budgets: for each noise a column per budget.
+
+    Parameters
+    ----------
+    spec
+        The grid that all have in common.
+    by_budget
+        Entries by the name of their budget: "equal epochs", "60 s". Without a second one there is nothing to compare.
+    """
+    if len(by_budget) < 2:
+        return []
+    columns = [(noise.name, budget) for noise in spec.noises for budget in by_budget]
+    made = []
+    for dataset in spec.datasets:
+        here = {
+            (budget, entry.noise, entry.method): entry
+            for budget, entries in by_budget.items()
+            for entry in entries
+            if entry.dataset == dataset.name
+        }
+        for title, name in COMPARED:
+            if all(getattr(entry, name) is None for entry in here.values()):
+                continue
+            rows = []
+            for row in spec.methods:
+                line = [here[budget, noise, row.name] for noise, budget in columns]
+                cells = [
+                    _cell(entry, name, _leads(entry, by_budget[budget], name), len(spec.seeds))
+                    for entry, (_, budget) in zip(line, columns, strict=True)
+                ]
+                rows.append({"name": row.name + (" *" if line[0].starred else ""), "cells": cells})
+            score = "mAP" if any(entry.score == "mAP" for entry in here.values()) else "accuracy"
+            text = f"{title.format(score=score)}: {' beside '.join(by_budget)}"
+            noises = [f"{noise}, {budget}" for noise, budget in columns]
+            made.append({"dataset": dataset.name, "title": text, "noises": noises, "rows": rows})
+    return made
+
+
 def _cell(entry: Entry, name: str, leads: bool, seeds: int) -> dict[str, Any]:
     value = getattr(entry, name)
     text = "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
@@ -260,29 +313,31 @@ def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
     """Return whether this is the best score among methods without a star and without failed seeds."""
     if name not in ("last", "best", "labels", "average_precision", "first_200", "first_errors", "auroc"):
         return False
-    rivals = [other for other in here if other.noise == entry.noise and not (other.starred or other.failed)]
+    place = entry.dataset, entry.noise
+    rivals = [other for other in here if (other.dataset, other.noise) == place and not (other.starred or other.failed)]
     means = [getattr(other, name).mean for other in rivals if getattr(other, name) is not None]
     return (
         entry in rivals and bool(means) and getattr(entry, name) is not None and getattr(entry, name).mean == max(means)
     )
 
 
-def as_markdown(spec: Spec, entries: Sequence[Entry]) -> str:
-    """Return all tables as Markdown."""
-    return _render("results.md.jinja", spec, entries)
+def as_markdown(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]] | None = None) -> str:
+    """Return all tables as Markdown; those of :func:`compare_budgets` come first."""
+    return _render("results.md.jinja", spec, entries, by_budget or {})
 
 
-def as_html(spec: Spec, entries: Sequence[Entry]) -> str:
-    """Return all tables as an HTML page."""
-    return _render("results.html.jinja", spec, entries)
+def as_html(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]] | None = None) -> str:
+    """Return all tables as an HTML page; those of :func:`compare_budgets` come first."""
+    return _render("results.html.jinja", spec, entries, by_budget or {})
 
 
-def _render(template: str, spec: Spec, entries: Sequence[Entry]) -> str:
+def _render(template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.bench"),
         autoescape=template.endswith(".html.jinja"),  # names in a spec are the user's own text
         undefined=jinja2.StrictUndefined,
     )
     seeds = ", ".join(map(str, spec.seeds))
-    text = environment.get_template(template).render(spec=spec, seeds=seeds, grids=grids(spec, entries))
+    shown = [*compare_budgets(spec, by_budget), *grids(spec, entries)]
+    text = environment.get_template(template).render(spec=spec, seeds=seeds, grids=shown)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson, TrustFiles
+from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
 
 if TYPE_CHECKING:
@@ -20,6 +20,12 @@ def bench(
     out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
     processes: Processes = None,
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", help="Equal time: train every cell for this long (90s, 10m), in as many epochs as fit."
+        ),
+    ] = None,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
@@ -36,6 +42,8 @@ def bench(
     chosen = read_spec(spec, trust)
     if root is not None:
         chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
+    if budget is not None:
+        chosen = chosen.model_copy(update={"budget_seconds": 60 * minutes(budget)})
     target = out or Path("bench") / chosen.name
     entries = _run(chosen, target, processes)
     if as_json:
@@ -59,7 +67,9 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
             summary = result["summary"]
             test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
             shown = "" if test is None else f" test {test:.1%}"
-            echo(f"{cell.label}:{shown} {summary['seconds']:.0f} s ({left} left)", err=True)
+            echo(
+                f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)", err=True
+            )
 
     try:
         run_cells(cells, target / "cells", processes or default_processes(), report)
@@ -79,12 +89,29 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     done = sum(entry.done for entry in entries)
     if done < len(list(chosen.cells())):
         echo(f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True)
+    by_budget = _by_budget(chosen, target / "cells")
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
+    if len(by_budget) > 1:
+        payload["by_budget"] = {name: [entry.as_json() for entry in found] for name, found in by_budget.items()}
     write_json(target / "results.json", payload, indent=1)
-    write_text(target / "results.md", tables.as_markdown(chosen, entries))
-    write_text(target / "results.html", tables.as_html(chosen, entries))
+    write_text(target / "results.md", tables.as_markdown(chosen, entries, by_budget))
+    write_text(target / "results.html", tables.as_html(chosen, entries, by_budget))
     plot_cells(chosen, results, target)
     return entries
+
+
+def _by_budget(chosen: "Spec", folder: Path) -> dict[str, Any]:
+    """The entries of this grid for equal epochs and for every budget in seconds that the folder has results of."""
+    from pencil.bench import tables
+    from pencil.bench.runner import budgets, read_results
+
+    found = {}
+    for seconds in (None, *budgets(folder)):
+        spec = chosen.model_copy(update={"budget_seconds": seconds})
+        results = read_results(list(spec.cells()), folder)
+        if results:
+            found["equal epochs" if seconds is None else f"{seconds:g} s"] = tables.collect(spec, results)
+    return found
 
 
 def _with_root(tree: dict[str, Any], root: Path) -> dict[str, Any]:

@@ -28,11 +28,14 @@ class Batch:
         Transformed inputs (batch, ...).
     given_labels
         Class indices (batch,) or probabilities (batch, classes).
+    second_inputs
+        A second view of the same rows, where a method asks for one and it differs from the first.
     """
 
     rows: Tensor
     inputs: Tensor
     given_labels: Tensor
+    second_inputs: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ from typing import Any
 
 from pencil.errors import RecipeError
 from pencil.methods.auto import Auto
-from pencil.methods.base import Context, Method, Outputs, Phase, Requirements, Task, Terms, fit_budget
+from pencil.methods.base import Context, Method, Mixing, Outputs, Phase, Requirements, Task, Terms, Views, fit_budget
 from pencil.methods.cnn_crf import CnnCrf
 from pencil.methods.co_teaching import CoTeaching
 from pencil.methods.confident_learning import ConfidentLearning
 from pencil.methods.cross_entropy import CrossEntropy
+from pencil.methods.divide_mix import DivideMix
 from pencil.methods.dldl import Dldl
 from pencil.methods.elr import Elr
+from pencil.methods.elr_plus import ElrPlus
 from pencil.methods.forward import Backward, Forward, ForwardEstimated
 from pencil.methods.joint_optimization import JointOptimization
 from pencil.methods.lq import Lq, TruncatedLq
@@ -27,6 +29,7 @@ from pencil.methods.schedules import (
     Steps,
     as_schedule,
 )
+from pencil.methods.sop import Sop, SopPlus
 from pencil.user_file import NO_FILES, Trust, load_module, split_reference
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "CrossEntropy",
     "Linear",
     "Method",
+    "Mixing",
     "MultiplyEvery",
     "Outputs",
     "Pencil",
@@ -48,6 +52,7 @@ __all__ = [
     "Steps",
     "Task",
     "Terms",
+    "Views",
     "as_schedule",
     "find_method",
     "fit_budget",
@@ -66,7 +71,11 @@ METHODS: dict[str, type[Method]] = {
     "joint_optimization": JointOptimization,
     "cnn_crf": CnnCrf,
     "elr": Elr,
+    "elr_plus": ElrPlus,
     "co_teaching": CoTeaching,
+    "sop": Sop,
+    "sop_plus": SopPlus,
+    "divide_mix": DivideMix,
     "confident_learning": ConfidentLearning,
 }
 

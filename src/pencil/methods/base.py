@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -32,8 +32,9 @@ class Requirements:
         How many networks are trained side by side. The first one is evaluated and kept.
     ema
         Evaluate and keep an exponential moving average of the first network's weights, with a memory of one epoch.
+        Every further network has one too.
     ema_logits
-        The averaged network also predicts every training batch: ``Outputs.ema_logits``.
+        The averaged networks also predict every training batch: ``Outputs.ema_logits``, ``Outputs.ema_others``.
     dropout
         Drop units of a multi-layer perceptron that has no dropout of its own.
     held_out_rows
@@ -105,8 +106,49 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Views:
+    """In which views the networks see the rows of a batch; by default in one, as the recipe augments it.
+
+    Parameters
+    ----------
+    second
+        Every row is seen in a second view too: "weak" is another draw of the same augmentation, "strong" is
+        :meth:`pencil.data.augment.Augmentation.strong` beside the weak first view. Images on which strong augmentation
+        cannot run have two weak views. Without augmentation (vectors, features) both views are equal.
+    mixup
+        The parameter alpha of mixup (Zhang et al. 2018); 0 for none. Each network trains on inputs that are mixed with
+        those of other rows: ``Outputs.mixings``.
+    """
+
+    second: Literal["weak", "strong"] | None = None
+    mixup: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of views of each row."""
+        return 1 if self.second is None else 2
+
+
+ONE_VIEW = Views()
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """``weight * x + (1 - weight) * x[partners]``: how the inputs of a batch were mixed; the weight is at least 1/2."""
+
+    weight: float
+    partners: Tensor
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """Return labels or inputs of the batch, mixed in this way."""
+        return self.weight * values + (1 - self.weight) * values[self.partners]
+
+
+@dataclass(frozen=True)
 class Outputs:
     """What the networks predict for a batch of training rows.
+
+    Where a phase has two views, all logits have twice as many rows: those of the first view, then those of the second.
 
     Parameters
     ----------
@@ -114,13 +156,28 @@ class Outputs:
         Of the first network, which is evaluated and kept.
     others
         Of the further networks, where ``Requirements.networks`` asks for more than one.
-    ema_logits
-        Of the averaged network, without gradient, where ``Requirements.ema_logits`` asks for them.
+    ema_logits, ema_others
+        Of the averaged networks, without gradient, where ``Requirements.ema_logits`` asks for them; for inputs
+        that are not mixed.
+    mixings
+        How the inputs of each network were mixed, in phases with mixup.
+    plain_logits
+        Of every network in evaluation mode for inputs that are not mixed, without gradient; in phases with mixup, where
+        no averaged network predicts.
     """
 
     logits: Tensor
     others: tuple[Tensor, ...] = ()
     ema_logits: Tensor | None = None
+    ema_others: tuple[Tensor, ...] = ()
+    mixings: tuple[Mixing, ...] = ()
+    plain_logits: tuple[Tensor, ...] = ()
+
+    def of_rows(self, rows: int) -> Tensor:
+        """Return what is predicted for the rows of the batch, not mixed, in the first view."""
+        if not self.mixings:
+            return self.logits[:rows]
+        return (self.plain_logits[0] if self.ema_logits is None else self.ema_logits)[:rows]
 
 
 @dataclass(frozen=True)
@@ -142,8 +199,11 @@ AfterStep = Callable[[Any, Batch, float], None]
 class Context(Protocol):
     """What the hooks of a method may ask of the trainer. Test rows and clean labels are not part of it."""
 
-    def predict(self, *, best: bool = False) -> Tensor:
-        """Return logits of all training rows, not augmented, by the current or the best-validation network."""
+    def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
+        """Return logits of all training rows, not augmented, by the current or the best-validation network.
+
+        ``network`` is the number of a further network, whose best weights are not kept.
+        """
 
     @property
     def validation_accuracy(self) -> float | None:
@@ -196,6 +256,9 @@ class Phase:
         Returns the training rows that an epoch visits; all of them by default.
     fresh_network
         Start the phase with newly initialised networks. ``on_start`` is called before they are replaced.
+    views
+        Two views of every row, inputs mixed with those of other rows; by default neither. Not for methods that declare
+        ``row_losses``.
     """
 
     name: str
@@ -208,6 +271,7 @@ class Phase:
     after_step: AfterStep | None = None
     rows: Callable[[], Tensor | None] | None = None
     fresh_network: bool = False
+    views: Views = ONE_VIEW
 
     def stretched(self, epochs: int) -> "Phase":
         """Return the same phase over another number of epochs; its schedules are stretched with it."""

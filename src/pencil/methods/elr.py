@@ -31,6 +31,12 @@ def early_learning_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.log1p(-row_dot(clamped_probs(logits), targets)).mean()
 
 
+def read_targets(targets: Tensor, given_probs: Tensor) -> Tensor:
+    """Return targets scaled to sum to one; where they are still zero, the given label."""
+    mass = targets.sum(dim=1, keepdim=True)
+    return torch.where(mass > 0, targets / mass.clamp(min=torch.finfo(mass.dtype).tiny), given_probs)
+
+
 @dataclass
 class ElrState:
     """The running mean of the predictions of every row, zero at first."""
@@ -78,6 +84,4 @@ class Elr(Method):
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The targets, scaled to sum to one; a row that was never visited has its given label."""
         rows = torch.arange(len(self.given_probs), device=self.given_probs.device) if rows is None else rows
-        targets, given_probs = self.state.targets[rows], self.given_probs[rows]
-        mass = targets.sum(dim=1, keepdim=True)
-        return torch.where(mass > 0, targets / mass.clamp(min=torch.finfo(mass.dtype).tiny), given_probs)
+        return read_targets(self.state.targets[rows], self.given_probs[rows])

@@ -39,6 +39,7 @@ class Compute(NamedTuple):
             rows=batch.rows.to(self.device, non_blocking=True),
             inputs=self.place(batch.inputs),
             given_labels=batch.given_labels.to(self.device, non_blocking=True),
+            second_inputs=None if batch.second_inputs is None else self.place(batch.second_inputs),
         )
 
     def place_network(self, network: nn.Module) -> nn.Module:

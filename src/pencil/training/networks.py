@@ -1,8 +1,9 @@
-"""The networks of a run with their optimizer, the moving average of the first one, and its best weights."""
+"""The networks of a run with their optimizer, their moving averages, and the best weights of the first one."""
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
@@ -83,12 +84,12 @@ class Networks:
     ):
         self.settings, self.compute, self.world = settings, compute, world
         self.trained = nn.ModuleList(networks)
-        self.ema = None if ema_memory is None else Ema(networks[0], ema_memory)
-        self.model: nn.Module = networks[0] if self.ema is None else self.ema.module
+        self.emas = [] if ema_memory is None else [Ema(network, ema_memory) for network in networks]
+        self.model: nn.Module = self.emas[0].module if self.emas else networks[0]
         self._dropout = [handle for network in networks for handle in add_dropout(network)] if dropout else []
         parallel = [world.wrap_ddp(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in parallel]
-        evaluates_trained = world.size == 1 and self.ema is None
+        evaluates_trained = world.size == 1 and not self.emas
         self.eval_forward = self.forwards[0] if evaluates_trained else self._compiled(self.model)
         self.optimizer = build_optimizer(networks, settings.optimizer)
         self.scaler = torch.amp.GradScaler(compute.device.type, enabled=compute.autocast == torch.float16)
@@ -97,6 +98,10 @@ class Networks:
 
     def _compiled(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network) if self.settings.compile else network
+
+    def evaluated(self, number: int) -> nn.Module:
+        """Return a network as it is evaluated: its moving average where there is one."""
+        return self.emas[number].module if self.emas else self.trained[number]
 
     def remove_dropout(self) -> None:
         """Leave the networks as they came: dropout that was added for training is removed."""
@@ -122,6 +127,16 @@ class Networks:
             self.best_score, self.best_epoch = score, epoch
             self.best_weights = {k: v.detach().cpu().clone() for k, v in self.model.state_dict().items()}
 
+    @contextmanager
+    def at_best(self) -> Iterator[None]:
+        """Have the weights of the best epoch in the kept network inside a ``with`` block."""
+        now = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.best_weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(now)
+
     def snapshot(self) -> list[Tensor]:
         """Return a copy of the weights of the kept network and of the further ones."""
         kept = [self.model, *self.trained[1:]]
@@ -132,10 +147,11 @@ class Networks:
         left = iter(weights)
         for network in self.trained:
             network.load_state_dict({name: next(left) for name in network.state_dict()})
-        self.model.load_state_dict(self.trained[0].state_dict())
+        for number, network in enumerate(self.trained):
+            self.evaluated(number).load_state_dict(network.state_dict())
         self.optimizer.state.clear()
-        if self.ema is not None:
-            self.ema.steps = 0
+        for ema in self.emas:
+            ema.steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on, as a tree of tensors and plain values."""
@@ -143,7 +159,7 @@ class Networks:
             "networks": [network.state_dict() for network in self.trained],
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "ema": None if self.ema is None else self.ema.state_dict(),
+            "emas": [ema.state_dict() for ema in self.emas],
             "best": {"score": self.best_score, "epoch": self.best_epoch, "weights": self.best_weights},
         }
 
@@ -153,7 +169,7 @@ class Networks:
             network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        if self.ema is not None:
-            self.ema.load_state_dict(state["ema"])
+        for ema, saved in zip(self.emas, state["emas"], strict=True):
+            ema.load_state_dict(saved)
         best = state["best"]
         self.best_score, self.best_epoch, self.best_weights = best["score"], best["epoch"], dict(best["weights"])

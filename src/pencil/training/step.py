@@ -7,6 +7,7 @@ logits are exchanged, and the label store fetches and writes rows by all-to-all.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.methods.base import Outputs, Phase, Requirements, Terms
+from pencil.methods.base import Outputs, Phase, Requirements, Terms, Views
 from pencil.training.distributed import World
 from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import training_hits
 from pencil.training.networks import Networks
+from pencil.training.views import draw_mixing, gather, mix_local, stacked
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class StepResult:
     """The result of a forward pass.
 
     ``loss`` is this rank's part: the gradients of all ranks add up to that of the batch. ``terms`` are those of the
-    whole batch, ``batch`` and ``logits`` the rows that this rank computed the loss of, ``hits`` the rows of the whole
-    batch whose prediction agrees with the given label, ``rows`` their number.
+    whole batch, ``batch`` and ``logits`` the rows that this rank computed the loss of and what was predicted for them,
+    ``hits`` the rows of the whole batch whose prediction agrees with the given label, ``rows`` their number.
     """
 
     loss: Tensor
@@ -50,12 +52,19 @@ class TrainingStep:
         sharded: bool,
         ema_logits: bool,
         dynamics: RunDynamics,
+        seed: int = 0,
     ):
         self.networks, self.train, self.world, self.dynamics = networks, train, world, dynamics
-        self.sharded, self.ema_logits = sharded, ema_logits
+        self.sharded, self.ema_logits, self.seed = sharded, ema_logits, seed
 
     def __call__(
-        self, phase: Phase, progress: float, batch: Batch, chunk: Tensor | None = None, where: str = "this step"
+        self,
+        phase: Phase,
+        progress: float,
+        batch: Batch,
+        chunk: Tensor | None = None,
+        where: str = "this step",
+        position: tuple[int, int] = (0, 0),
     ) -> StepResult | None:
         """Take one step on this process's part of a batch.
 
@@ -69,6 +78,8 @@ class TrainingStep:
             The rows of the whole batch; by default those of ``batch``.
         where
             Epoch and phase for error messages.
+        position
+            Epoch and step: together with the seed they determine how inputs are mixed.
 
         Returns
         -------
@@ -79,7 +90,7 @@ class TrainingStep:
         rows, counts = self._readable_rows(batch, chunk)
         if len(rows) < min(2, len(chunk)):
             return None
-        outputs = self._forward(batch)
+        outputs = self._forward(batch, phase.views, counts, position)
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
@@ -98,35 +109,81 @@ class TrainingStep:
         counts = [count for (count,) in world.all_gather_ints(len(batch.rows))]
         return world.all_gather(batch.rows, counts), counts
 
-    def _forward(self, batch: Batch) -> Outputs:
-        """Return the logits of every network for this process's rows."""
-        networks = self.networks
+    def _forward(self, batch: Batch, views: Views, counts: list[int], position: tuple[int, int]) -> Outputs:
+        """Return the logits of every network for this process's rows, in all views."""
+        networks, inputs = self.networks, stacked(batch, views)
         with networks.compute.context():
-            if self.world.size == 1:
-                logits = [forward(batch.inputs) for forward in networks.forwards]
-            else:
-                logits = [forward(_at_least_two(batch.inputs))[: len(batch.rows)] for forward in networks.forwards]
-            ema_logits = None
-            if self.ema_logits:
-                with torch.no_grad():
-                    ema_logits = networks.eval_forward(batch.inputs)
-        return Outputs(logits[0], tuple(logits[1:]), ema_logits)
+            if views.mixup:
+                return self._forward_mixed(inputs, views, counts, position)
+            logits = [self._trained_logits(forward, inputs) for forward in networks.forwards]
+            return Outputs(logits[0], tuple(logits[1:]), *self._ema_logits(inputs))
+
+    def _forward_mixed(self, inputs: Tensor, views: Views, counts: list[int], position: tuple[int, int]) -> Outputs:
+        """Return the logits for inputs that each network sees mixed with those of other rows of the whole batch."""
+        networks, whole = self.networks, inputs
+        if not (inputs.is_floating_point() or inputs.dtype == torch.uint8):
+            raise TrainingError(
+                f"inputs are {inputs.dtype} and the method mixes them (mixup); expected numbers that can be averaged, "
+                "not tokens; train on features of them, or choose a method without mixup."
+            )
+        ema_logits, ema_others = self._ema_logits(inputs)
+        plain_logits = () if self.ema_logits else self._plain_logits(inputs)
+        if self.world.size > 1:
+            whole = gather(inputs, views, counts, self.world)
+        drawn = (views.mixup, views.count * sum(counts), inputs.device, self.seed, *position)
+        mixings = tuple(draw_mixing(*drawn, number) for number in range(len(networks.forwards)))
+        logits = [
+            self._trained_logits(forward, mix_local(whole, mixing, views, counts, self.world))
+            for forward, mixing in zip(networks.forwards, mixings, strict=True)
+        ]
+        return Outputs(logits[0], tuple(logits[1:]), ema_logits, ema_others, mixings, plain_logits)
+
+    def _trained_logits(self, forward: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+        return forward(inputs) if self.world.size == 1 else forward(_at_least_two(inputs))[: len(inputs)]
+
+    @torch.no_grad()
+    def _ema_logits(self, inputs: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """Return the logits of the averaged networks, the first and the others, where the method asks for them."""
+        if not self.ema_logits:
+            return None, ()
+        others = tuple(ema.module(inputs) for ema in self.networks.emas[1:])
+        return self.networks.eval_forward(inputs), others
+
+    @torch.no_grad()
+    def _plain_logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the logits of every network in evaluation mode: batch statistics stay as training made them."""
+        trained = self.networks.trained.eval()
+        logits = tuple(network(inputs) for network in trained)
+        trained.train()
+        return logits
 
     def _whole_batch_loss(
         self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]
     ) -> StepResult:
         """The loss of the whole batch, from the logits of all ranks."""
         if self.world.size > 1:
-            outputs = Outputs(
-                self.world.all_gather(outputs.logits, counts),
-                tuple(self.world.all_gather(logits, counts) for logits in outputs.others),
-                None if outputs.ema_logits is None else self.world.all_gather(outputs.ema_logits, counts),
-            )
+            outputs = self._gathered(outputs, phase.views, counts)
             given_labels = self.train.given_labels[rows.cpu()].to(batch.given_labels.device)
             batch = replace(batch, rows=rows, given_labels=given_labels)
         terms = phase.loss(self._weighted(outputs, batch.rows), batch)
-        hits = training_hits(outputs.logits.detach(), batch.given_labels, self.train.multilabel)
-        return StepResult(terms.loss, terms, batch, outputs.logits, hits, sum(counts))
+        logits = outputs.of_rows(len(batch.rows))
+        hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
+        return StepResult(terms.loss, terms, batch, logits, hits, sum(counts))
+
+    def _gathered(self, outputs: Outputs, views: Views, counts: list[int]) -> Outputs:
+        """Return the outputs for the rows of all ranks; how inputs were mixed is known to every rank."""
+
+        def whole(logits: Tensor) -> Tensor:
+            return gather(logits, views, counts, self.world)
+
+        return Outputs(
+            whole(outputs.logits),
+            tuple(map(whole, outputs.others)),
+            None if outputs.ema_logits is None else whole(outputs.ema_logits),
+            tuple(map(whole, outputs.ema_others)),
+            outputs.mixings,
+            tuple(map(whole, outputs.plain_logits)),
+        )
 
     def _local_loss(self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]) -> StepResult:
         """The loss of this process's rows, weighted so that the sum over ranks is that of the whole batch."""
@@ -176,9 +233,9 @@ class TrainingStep:
                 nn.utils.clip_grad_norm_(network.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
-        if networks.ema is not None:
-            self.world.broadcast_buffers(networks.trained[0])
-            networks.ema.update()
+        for number, ema in enumerate(networks.emas):
+            self.world.broadcast_buffers(networks.trained[number])
+            ema.update()
 
     def _check_finite(self, loss: float, result: StepResult, where: str) -> None:
         if not math.isfinite(loss):

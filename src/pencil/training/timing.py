@@ -16,6 +16,7 @@ from torch import Tensor
 from pencil.data.augment import View
 from pencil.data.examples import Batch, Splits
 from pencil.data.transform import rows_within
+from pencil.methods.base import Phase, Views
 from pencil.models import FrozenNetwork
 from pencil.seeding import seeded
 from pencil.training.evaluation import BATCH
@@ -27,6 +28,8 @@ BUDGET = 3.0
 MOST_STEPS = 10
 LEAST_EPOCHS = 3
 """Epochs that are timed where they are short; the first of them counts as warm-up."""
+TIMED_EPOCHS = 3
+"""Epochs of every phase that are timed to plan a run for a time; the first of each counts as warm-up."""
 READ_ROWS = 8
 """Rows that are read at a time, to time the reading."""
 
@@ -35,9 +38,9 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
     """Return how long the run of this trainer will take, without loading the data and writing the results.
 
     Where epochs are short, some are trained. Otherwise steps of the first phase are timed, on fewer rows than a batch
-    has where that takes too long; reading and evaluation are added, and predictions of all rows: one for the labels,
-    and one for each phase that begins with a hook. The trainer's networks and labels move, so it is
-    of no use afterwards. Nothing is written.
+    has where that takes too long. Phases with other views of the rows count by the time of their steps. Reading and
+    evaluation are added, and predictions of all rows: one for the labels, and one for each phase that begins with a
+    hook. The trainer's networks and labels move, so it is of no use afterwards. Nothing is written.
 
     Parameters
     ----------
@@ -58,12 +61,16 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
         first = trainer.phases[0]
         if first.before_epoch is not None:  # some methods make room there for what a step leaves
             first.before_epoch(0, first.epochs, trainer)
-        step = _time_step(trainer, source, until)
+        step = _time_step(trainer, source, first, until)
+        costs = {first.views: 1.0}
+        for phase in trainer.phases:
+            if phase.views not in costs:
+                costs[phase.views] = _time_step(trainer, source, phase, until) / step
         row = _time_evaluation(trainer, source, step, until)
         epoch = _epoch_seconds(trainer, source, step, row, cached)
         if source.reading is None and LEAST_EPOCHS * epoch < budget / 2:
-            return _time_epochs(trainer, until)
-    epochs = sum(phase.epochs for phase in trainer.phases)
+            return _time_epochs(trainer, costs, until)
+    epochs = sum(phase.epochs * costs[phase.views] for phase in trainer.phases)
     predictions = 1 + sum(phase.on_start is not None for phase in trainer.phases)
     once = 0.0
     if source.reading is not None and cached:
@@ -173,9 +180,9 @@ class _Source:
         return (self.trainer.compute.place_batch(batch) for batch in made)
 
 
-def _time_step(trainer: Trainer, source: _Source, until: float) -> float:
-    """Return the seconds of a step on a whole batch."""
-    size, phase = min(trainer.settings.batch_size, len(trainer.splits.train)), trainer.phases[0]
+def _time_step(trainer: Trainer, source: _Source, phase: Phase, until: float) -> float:
+    """Return the seconds of a step of this phase on a whole batch."""
+    size = min(trainer.settings.batch_size, len(trainer.splits.train))
 
     def step(batches: Iterator[Batch]) -> float:
         return _seconds_of(lambda: trainer.step(phase, 0.0, next(batches)))
@@ -255,8 +262,40 @@ class _EnoughError(Exception):
     """Raised where training is interrupted."""
 
 
-def _time_epochs(trainer: Trainer, until: float) -> float:
-    """Train until some epochs are done and the time is up, or to the end; count the rest by the median epoch."""
+def affordable_epochs(make_trainer: Callable[[int | None], Trainer], seconds: float) -> int:
+    """Return how many epochs of this run fit into a time, at least one for each phase.
+
+    Some epochs of every phase are trained, as phases may take different times, and counted up in the proportion that
+    the phases have in the whole run.
+
+    Parameters
+    ----------
+    make_trainer
+        Returns a new trainer with this budget of epochs; None for the epochs of the method.
+    seconds
+        The time.
+    """
+    phases = make_trainer(None).phases
+    trainer = make_trainer(TIMED_EPOCHS * len(phases))
+
+    def stop(trainer: Trainer) -> None:
+        if len(trainer.records) == TIMED_EPOCHS * len(phases):
+            raise _EnoughError
+
+    trainer.on_pause, trainer.observers = stop, ()
+    with warnings.catch_warnings(), suppress(_EnoughError):
+        warnings.simplefilter("ignore")
+        trainer.run()
+    timed = {phase.name: [one["seconds"] for one in trainer.records if one["phase"] == phase.name] for phase in phases}
+    typical = [phase.epochs * _typical(timed[phase.name]) for phase in phases]
+    return max(len(phases), int(seconds * sum(phase.epochs for phase in phases) / sum(typical)))
+
+
+def _time_epochs(trainer: Trainer, costs: dict[Views, float], until: float) -> float:
+    """Train until some epochs are done and the time is up, or to the end; count the rest by the median epoch.
+
+    ``costs`` are those of a step relative to one of the first phase.
+    """
 
     def stop(trainer: Trainer) -> None:
         late = time.perf_counter() - until
@@ -267,5 +306,5 @@ def _time_epochs(trainer: Trainer, until: float) -> float:
     with suppress(_EnoughError):
         trainer.run()
     seconds: list[float] = [record["seconds"] for record in trainer.records]
-    left = sum(phase.epochs for phase in trainer.phases) - len(seconds)
-    return sum(seconds) + max(0, left) * median(seconds[1:] or seconds)
+    planned = [costs[phase.views] for phase in trainer.phases for _ in range(phase.epochs)]
+    return sum(seconds) + sum(planned[len(seconds) :]) * median(seconds[1:] or seconds)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.augment import Augmentation, View
+from pencil.data.augment import Augmentation
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
 from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
@@ -15,7 +15,7 @@ from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.labels.sharded import LabelLayout
 from pencil.labels.store import CHUNK
-from pencil.methods.base import Method, Phase, Task, fit_budget
+from pencil.methods.base import Method, Phase, Task, Views, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
@@ -27,6 +27,7 @@ from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
 from pencil.training.settings import TrainingSettings
 from pencil.training.step import TrainingStep, refuse_weights
+from pencil.training.views import load_views, refuse_views
 
 REPLICATED_BYTES = 2**30
 """Labels up to this size are replicated on every process."""
@@ -116,6 +117,7 @@ class Trainer:
             seconds=None if settings.minutes is None else 60 * settings.minutes,
         )
         phases = method.start(task)
+        refuse_views(phases, name, method.requirements)
         if settings.epochs is not None:
             phases = fit_budget(phases, settings.epochs)
         phases = tuple(phase for phase in phases if phase.epochs > 0)
@@ -145,6 +147,7 @@ class Trainer:
             sharded=sharded,
             ema_logits=needs.ema_logits,
             dynamics=self.dynamics,
+            seed=self.seed,
         )
 
     @property
@@ -213,15 +216,15 @@ class Trainer:
         if self._visited is not None:
             order = order[torch.isin(order, self._visited)]
         chunks = split_into_batches(order, self.settings.batch_size)
-        view = View(self.seed, number, self.augmentation)
         where = f"epoch {number + 1} (phase {phase.name})"
         self.networks.trained.train()
         with seeded(self.seed, "epoch", number):
             parts = [self.world.local(chunk) for chunk in chunks[at.step :]]
-            for chunk, part in zip(chunks[at.step :], self._read(parts, view), strict=True):
+            for chunk, part in zip(chunks[at.step :], self._read(parts, phase.views, number), strict=True):
                 reseed(self.seed, "step", number, at.step, self.world.rank)
                 progress = epoch + at.step / len(chunks)
-                result = self.step(phase, progress, self.compute.place_batch(part), chunk, where)
+                placed = self.compute.place_batch(part)
+                result = self.step(phase, progress, placed, chunk, where, (number, at.step))
                 if result is not None:
                     self._means.add(result.terms, float(result.terms.loss.detach()), result.hits, result.rows)
                 at.step += 1
@@ -230,10 +233,10 @@ class Trainer:
                 self._pause()
         self._end_epoch(phase, epoch, started)
 
-    def _read(self, parts: list[Tensor], view: View) -> Iterator[Batch]:
+    def _read(self, parts: list[Tensor], views: Views, epoch: int) -> Iterator[Batch]:
         """Read batches. A stop signal may have ended the data workers first: then save instead of failing."""
         try:
-            yield from self.splits.train.load_batches(parts, view)
+            yield from load_views(self.splits.train, parts, self.augmentation, views, self.seed, epoch)
         except RuntimeError:
             if self.position.step > 0:  # before the first step: on resume, `before_epoch` would run twice
                 self._pause()
@@ -263,12 +266,13 @@ class Trainer:
 
     # ---- evaluation
 
-    def _logits(self, examples: Examples, after_batch: Callable[[], None] | None = None) -> Tensor:
-        """The kept network's logits for a split, on every process."""
+    def _logits(self, examples: Examples, after_batch: Callable[[], None] | None = None, network: int = 0) -> Tensor:
+        """The logits of a network, by default of the kept one, for a split, on every process."""
+        networks = self.networks
         return predict_examples(
-            self.model,
+            networks.evaluated(network),
             examples,
-            forward=self.networks.eval_forward,
+            forward=None if network else networks.eval_forward,
             compute=self.compute,
             world=self.world,
             after_batch=after_batch,
@@ -384,17 +388,12 @@ class Trainer:
 
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
 
-    def predict(self, *, best: bool = False) -> Tensor:
-        """Return logits of all training rows, by the network as it is or as it was at its best validation epoch."""
-        networks = self.networks
-        if not (best and networks.best_weights):
+    def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
+        """Return logits of all training rows, by a network as it is or the first as it was at its best epoch."""
+        if network or not (best and self.networks.best_weights):
+            return self._logits(self.splits.train, network=network).to(self.compute.device)
+        with self.networks.at_best():
             return self._logits(self.splits.train).to(self.compute.device)
-        now = {name: value.clone() for name, value in networks.model.state_dict().items()}
-        networks.model.load_state_dict(networks.best_weights)
-        try:
-            return self._logits(self.splits.train).to(self.compute.device)
-        finally:
-            networks.model.load_state_dict(now)
 
     @property
     def validation_accuracy(self) -> float | None:
