@@ -88,16 +88,19 @@ class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase.
 
     Where the cosine spans more than the phase, ``length`` is its length in epochs and ``offset`` the epochs before.
+    ``hold`` is the fraction of its length in which the value stays at ``start``.
     """
 
     start: Level
     end: Level = 0.0
     offset: Level = 0.0
     length: Level | None = None
+    hold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
         done = (self.offset + epoch) / (self.length or epochs)
+        done = max(0.0, done - self.hold) / (1 - self.hold)
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
 
     def stretched(self, ratio: float) -> Self:
