@@ -188,7 +188,7 @@ def assemble(
 def as_runnable(chosen: Recipe, splits: Splits) -> Recipe:
     """Return the recipe with a method that can run on these splits; see :func:`with_runnable_method`."""
     held_out_rows = 0 if splits.validation is None else len(splits.validation)
-    return with_runnable_method(chosen, multilabel=splits.train.multilabel, held_out_rows=held_out_rows)
+    return with_runnable_method(chosen, held_out_rows=held_out_rows)
 
 
 def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:

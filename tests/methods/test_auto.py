@@ -179,23 +179,11 @@ def test_auto_is_the_default_and_pencil_is_never_replaced():
     assert pencil.fit("mlp", (points, labels), epochs=3, method="pencil").summary.method == "pencil"
 
 
-def multilabel_points():
-    points = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
-    return points, (points[:, :3] > 0).astype(np.float32)
-
-
-def test_on_multilabel_data_one_line_names_what_runs_instead():
-    settings = {"method.lr": 0.07}
-    with pytest.warns(UserWarning, match="auto cannot run on multi-label data yet; pencil runs instead"):
-        run = pencil.fit("mlp", multilabel_points(), epochs=3, multilabel=True, settings=settings)
-    method = run.recipe.method
-    assert method["name"] == "pencil" and method["lr"]["value"] == method["finetune_lr"]["start"] == 0.07
-
-
 @pytest.mark.parametrize("settings", [{"method.patience": 9}, {"method.patience": 4}, {"method.pace": 0.1}])
 def test_a_number_that_cannot_be_used_is_refused_even_at_its_default(settings):
+    points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     with pytest.raises(RecipeError, match=f"has no {next(iter(settings)).removeprefix('method.')}; leave out"):
-        pencil.fit("mlp", multilabel_points(), epochs=3, multilabel=True, settings=settings)
+        pencil.fit("mlp", (points, labels), epochs=3, settings={"data.validation": 0.0, **settings})
 
 
 @pytest.mark.parametrize(("rows", "held_out"), [(600, 60), (200, 40), (90, 27)])

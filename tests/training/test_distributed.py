@@ -78,7 +78,11 @@ def jobs():
     """Every method with labels on every rank; where losses are by row also with labels dealt out."""
     found = {name: (name,) for name in sorted(METHODS)}
     found |= {f"{name}, sharded": (name, "sharded") for name in METHODS if find_method(name).requirements.row_losses}
-    found |= {f"pencil for many classes, {layout}": ("pencil", layout, many_labels) for layout in LAYOUTS}
+    found |= {
+        f"{name} for many classes, {layout}": (name, layout, many_labels)
+        for name in ("auto", "pencil")
+        for layout in LAYOUTS
+    }
     found["pencil with all of top-k, sharded"] = ("pencil", "sharded", blobs, 4, 83, 3)
     found["pencil with pinned rows, sharded"] = ("pencil", "sharded", pinned_blobs)
     found["pencil with pinned rows of top-k, sharded"] = ("pencil", "sharded", pinned_blobs, 4, 83, 3)

@@ -125,10 +125,12 @@ def test_every_optimizer_goes_on(optimizer, tmp_path):
     same(trainer(None).run(), gone_on(trainer, 20, tmp_path))
 
 
-def test_images_with_augmentation_and_several_classes_go_on(tmp_path):
+@pytest.mark.parametrize("name", ["auto", "pencil"])
+def test_images_with_augmentation_and_several_classes_go_on(name, tmp_path):
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(40, 1, 8, 8, generator=generator)
-    labels = (torch.rand(40, 3, generator=generator) < 0.5).int().numpy()
+    labels = (images.flatten(1)[:, :3] > 0.5).int().numpy()
+    images[:, 0, 0, :3] = (images[:, 0, 0, :3] > 0.5).float() * 8  # easy to see
     examples = from_arrays(images, labels, multilabel=True)
     splits = Splits(examples, examples)
 
@@ -138,13 +140,32 @@ def test_images_with_augmentation_and_several_classes_go_on(tmp_path):
         return Trainer(
             small_cnn(1, 3, width=4),
             splits,
-            make("pencil"),
+            make(name),
             settings,
             augmentation=Augmentation(crop_padding=1, flip=True),
             on_pause=pause,
         )
 
-    same(trainer(None).run(), gone_on(trainer, 8, tmp_path))
+    whole = trainer(None).run()
+    for call in (8, 19):
+        same(whole, gone_on(trainer, call, tmp_path / str(call)))
+
+
+def test_automatic_correction_of_several_classes_goes_on(tmp_path):
+    """Stopped in every phase: the noise model of entries is part of the state."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 4, generator=generator)
+    given = (points[:, :3] > 0) ^ (torch.rand(200, 3, generator=generator) < 0.1)
+    examples = from_arrays(points, given.int().numpy(), multilabel=True)
+    splits = Splits(examples.subset(torch.arange(140)), examples.subset(torch.arange(140, 200)))
+
+    def trainer(pause):
+        return build(find_method("auto")(lr=0.3, max_backbone=0.3), pause, epochs=8, splits=splits)
+
+    whole = trainer(None).run()
+    assert {record["phase"] for record in whole.records} == {"backbone", "correction", "finetune"}
+    for call in (20, 50, 80):
+        same(whole, gone_on(trainer, call, tmp_path / str(call)))
 
 
 def test_images_changed_one_by_one_go_on_with_another_number_of_workers(tmp_path):

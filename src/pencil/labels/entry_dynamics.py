@@ -17,7 +17,7 @@ class EntryEvidence:
     Attributes
     ----------
     log_odds
-        Mean log-odds that the class is present, over all visits, (rows, classes).
+        Mean log-odds that the class is present, over all visits, later ones weighing more, (rows, classes).
     disagreement
         Fraction of the visits in which the network disagreed with the given entry, (rows, classes); 0 where unknown.
     visits
@@ -31,6 +31,8 @@ class EntryEvidence:
 
 class EntryDynamics:
     """Running means over the visits of each row, for multi-label data.
+
+    Visit t has the weight t: in its first epochs a network predicts that all classes are absent.
 
     Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`). An entry takes four bytes for its mean,
     two with more than 32 classes, and four for its label and how often the network disagreed.
@@ -66,7 +68,7 @@ class EntryDynamics:
         if len(rows) == 0:
             return
         visits = self.visits.index_select(0, rows) + 1
-        moved = self.means.index_select(0, rows).float().lerp_(logits, 1 / visits[:, None].float())
+        moved = self.means.index_select(0, rows).float().lerp_(logits, 2 / (visits[:, None].float() + 1))
         against = ((logits > 0) != self.present.index_select(0, rows)) & self.known.index_select(0, rows)
         self.means.index_copy_(0, rows, moved.to(self.means.dtype))
         self.against.index_add_(0, rows, against.to(self.against.dtype))

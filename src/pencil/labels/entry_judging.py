@@ -1,7 +1,9 @@
 """Judging multi-label data: from the dynamics of all (row, class) entries to the probability that each is wrong.
 
 As in :mod:`pencil.labels.judging` the noise model is fitted to held-out rows, and training rows get the values that
-held-out ones have at the same ranks: entries whose class is named by themselves, and those whose class is not.
+held-out ones have at the same ranks: entries whose class is named by themselves, and those whose class is not. A weak
+network looks like noise. So issue scores are those of the most probable noise model, but labels those of the one with
+the lowest rate that held-out rows allow.
 """
 
 import torch
@@ -9,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from pencil.labels.entry_dynamics import EntryEvidence
-from pencil.labels.entry_noise import EntryNoise, fit_entry_noise
+from pencil.labels.entry_noise import EntryNoise, fit_entry_noise_range
 from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, match_quantiles, upper_limit
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 
@@ -34,24 +36,30 @@ def judge_entries(
     if pair is not None and int(_usable(*pair).sum()) >= ENOUGH_TO_MATCH:
         reference, labels = pair
     usable = _usable(reference, labels)
-    log_odds, named = reference.log_odds[usable], labels[usable] > 0.5
-    noise, knows = fit_entry_noise(log_odds, named), ranks_rows(reference, labels)
-    ceiling = upper_limit((noise.log_odds(log_odds) > 0) != named)
+    labels = labels.masked_fill(~usable, torch.nan)
+    (noise, lowest), knows = fit_entry_noise_range(reference.log_odds, labels), ranks_rows(reference.log_odds, labels)
+    named = labels[usable] > 0.5
+    ceiling = upper_limit((noise.log_odds(reference.log_odds) > 0)[usable] != named)
     rate = noise.rate if knows else min(ceiling / 2, 0.49)
-    values = noise.wrong(log_odds, named) if knows else torch.full_like(log_odds, rate, dtype=torch.float64)
+    values, low_values = (
+        model.wrong(reference.log_odds, labels)[usable] if knows else torch.full(named.shape, rate).double()
+        for model in (noise, lowest)
+    )
 
     def judged(rows: EntryEvidence, given: Tensor) -> tuple[Tensor, Tensor]:
         wrong = _wrong(rows, given, noise, values, named, rate)
-        present = torch.where(given > 0.5, 1 - wrong, wrong)
+        surely_wrong = _wrong(rows, given, lowest, low_values, named, rate)
+        present = torch.where(given > 0.5, 1 - surely_wrong, surely_wrong)
         present = present.where(~given.isnan(), noise.log_odds(rows.log_odds).sigmoid() if knows else torch.tensor(0.5))
         return present, row_issue_scores(wrong)
 
     probs, scores = judged(train, given)
     held_probs, held_scores = (None, None) if pair is None else judged(*pair)
     of_train = _usable(train, given)
-    unmatched = noise.wrong(train.log_odds[of_train], given[of_train] > 0.5)
+    unmatched = noise.wrong(train.log_odds, given)[of_train]
     mismatch = float((unmatched.mean() - values.mean()).abs()) if knows else 0.0
-    return Judgement(probs, held_probs, scores, held_scores, _as_noise_model(noise, knows), ceiling, knows, mismatch)
+    model = _as_noise_model(noise, knows)
+    return Judgement(probs, held_probs, scores, held_scores, model, ceiling, knows, mismatch, entry_noise=noise)
 
 
 def row_issue_scores(wrong: Tensor) -> Tensor:
@@ -59,20 +67,19 @@ def row_issue_scores(wrong: Tensor) -> Tensor:
     return 1 - (1 - wrong).prod(dim=1)
 
 
-def ranks_rows(rows: EntryEvidence, given: Tensor) -> bool:
+def ranks_rows(log_odds: Tensor, given: Tensor) -> bool:
     """Return whether rows that name a class are ranked above those that do not, significantly better than by chance.
 
     By the rank sums of all classes together. The mAP of a random ranking is no fixed mark: with few rows of a class it
     is far above the class's frequency (0.11 instead of 0.025 with one row of forty).
     """
-    usable = _usable(rows, given)
-    above, pairs, variance = 0.0, 0.0, 0.0
+    known, above, pairs, variance = ~given.isnan(), 0.0, 0.0, 0.0
     for k in range(given.shape[1]):
-        seen = usable[:, k]
+        seen = known[:, k]
         named = given[seen, k] > 0.5
         one, other = int(named.sum()), int((~named).sum())
         if one and other:
-            above += one * other * float(roc_auc_score(named.numpy(), rows.log_odds[seen, k].numpy()))
+            above += one * other * float(roc_auc_score(named.numpy(), log_odds[seen, k].numpy()))
             pairs, variance = pairs + one * other, variance + one * other * (one + other + 1) / 12
     return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
 
@@ -99,6 +106,6 @@ def _wrong(rows: EntryEvidence, given: Tensor, noise: EntryNoise, values: Tensor
 
 def _as_noise_model(noise: EntryNoise, knows: bool) -> NoiseModel:
     """The same as absent and present being two classes."""
-    positives, negatives = noise.false_positives, noise.false_negatives
+    positives, negatives = float(noise.false_positives.mean()), float(noise.false_negatives.mean())
     transition = torch.tensor([[1 - positives, positives], [negatives, 1 - negatives]], dtype=torch.float64)
     return NoiseModel(noise.rate, noise.low if knows else 0.0, noise.high, 1 / noise.sharpness, transition)

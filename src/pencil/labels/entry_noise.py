@@ -1,10 +1,12 @@
 """A model of the noise in multi-label data: classes that are missing in labels, and classes that should not be there.
 
-A class is present in a row with probability ``q = sigmoid(sharpness * z + shift)``, where ``z`` are the network's
-log-odds. A present class is missing in the label with probability ``false_negatives``, an absent one is named with
-probability ``false_positives``; both are the same for all classes, of which some may be rare. So a class is named with
-probability ``false_positives + (1 - false_positives - false_negatives) * q``. A network says of a class that it has not
-found yet what is true of most rows, that it is absent: ``shift`` is the correction for that.
+Class k is present in a row with probability ``q = sigmoid(sharpness * z + shift[k])``, where ``z`` are the network's
+log-odds. A present class is missing in the label with probability ``fn = false_negatives[k]``, an absent one is named
+with probability ``fp = false_positives[k]``. So it is named with probability ``m = fp + (1 - fp - fn) * q``. A network
+predicts that a class which it has not found yet is absent, as it is in most rows: ``shift`` corrects that.
+
+A given probability y says that the class is named with probability ``y' = sigmoid(confidence * logit(y))``: its
+likelihood is ``y' m + (1 - y') (1 - m)``. ``confidence`` is above 1 where those who gave it were surer than they said.
 """
 
 from dataclasses import dataclass
@@ -14,80 +16,186 @@ from torch import Tensor
 
 MAX_ENTRIES = 50_000
 """More entries than this change nothing."""
-PRIOR_MEAN = (0.0, 0.0, -2.0, -2.0)
-PRIOR_SPREAD = (2.0, 5.0, 2.0, 2.0)
-"""Of log sharpness, shift and the logits of twice the rates: wide, but sharpness has no limit on separable data."""
+PRIOR_MEAN = (0.0, 0.0, -2.0, -2.0, 0.0)
+PRIOR_SPREAD = (2.0, 5.0, 2.0, 2.0, 1.0)
+"""Of log sharpness, shift, logits of twice the rates, log confidence; sharpness has no limit on separable data."""
+SHARED = len(PRIOR_MEAN)
+STARTS = ((0.0, 0.0, -3.0, -3.0, 0.0), (0.0, 0.0, -1.0, -1.0, 0.0))
+CLASS_SPREAD = (1.0, 0.7, 0.7)
+"""How far shift and rates of a class are expected to be from those of the others: classes with few rows share them."""
 NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
 class EntryNoise:
-    """The noise model; ``rate`` is the fraction of wrong entries, with its 95 % interval."""
+    """The noise model; ``rate`` is the fraction of wrong entries, with its 95 % interval.
+
+    ``shift``, ``false_positives`` and ``false_negatives`` have one value for each class.
+    """
 
     sharpness: float
-    shift: float
-    false_positives: float
-    false_negatives: float
+    shift: Tensor
+    false_positives: Tensor
+    false_negatives: Tensor
+    confidence: float
     rate: float
     low: float
     high: float
 
     def log_odds(self, network_log_odds: Tensor) -> Tensor:
         """Return the log-odds that classes are present, by the network alone."""
-        return self.sharpness * network_log_odds.double() + self.shift
+        return self.sharpness * network_log_odds + self.shift.to(network_log_odds)
+
+    def label_log_odds(self, given: Tensor) -> Tensor:
+        """Return the log of the likelihood ratio ``P(y | present) / P(y | absent)`` of labels; 0 where unknown."""
+        named = sharpened(given, torch.tensor(self.confidence).to(given))
+        return _label_log_odds(named, self.false_positives.to(given), self.false_negatives.to(given)).nan_to_num(0.0)
+
+    def posterior(self, network_log_odds: Tensor, given: Tensor, trust: float = 1.0) -> Tensor:
+        """Return the log-odds that classes are present, given prediction and label (Bayes' rule).
+
+        Parameters
+        ----------
+        network_log_odds
+            Of the network, (rows, classes).
+        given
+            Given probabilities of the same shape; an unknown one (NaN) says nothing.
+        trust
+            Exponent of the label's likelihood.
+        """
+        return self.log_odds(network_log_odds) + trust * self.label_log_odds(given)
 
     def wrong(self, network_log_odds: Tensor, given: Tensor) -> Tensor:
-        """Return the probability that each given entry is wrong; a soft one counts as a mixture of both labels."""
+        """Return the probability that each given entry is wrong; an unknown one counts as absent."""
         given = given.double()
-        if_present = given * (1 - self.false_negatives) + (1 - given) * self.false_negatives
-        if_absent = given * self.false_positives + (1 - given) * (1 - self.false_positives)
-        present = (self.log_odds(network_log_odds) + if_present.log() - if_absent.log()).sigmoid()
+        present = self.posterior(network_log_odds.double(), given).sigmoid()
         return torch.where(given > 0.5, 1 - present, present)
 
 
-def fit_entry_noise(log_odds: Tensor, named: Tensor) -> EntryNoise:
-    """Return the noise model of entries that the network was not trained on, by maximum likelihood with wide priors.
+def fit_entry_noise(log_odds: Tensor, given: Tensor) -> EntryNoise:
+    """Return the noise model of rows that the network was not trained on, by maximum likelihood with wide priors.
+
+    Classes share their values as far as they do not show others.
 
     Parameters
     ----------
     log_odds
-        Of the network, (entries,).
-    named
-        Whether the class is named in the label, (entries,).
+        Of the network, (rows, classes).
+    given
+        Given probabilities of the same shape; NaN entries are left out.
     """
-    some = torch.randperm(len(named), generator=torch.Generator().manual_seed(0))[:MAX_ENTRIES]
-    z, y = log_odds[some].double(), named[some].double()
-    found = [_minimize(start, z, y) for start in ((0.0, 0.0, -3.0, -3.0), (0.0, 0.0, -1.0, -1.0))]
-    best = min(found, key=lambda values: float(_cost(values, z, y)))
-    sharpness, shift, false_positives, false_negatives = (float(value) for value in _unpack(best))
-    rate = float(_rate(best, z))
-    error = _error_of_rate(best, z, y)
-    return EntryNoise(
-        sharpness, shift, false_positives, false_negatives, rate,
-        max(0.0, rate - NORMAL_95 * error), min(0.5, rate + NORMAL_95 * error),
-    )  # fmt: skip
+    return fit_entry_noise_range(log_odds, given)[0]
 
 
-def _unpack(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sharpness, shift and both rates, each below one half, of unbounded values."""
-    return values[0].exp(), values[1], values[2].sigmoid() / 2, values[3].sigmoid() / 2
+def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, EntryNoise]:
+    """Return the noise model of :func:`fit_entry_noise`, and that with the lowest rate that the labels allow as well.
+
+    The second one is on the border of the 95 % confidence region, where the rate is lowest: what the first one takes
+    for noise may be a network that is less sure.
+    """
+    entries, classes = _some_entries(log_odds, given), given.shape[1]
+    found = [_minimize(start, entries, classes) for start in STARTS]
+    best = min(found, key=lambda values: float(_cost(values, *entries)))
+    covariance, slope = _uncertainty(best, *entries)
+    error = float((slope @ covariance @ slope).clamp_min(1e-24).sqrt())
+    lowest = best.clone()
+    lowest[:SHARED] -= NORMAL_95 * covariance @ slope / error
+    rate = float(_rate(best, *entries))
+    low, high = max(0.0, rate - NORMAL_95 * error), min(0.5, rate + NORMAL_95 * error)
+    return _as_model(best, rate, low, high), _as_model(lowest, low, low, low)
 
 
-def _cost(values: Tensor, z: Tensor, y: Tensor) -> Tensor:
+def entry_log_likelihoods(log_odds: Tensor, given: Tensor, noise: EntryNoise) -> Tensor:
+    """Return the log-probability of the known labels of each row, (rows,)."""
+    given, rates = given.double(), (noise.false_positives.to(given.device), noise.false_negatives.to(given.device))
+    named = sharpened(given, given.new_tensor(noise.confidence))
+    return _log_likelihood(noise.log_odds(log_odds.double()), named, *rates).nan_to_num(0.0).sum(dim=1)
+
+
+def sharpened(given: Tensor, confidence: Tensor) -> Tensor:
+    """Return ``sigmoid(confidence * logit(y))``; 0, 1 and NaN stay."""
+    soft = (given > 0) & (given < 1)
+    return torch.where(soft, (confidence * torch.where(soft, given, 0.5).logit()).sigmoid(), given)
+
+
+def remaining_errors(log_odds: Tensor, given: Tensor, noise: EntryNoise) -> float:
+    """Return which fraction of the wrong entries the posterior leaves, with those that it breaks, by its own values."""
+    wrong = noise.wrong(log_odds, given)[~given.isnan()]
+    return float(torch.minimum(wrong, 1 - wrong).sum() / wrong.sum().clamp_min(1e-12))
+
+
+def entry_agreement(log_odds: Tensor, given: Tensor) -> float:
+    """Return the fraction of known entries that are predicted as given."""
+    known = ~given.isnan()
+    return float(((log_odds > 0) == (given > 0.5))[known].double().mean())
+
+
+def remaining_entry_trust(log_odds: Tensor, given: Tensor, noise: EntryNoise, agreement: float) -> float:
+    """Return the fraction of a given label's weight that the prediction for its training row does not contain yet.
+
+    As :func:`pencil.labels.noise_model.remaining_trust`: the part that is repeated makes predictions for held-out rows
+    agree with their labels as often as those for training rows agree with theirs.
+    """
+    for weight in torch.linspace(0.0, 1.0, 21).tolist():
+        repeated = weight * noise.label_log_odds(given.double()) / noise.sharpness
+        if entry_agreement(log_odds.double() + repeated, given) >= agreement:
+            return 1 - float(weight)
+    return 0.0
+
+
+def _as_model(values: Tensor, rate: float, low: float, high: float) -> EntryNoise:
+    sharpness, shift, false_positives, false_negatives, confidence = _unpack(values)
+    return EntryNoise(float(sharpness), shift, false_positives, false_negatives, float(confidence), rate, low, high)
+
+
+def _some_entries(log_odds: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-odds, given probability and class of known entries, at most ``MAX_ENTRIES``."""
+    rows, classes = (~given.isnan()).cpu().nonzero(as_tuple=True)
+    some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MAX_ENTRIES]
+    rows, classes = rows[some], classes[some]
+    z = log_odds.cpu()[rows, classes].float().double()  # the last bits, which differ between processes, are cut off
+    return z, given.cpu()[rows, classes].double(), classes
+
+
+def _label_log_odds(y: Tensor, false_positives: Tensor, false_negatives: Tensor) -> Tensor:
+    """``log P(y | present) / P(y | absent)``."""
+    if_present = y * (1 - false_negatives) + (1 - y) * false_negatives
+    if_absent = y * false_positives + (1 - y) * (1 - false_positives)
+    return if_present.log() - if_absent.log()
+
+
+def _log_likelihood(log_odds: Tensor, y: Tensor, false_positives: Tensor, false_negatives: Tensor) -> Tensor:
+    """``log(y m + (1 - y) (1 - m))`` of each entry, where ``log_odds`` are those that its class is present."""
+    named = false_positives + (1 - false_positives - false_negatives) * log_odds.sigmoid()
+    return (y * named + (1 - y) * (1 - named)).clamp_min(1e-12).log()
+
+
+def _unpack(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Sharpness, shift and both rates of each class, below one half, and confidence, of unbounded values.
+
+    The values of all classes are followed by how far shift and rates of each class are from them.
+    """
+    shift, false_positives, false_negatives = values[1:4, None] + values[SHARED:].reshape(3, -1)
+    return values[0].exp(), shift, false_positives.sigmoid() / 2, false_negatives.sigmoid() / 2, values[4].exp()
+
+
+def _cost(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
     """Negative log-likelihood and log-prior."""
-    sharpness, shift, false_positives, false_negatives = _unpack(values)
-    named = false_positives + (1 - false_positives - false_negatives) * (sharpness * z + shift).sigmoid()
-    distance = (values - values.new_tensor(PRIOR_MEAN)) / values.new_tensor(PRIOR_SPREAD)
-    return torch.nn.functional.binary_cross_entropy(named, y, reduction="sum") + distance.square().sum() / 2
+    sharpness, shift, false_positives, false_negatives, confidence = _unpack(values)
+    common = (values[:SHARED] - values.new_tensor(PRIOR_MEAN)) / values.new_tensor(PRIOR_SPREAD)
+    own = values[SHARED:].reshape(3, -1) / values.new_tensor(CLASS_SPREAD)[:, None]
+    named = sharpened(y, confidence)
+    likelihood = _log_likelihood(sharpness * z + shift[k], named, false_positives[k], false_negatives[k])
+    return (common.square().sum() + own.square().sum()) / 2 - likelihood.sum()
 
 
-def _minimize(start: tuple[float, ...], z: Tensor, y: Tensor) -> Tensor:
-    values = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+def _minimize(start: tuple[float, ...], entries: tuple[Tensor, Tensor, Tensor], classes: int) -> Tensor:
+    values = torch.tensor([*start, *[0.0] * 3 * classes], dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS([values], max_iter=200, line_search_fn="strong_wolfe")
 
     def cost() -> Tensor:
         search.zero_grad()
-        found = _cost(values, z, y)
+        found = _cost(values, *entries)
         found.backward()
         return found
 
@@ -96,16 +204,21 @@ def _minimize(start: tuple[float, ...], z: Tensor, y: Tensor) -> Tensor:
     return values.detach()
 
 
-def _rate(values: Tensor, z: Tensor) -> Tensor:
-    """The fraction of wrong entries."""
-    sharpness, shift, false_positives, false_negatives = _unpack(values)
-    present = (sharpness * z + shift).sigmoid()
-    return (present * false_negatives + (1 - present) * false_positives).mean()
+def _rate(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
+    """The fraction of wrong entries, by the posterior of each."""
+    sharpness, shift, false_positives, false_negatives, confidence = _unpack(values)
+    label = _label_log_odds(sharpened(y, confidence), false_positives[k], false_negatives[k])
+    present = (sharpness * z + shift[k] + label).sigmoid()
+    return torch.where(y > 0.5, 1 - present, present).mean()
 
 
-def _error_of_rate(values: Tensor, z: Tensor, y: Tensor) -> float:
-    """Standard error of the rate: the curvature of the cost at its minimum, carried over to the rate."""
+def _uncertainty(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Covariance of the values that all classes share, by the curvature of the cost, and the slope of the rate.
+
+    The values of single classes are left out: there may be thousands of them.
+    """
+    common, own = values[:SHARED], values[SHARED:]
     with torch.enable_grad():
-        curvature = torch.autograd.functional.hessian(lambda at: _cost(at, z, y), values)
-        slope = torch.autograd.functional.jacobian(lambda at: _rate(at, z), values)
-    return float((slope @ torch.linalg.pinv(curvature, hermitian=True) @ slope).clamp_min(0).sqrt())
+        curvature = torch.autograd.functional.hessian(lambda at: _cost(torch.cat([at, own]), z, y, k), common)
+        slope = torch.autograd.functional.jacobian(lambda at: _rate(torch.cat([at, own]), z, y, k), common)
+    return torch.linalg.pinv(curvature, hermitian=True), slope

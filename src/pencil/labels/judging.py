@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
+from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.noise_model import (
     NoiseModel,
     calibrated,
@@ -62,6 +63,8 @@ class Judgement:
         How far the noise rate that training shows is above what held-out rows allow; see :func:`estimate_noise`.
     lost_classes
         Classes whose rows were left as given, because the corrected labels would not have contained them any more.
+    entry_noise
+        Of multi-label data: the noise model of entries, of which ``noise`` is a summary.
     """
 
     probs: Tensor
@@ -74,6 +77,7 @@ class Judgement:
     mismatch: float
     lost_classes: tuple[int, ...] = ()
     gap: float = 0.0
+    entry_noise: EntryNoise | None = None
 
 
 TIE_BREAK = 0.002

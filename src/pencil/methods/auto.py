@@ -10,23 +10,10 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import hard_labels
-from pencil.labels.forms import label_form
-from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
-from pencil.labels.noise_model import (
-    SIGNIFICANT,
-    NoiseModel,
-    calibrated,
-    fit_noise,
-    is_chance,
-    log_likelihoods,
-    log_rarity,
-    noise_shape,
-    posterior,
-    remaining_trust,
-)
-from pencil.labels.protocol import Labels
+from pencil.labels.entry_noise import EntryNoise
+from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 from pencil.labels.store import CHUNK
+from pencil.methods.auto_forms import auto_form
 from pencil.methods.base import (
     Context,
     Epochs,
@@ -39,15 +26,12 @@ from pencil.methods.base import (
     Task,
     Terms,
 )
-from pencil.methods.elr import early_learning_loss, moved_targets
 from pencil.methods.schedules import Cosine
 
 BACKBONE_WITHOUT_HELD_OUT = 0.2
 """Length of the backbone phase as a fraction of the budget, where no rows are held out to end it."""
 ENOUGH_HELD_OUT = 75
 """With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
-ELR_BETA = 0.7
-"""ELR's beta: the weight of earlier predictions in the running mean."""
 
 
 @dataclass
@@ -68,7 +52,7 @@ class AutoState:
     best_weights: list[Tensor] = field(default_factory=list)
     best_logits: Tensor | None = None
     corrected: bool = False
-    noise: NoiseModel | None = None
+    noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
     choices: list[str] = field(default_factory=list)
 
@@ -76,15 +60,15 @@ class AutoState:
 class Auto(Method):
     """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
-    *Backbone*: cross-entropy on the given labels with ELR's regulariser, until the likelihood of the held-out labels
-    has not risen for ``patience`` epochs. The network then returns to its best epoch, and every label is set to its
-    posterior.
+    *Backbone*: cross-entropy on the given labels (of single-label data with ELR's regulariser), until the likelihood of
+    the held-out labels has not risen for ``patience`` epochs. The network then returns to its best epoch, and every
+    label is set to its posterior.
     *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
     the estimated noise model (:mod:`pencil.labels.noise_model`).
     *Fine-tuning*: the last epochs, on labels that no longer move.
     In the end every label, held out or not, is set to its posterior by the training dynamics of all epochs
     (:mod:`pencil.labels.judging`); where the network predicts held-out labels no better than chance, labels stay as
-    given.
+    given. What differs for multi-label data is in :mod:`pencil.methods.auto_forms`.
 
     Parameters
     ----------
@@ -95,7 +79,7 @@ class Auto(Method):
     warmup
         Fraction of the epochs in which the learning rate rises first; for high learning rates.
     early_learning
-        Weight of ELR's regulariser in the backbone phase.
+        Weight of ELR's regulariser in the backbone phase of single-label data.
     patience, max_backbone
         The backbone phase ends after this many epochs without a better held-out likelihood, and at the latest at this
         fraction of the budget. A network that still improves gains more by this than by its own corrections.
@@ -117,7 +101,7 @@ class Auto(Method):
     """
 
     requirements = Requirements(
-        ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, wall_clock=True, row_losses=True
+        ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, multilabel=True, wall_clock=True, row_losses=True
     )
     state: AutoState
 
@@ -147,16 +131,10 @@ class Auto(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.task = task
-        self.labels = task.layout.build(task.given_labels, self._make_store)
+        self.form = auto_form(task, self.early_learning)
+        self.labels = task.layout.build(task.given_labels, self.form.store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
-        self.rarity = log_rarity(task.given_labels, task.num_classes)
         return self.plan()
-
-    def _make_store(self, given_labels: Tensor, top_k: int | None) -> Labels:
-        task = self.task
-        return label_form(False).store(
-            given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype
-        )
 
     def plan(self) -> tuple[Phase, ...]:
         """One cosine over all phases, whichever epoch they change at, and one over each further round."""
@@ -169,15 +147,18 @@ class Auto(Method):
         return tuple(phases)
 
     def _backbone(self, epochs: int) -> Phase:
-        lr = Cosine(self.lr, length=self.state.total, warmup=self.warmup)
+        lr = self._lr(0, self.state.total, self.warmup)
         return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets)
+
+    def _lr(self, offset: int, length: int, warmup: float) -> Cosine:
+        return Cosine(self.lr, offset=offset, length=length, warmup=warmup, hold=self.form.hold)
 
     def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
         """Correction and fine-tuning on a cosine of ``length`` epochs, ``offset`` of which have passed before."""
         left = max(0, self.state.total - self.state.backbone_epochs)
         finetune = min(left, round(self.finetune * self.state.total))
-        whole = Cosine(self.lr, length=length, warmup=self.warmup if offset else 0.0)
-        first, second = (replace(whole, offset=place) for place in (offset, length - finetune))
+        warmup = self.warmup if offset else 0.0  # a further round starts at the full rate
+        first, second = (self._lr(place, length, warmup) for place in (offset, length - finetune))
         return [
             Phase("correction" + suffix, left - finetune, self.correction_loss, first, after_step=self.correct_labels),
             Phase("finetune" + suffix, finetune, self.correction_loss, second),
@@ -186,41 +167,31 @@ class Auto(Method):
     # ---- losses and label updates
 
     def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels, plus ELR's regulariser.
-
-        Until labels are corrected, the label store holds ELR's targets, scaled to sum to one. The targets start at zero
-        and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``.
-        """
+        """Eq. 1 on the given labels; of single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
-        stored = self.labels.to_probs(self.labels[batch.rows]) * (1 - ELR_BETA**self.state.done)
-        targets = moved_targets(stored, outputs.logits, ELR_BETA)
-        classification = cross_entropy(outputs.logits, batch.given_labels)
-        regularizer = early_learning_loss(outputs.logits, targets)
-        parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
-        return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
+        stored = self.labels.to_probs(self.labels[batch.rows])
+        return self.form.backbone_terms(outputs.logits, batch.given_labels, stored, self.state.done)
 
-    def update_targets(self, targets: Tensor, batch: Batch, _label_step: float) -> None:
+    def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
         """Store ELR's targets of these rows."""
         assert self.labels is not None
-        self.labels.write(batch.rows, as_logits(targets))
+        if targets is not None:
+            self.labels.write(batch.rows, self.form.as_logits(targets, batch.given_labels))
 
     def correction_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """KL divergence between label distribution and prediction; forward KL keeps the network calibrated."""
         assert self.labels is not None
         label_logits = self.labels[batch.rows]
-        divergence = forward_kl if self.divergence == "forward" else inverse_kl
-        carry = outputs.logits.detach(), self.labels.to_probs(label_logits)
-        return Terms(divergence(outputs.logits, label_logits), carry=carry)
+        loss = self.form.divergence(outputs.logits, label_logits, batch.given_labels, self.divergence)
+        return Terms(loss, carry=(outputs.logits.detach(), self.labels.to_probs(label_logits)))
 
     def correct_labels(self, carry: tuple[Tensor, Tensor], batch: Batch, _label_step: float) -> None:
         """``y_d <- (1 - pace) * y_d + pace * posterior`` for these rows."""
         assert self.labels is not None and self.state.noise is not None
         logits, label_probs = carry
-        log_posterior = posterior(
-            at_least_fp32(logits), batch.given_labels, self.state.noise, self.state.trust, self.rarity
-        )
-        moved = torch.lerp(label_probs, log_posterior.exp().to(label_probs), self.pace)
-        self.labels.write(batch.rows, as_logits(moved))
+        target = self.form.posterior(self.state.noise, logits, batch.given_labels, self.state.trust)
+        moved = torch.lerp(label_probs, self.form.to_probs(target).to(label_probs), self.pace)
+        self.labels.write(batch.rows, self.form.as_logits(moved, batch.given_labels))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The label distributions; before correction, when the store holds ELR's targets, the given labels."""
@@ -233,32 +204,24 @@ class Auto(Method):
 
     def relabel(self, context: Context) -> None:
         """Estimate the noise model, and set every label to its posterior."""
-        logits = context.predict().nan_to_num(0.0)
-        given = hard_labels(self.task.given_labels)
-        shape = noise_shape(logits, given)
-        held_out = context.held_out() or (logits.cpu(), given.cpu())
-        noise = fit_noise(held_out[0], hard_labels(held_out[1]), shape)
-        self.state.noise = noise
-        self._fit_trust(*held_out, float((logits.argmax(dim=1) == given).double().mean()))
-        self._write_labels(posterior(logits, self.task.given_labels, noise, self.state.trust, self.rarity))
-        self._note(
-            f"noise rate {noise.rate:.0%} (interval {noise.low:.0%} to {noise.high:.0%}), temperature "
-            f"{noise.temperature:.2f}; every label set to its posterior"
-        )
+        logits, given = context.predict().nan_to_num(0.0), self.task.given_labels
+        held_out = context.held_out()
+        self.state.noise = noise = self.form.fit_noise(logits, given, held_out)
+        self._fit_trust(held_out or (logits.cpu(), given.cpu()), self.form.agreement(logits, given))
+        self._write_labels(self.form.posterior(noise, logits, given, self.state.trust))
+        self._note(f"{self.form.describe(noise)}; every label set to its posterior")
 
     def refit(self, context: Context) -> None:
-        """Calibrate the network as it is now, and fit the weight of the given labels."""
+        """Fit the calibration and the weight of the given labels to the network as it is now."""
         held_out = context.held_out()
         if held_out is not None:
-            assert self.state.noise is not None
-            self.state.noise = calibrated(self.state.noise, held_out[0], hard_labels(held_out[1]))
-            self._fit_trust(*held_out, context.train_accuracy)
+            self.state.noise = self.form.refit(self.state.noise, held_out)
+            self._fit_trust(held_out, context.train_accuracy)
 
-    def _fit_trust(self, logits: Tensor, given: Tensor, agreement: float) -> None:
-        assert self.state.noise is not None
+    def _fit_trust(self, held_out: tuple[Tensor, Tensor], agreement: float) -> None:
         self.state.trust = 0.0
         if self.anchored:
-            self.state.trust = remaining_trust(logits, hard_labels(given), self.state.noise, agreement)
+            self.state.trust = self.form.remaining_trust(self.state.noise, held_out, agreement)
 
     def _write_labels(self, label_logits: Tensor) -> None:
         """Set the label logits of all rows; pinned rows stay as given."""
@@ -310,14 +273,16 @@ class Auto(Method):
         state, held_out = self.state, context.held_out()
         if held_out is None:
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
-        logits, given = held_out[0], hard_labels(held_out[1])
-        if is_chance(logits.argmax(dim=1) == given, given):
+        if self.form.is_chance(held_out):
             return False
-        likelihood = float(log_likelihoods(logits, given).mean())
+        likelihood = float(self.form.log_likelihoods(held_out).mean())
         if likelihood > state.best_likelihood:
             state.best_likelihood, state.best_epoch = likelihood, state.done
-            state.best_weights, state.best_logits = context.snapshot(), logits
-        ended = state.done - state.best_epoch >= self.patience or state.done >= self.max_backbone * state.total
+            state.best_weights, state.best_logits = context.snapshot(), held_out[0]
+        ended = state.done - state.best_epoch >= self.patience or (
+            state.done >= min(self.max_backbone, self.form.correct_from) * state.total
+            and self.form.is_worth_correcting(held_out)
+        )
         return ended and state.done < state.total
 
     def _leave_backbone(self, context: Context) -> None:
@@ -350,9 +315,11 @@ class Auto(Method):
         """At the end: set every label to its posterior by the dynamics of all epochs, or leave all as given."""
         if not self.anchored:
             return
+        if self.state.done < self.form.min_visits:
+            context.restart_dynamics()
         judgement = context.judge()
-        self._write_labels(as_logits(judgement.probs.to(self.task.device)))
-        self.state.noise = judgement.noise
+        self._write_labels(self.form.as_logits(judgement.probs.to(self.task.device), self.task.given_labels))
+        self.state.noise = self.form.noise_of(judgement)
         found = "set to its posterior by the training dynamics" if judgement.knows else "left as given"
         self._note(f"every label {found}; noise rate {judgement.noise.rate:.0%} at the end")
 
@@ -362,13 +329,13 @@ class Auto(Method):
         if state.round >= self.rounds or self.task.seconds is not None or held_out is None:
             return False
         assert state.best_logits is not None and state.noise is not None
-        logits, given = held_out[0], hard_labels(held_out[1])
-        now, before = (log_likelihoods(one, given, state.noise.transition) for one in (logits, state.best_logits))
+        both = held_out[0], state.best_logits
+        now, before = (self.form.log_likelihoods((logits, held_out[1]), state.noise) for logits in both)
         if _z_score(now - before) <= SIGNIFICANT:
             self._note(f"no further round after round {state.round}: held-out labels are not explained better")
             return False
         self._note(f"another round after round {state.round}: held-out labels are explained better than before")
-        state.best_weights, state.best_logits = context.snapshot(), logits
+        state.best_weights, state.best_logits = context.snapshot(), held_out[0]
         return True
 
     def _undo_if_worse(self, context: Context) -> None:
@@ -376,9 +343,7 @@ class Auto(Method):
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return
-        given = hard_labels(held_out[1])
-        now, before = (logits.argmax(dim=1) == given for logits in (held_out[0], state.best_logits))
-        if _z_score(now.double() - before.double()) < -SIGNIFICANT:
+        if _z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
             message = (
                 "correction made predictions of held-out labels worse: the network returns to the end of the backbone "
                 "phase, and labels to its posterior"
@@ -393,23 +358,15 @@ class Auto(Method):
 
     def metrics(self) -> dict[str, float]:
         noise = self.state.noise
-        return {} if noise is None else {"temperature": noise.temperature, "trust": self.state.trust}
+        return {} if noise is None else {**self.form.calibration(noise), "trust": self.state.trust}
 
     def findings(self) -> dict[str, Any]:
-        """The decisions in words, and the transition matrix."""
-        found: dict[str, Any] = {"choices": list(self.state.choices)}
-        noise = self.state.noise
-        if noise is not None:
-            found["transition"] = noise.transition.tolist()
-        return found
+        """The decisions in words, and the noise model."""
+        found = {} if self.state.noise is None else self.form.findings(self.state.noise)
+        return {"choices": list(self.state.choices), **found}
 
     def _note(self, choice: str) -> None:
         self.state.choices.append(choice)
-
-
-def as_logits(probs: Tensor) -> Tensor:
-    """Return logits whose softmax is ``probs``, scaled to sum to one."""
-    return (probs / probs.sum(dim=1, keepdim=True)).clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
 def _z_score(gain: Tensor) -> float:

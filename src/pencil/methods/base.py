@@ -221,7 +221,7 @@ class Context(Protocol):
         """Forget the training dynamics, and count one visit of every row by the network as it is now."""
 
     def judge(self) -> Judgement:
-        """Return the judgement of all rows by their training dynamics so far; for single-label data."""
+        """Return the judgement of all rows by their training dynamics so far."""
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         """Return logits and (noisy) given labels of the held-out rows; None without held-out rows."""

@@ -88,7 +88,8 @@ class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase.
 
     Where the cosine spans more than the phase, ``length`` is its length in epochs and ``offset`` the epochs before. In
-    the first ``warmup`` of it, a fraction, the value rises linearly from a fifth of ``start`` to ``start``.
+    the first ``warmup`` of it, a fraction, the value rises linearly from a fifth of ``start`` to ``start``; until the
+    fraction ``hold`` it stays there.
     """
 
     start: Level
@@ -96,13 +97,15 @@ class Cosine(_Schedule):
     offset: Level = 0.0
     length: Level | None = None
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    hold: Annotated[float, Field(ge=0, lt=1)] = 0.0
     kind: Literal["cosine"] = "cosine"
 
     def __call__(self, epoch: float, epochs: int) -> float:
         done = (self.offset + epoch) / (self.length or epochs)
         if done < self.warmup:
             return self.start * (0.2 + 0.8 * done / self.warmup)
-        done = (done - self.warmup) / (1 - self.warmup)
+        falling = max(self.warmup, self.hold)
+        done = max(0.0, done - falling) / (1 - falling)
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * done)) / 2
 
     def stretched(self, ratio: float) -> Self:

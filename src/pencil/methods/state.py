@@ -34,5 +34,8 @@ def _load_field(current: Any, value: Any, kind: Any) -> Any:
         return deque(value, maxlen=current.maxlen)
     if isinstance(current, Tensor) and isinstance(value, Tensor):
         return value.to(current.device)
-    nested: Any = next((one for one in (kind, *get_args(kind)) if isinstance(one, type) and is_dataclass(one)), None)
-    return nested(**value) if nested is not None and isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    kinds: Any = (one for one in (kind, *get_args(kind)) if isinstance(one, type) and is_dataclass(one))
+    nested = next((one for one in kinds if {part.name for part in fields(one)} == value.keys()), None)
+    return value if nested is None else nested(**value)

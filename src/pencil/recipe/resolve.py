@@ -67,21 +67,16 @@ def parse(
     return recipe
 
 
-def with_runnable_method(recipe: Recipe, *, multilabel: bool, held_out_rows: int) -> Recipe:
+def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
     """Return the recipe with a method that can run on this data; a warning names it where it is another one.
 
-    ``auto`` needs single-label data and a few held-out rows. Elsewhere ``pencil`` runs with its default
-    numbers and with those given for ``auto`` that both have. A given number that ``pencil`` cannot use is an error.
+    ``auto`` needs a few held-out rows. Without them ``pencil`` runs with its default numbers and with those given for
+    ``auto`` that both have. A given number that ``pencil`` cannot use is an error.
     """
-    if recipe.method["name"] != "auto":
+    needed = find_method("auto").requirements.min_held_out_rows
+    if recipe.method["name"] != "auto" or held_out_rows >= needed:
         return recipe
-    needs = find_method("auto").requirements
-    if multilabel and not needs.multilabel:
-        reason = "auto cannot run on multi-label data yet"
-    elif held_out_rows < needs.min_held_out_rows:
-        reason = f"auto needs at least {needs.min_held_out_rows} held-out rows and there are {held_out_rows}"
-    else:
-        return recipe
+    reason = f"auto needs at least {needed} held-out rows and there are {held_out_rows}"
     unusable = sorted(recipe.given_arguments - {"lr", "rounds", "epochs"})
     if unusable:
         raise RecipeError(
