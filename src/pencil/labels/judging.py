@@ -32,7 +32,7 @@ MATCH_ROWS = 2000
 """More training rows than this change nothing."""
 SPREAD = 0.3
 """How far the logarithm of the temperature, and the trust, of training rows are expected to be from those of others."""
-TRAIN_WEIGHT = 200.0
+TRAIN_WEIGHT = 100.0
 """Training rows count as this many held-out rows where the temperature is fitted."""
 ENOUGH_TO_MATCH = 5
 """With fewer held-out rows their averages say nothing: training rows are judged by themselves."""

@@ -13,7 +13,7 @@ from pencil.data.examples import Batch
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 from pencil.labels.store import CHUNK
-from pencil.methods.auto_forms import auto_form
+from pencil.methods.auto_forms import HeldOut, auto_form
 from pencil.methods.base import (
     Context,
     Epochs,
@@ -39,7 +39,7 @@ class AutoState:
     """What training has found out so far.
 
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
-    ``best_*`` describe the backbone epoch with the highest held-out likelihood. ``trust`` is the weight of the given
+    ``best_*`` describe the backbone epoch that predicts held-out labels best. ``trust`` is the weight of the given
     label in the posterior. ``choices`` are the decisions in words.
     """
 
@@ -81,8 +81,9 @@ class Auto(Method):
     early_learning
         Weight of ELR's regulariser in the backbone phase of single-label data.
     patience, max_backbone
-        The backbone phase ends after this many epochs without a better held-out likelihood, and at the latest at this
-        fraction of the budget. A network that still improves gains more by this than by its own corrections.
+        The backbone phase ends after this many epochs in which held-out labels were not predicted better, and at the
+        latest at this fraction of the budget. A network that still improves gains more by this than by its own
+        corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
@@ -275,15 +276,27 @@ class Auto(Method):
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         if self.form.is_chance(held_out):
             return False
-        likelihood = float(self.form.log_likelihoods(held_out).mean())
-        if likelihood > state.best_likelihood:
-            state.best_likelihood, state.best_epoch = likelihood, state.done
-            state.best_weights, state.best_logits = context.snapshot(), held_out[0]
+        self._keep_if_best(context, held_out)
         ended = state.done - state.best_epoch >= self.patience or (
             state.done >= min(self.max_backbone, self.form.correct_from) * state.total
             and self.form.is_worth_correcting(held_out)
         )
         return ended and state.done < state.total
+
+    def _keep_if_best(self, context: Context, held_out: HeldOut) -> None:
+        """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.
+
+        The likelihood of a few rows goes up and down by chance. So a network that predicts more labels is better,
+        unless the labels are less likely by more than a standard error: then it is surer of mistakes.
+        """
+        state, by_row = self.state, self.form.log_likelihoods(held_out)
+        better = float(by_row.mean()) > state.best_likelihood
+        if not better and state.best_logits is not None:
+            before = self.form.log_likelihoods((state.best_logits, held_out[1]))
+            better = _z_score(self.form.gains(held_out, state.best_logits)) > 1 and _z_score(by_row - before) > -1
+        if better:
+            state.best_likelihood, state.best_epoch = float(by_row.mean()), state.done
+            state.best_weights, state.best_logits = context.snapshot(), held_out[0]
 
     def _leave_backbone(self, context: Context) -> None:
         state = self.state
