@@ -147,7 +147,7 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
                 _flush(temporary, mode)
                 _put_in_place(temporary, path, new)
         finally:
-            _remove(temporary)
+            remove(temporary)
             _in_use.discard(temporary.name)
     except PencilError:
         raise
@@ -184,7 +184,17 @@ def clear_temporaries(folder: Path) -> None:
         for name in [entry.name for entry in entries if entry.name.startswith(".")]:
             if (match := TEMPORARY.fullmatch(name)) and match["machine"] == _machine() and _is_left(name, match["pid"]):
                 with suppress(OSError):
-                    _remove(folder / name)
+                    remove(folder / name)
+
+
+def make_folder(path: Path) -> Path:
+    """Make an empty folder, in place of what an earlier process left under its name, and return it."""
+    remove(path)
+    try:
+        path.mkdir()
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}; fix the access to its folder.") from error
+    return path
 
 
 def sync_file(path: Path) -> None:
@@ -262,6 +272,7 @@ def _put_in_place(temporary: Path, path: Path, new: bool) -> None:
         temporary.rename(path)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it; one that is missing is no error."""
     with suppress(FileNotFoundError):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

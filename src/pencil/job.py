@@ -29,7 +29,10 @@ from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
 from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
-from pencil.runs.layout import FINETUNE, is_run, is_unfinished
+from pencil.runs.label_files import write_part
+from pencil.runs.label_parts import build_label_parts
+from pencil.runs.label_table import LabelTable
+from pencil.runs.layout import FINETUNE, LABELS, is_run, is_unfinished
 from pencil.runs.lock import RunLock
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
@@ -263,9 +266,8 @@ class Execution:
         if checkpointer is not None:  # what is needed to finish, if the results cannot be written
             checkpointer.save_final(trainer)
         outcome, model, best_weights = self._whole(job, outcome, observers, directory)
-        run = self._finished(model, outcome, {} if directory is None else directory.environment)
+        run = self._finished(model, outcome, best_weights, directory)
         if directory is not None:
-            _write_results(directory, run, best_weights)
             _write_report(run, job.prepared.splits)
         if trackers is not None:
             trackers.finish(run)
@@ -276,7 +278,7 @@ class Execution:
         if directory is not None:
             directory.forget_failure()
         try:
-            return trainer.run()
+            return trainer.run(whole=self.path is None or bool(self.job.recipe.model.finetune_epochs))
         except Stopped:
             raise
         except Exception as error:
@@ -346,25 +348,55 @@ class Execution:
                 "command goes on from there, or from the beginning where data.cache keeps none."
             )
 
-    def _finished(self, model: nn.Module, outcome: Outcome, environment: dict[str, Any]) -> Run:
+    def _finished(
+        self, model: nn.Module, outcome: Outcome, best_weights: dict[str, Tensor], directory: RunWriter | None
+    ) -> Run:
+        """The run, with its results written where it has a directory."""
         job, splits = self.job, self.job.prepared.splits
-        return Run(
-            model,
-            build_label_table(
-                splits,
-                outcome.label_probs,
-                outcome.validation_probs,
-                row_evidence(outcome),
-                outcome.unlabelled_probs,
-                job.rows["key"],
-            ),
-            outcome.records,
-            summarize(splits, outcome, job.recipe, job.prepared.noise_rate),
-            job.recipe,
-            self.path,
-            environment,
-            job.prepared.encoder,
+        summary = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
+        labels = self._label_table(outcome) if outcome.shard is None else None
+        written = self._write_parts(outcome, directory) if labels is None else labels
+
+        def write() -> None:
+            if directory is not None:
+                _write_results(directory, written, outcome.records, model.state_dict(), best_weights, summary)
+
+        if labels is None:  # the other ranks wait for it
+            assert self.path is not None
+            _on_first_rank(self.world, write)
+            labels = LabelTable.open(self.path / LABELS)
+        else:
+            write()
+        environment = {} if directory is None else directory.environment
+        return Run(model, labels, outcome.records, summary, job.recipe, self.path, environment, job.prepared.encoder)
+
+    def _label_table(self, outcome: Outcome) -> LabelTable:
+        return build_label_table(
+            self.job.prepared.splits,
+            outcome.label_probs,
+            outcome.validation_probs,
+            row_evidence(outcome),
+            outcome.unlabelled_probs,
+            self.job.rows["key"],
         )
+
+    def _write_parts(self, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:
+        """Write the label table in parts, each rank the rows whose results it has; return the digests of all."""
+        world, splits, order = self.world, self.job.prepared.splits, self.job.rows["key"]
+        folder = _on_first_rank(world, lambda: cast(RunWriter, directory).begin_label_parts())
+        top_k = self.job.recipe.training.label_top_k
+        parts = build_label_parts(splits, outcome, order, world.rank, world.size, top_k)
+        found: dict[str, str] | PencilError
+        try:
+            found = write_part(folder, world.rank, world.size, parts)
+        except PencilError as error:
+            found = error
+        digests: dict[str, str] = {}
+        for one in world.all_gather_object(found):
+            if isinstance(one, PencilError):
+                raise one
+            digests |= one
+        return digests
 
 
 @dataclass
@@ -384,9 +416,10 @@ class _Waiting:
             raise Stopped(f"stopped by {self.request.signal} while another run computed features; start again later.")
 
 
-def _write_results(directory: RunWriter, run: Run, best_weights: dict[str, Tensor]) -> None:
+def _write_results(directory: RunWriter, *results: Any) -> None:
+    """Write the results; they are the arguments of :meth:`RunWriter.finish`."""
     try:
-        directory.finish(run.labels, run.metrics, run.model.state_dict(), best_weights, run.summary)
+        directory.finish(*results)
     except RunError as error:
         raise RunError(
             f"training has ended, but its results cannot be written: {error} The last checkpoint has everything: free "

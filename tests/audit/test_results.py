@@ -97,7 +97,9 @@ def test_a_kill_between_manifest_and_labels_can_be_repeated(run):
     (run / "labels.parquet").write_bytes(old)  # as if the process had died before it
     assert not all(status.ok for status in verify(run))
     record(run, answers)
-    assert all(status.ok for status in verify(run)) and BEFORE in json.loads((run / "manifest.json").read_text())
+    assert all(status.ok for status in verify(run)) and BEFORE.format("labels.parquet") in json.loads(
+        (run / "manifest.json").read_text()
+    )
 
 
 def test_damaged_labels_are_not_signed_again(run):

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from pencil.audit.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
 from pencil.decisions import Where
@@ -13,7 +12,6 @@ from pencil.errors import RunError
 from pencil.files import read_json, write_json
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
-from pencil.runs.layout import LABELS
 
 DESIGN = "audit.json"
 FORMAT = 1
@@ -155,7 +153,7 @@ def _labels(run: Path) -> LabelTable:
             f"the run in {run} is multi-label; expected single-label data, as an audit asks for one class per row; "
             f"use `pencil review {run}`."
         )
-    pinned = ("pinned",) if "pinned" in pq.read_schema(run / LABELS).names else ()
+    pinned = ("pinned",) if "pinned" in reader.label_names() else ()
     return reader.read_labels((*COLUMNS, *pinned, *(("distribution",) if len(labels.classes) > ALL_OFFERED else ())))
 
 

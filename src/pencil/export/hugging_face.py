@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from pencil.errors import RunError
 from pencil.files import atomic_write
-from pencil.runs.label_table import LabelTable, strings
+from pencil.runs.arrow_arrays import strings
+from pencil.runs.label_table import LabelTable
 
 CLASSES = ("given", "corrected")
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -17,13 +17,14 @@ import pyarrow.parquet as pq
 from pencil.errors import RunError
 from pencil.export.cells import joined_column, neutral, neutral_column
 from pencil.files import atomic_write
-from pencil.runs.label_columns import FLOATS
-from pencil.runs.label_table import LabelTable, strings
+from pencil.runs.arrow_arrays import strings
+from pencil.runs.label_columns import FLOATS, WIDE
+from pencil.runs.label_table import LabelTable
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
 ROUNDED = ("given", *FLOATS, "label_quality")
 """Columns of the label table that CSV rounds to six digits; a user's own columns are written as they are."""
-NO_CELLS = ("distribution", "given_probabilities")
+NO_CELLS = WIDE
 """Columns that CSV leaves out, as a distribution does not fit into a cell."""
 ENTRY_SCHEMA = pa.schema(
     {
@@ -142,19 +143,27 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = "
     int
         The number of lines.
     """
-    table = labels.table if isinstance(labels, LabelTable) else labels
-    reader = table if isinstance(table, pa.RecordBatchReader) else table.to_reader(max_chunksize=LINES)
+    reader = _reader(labels, without=NO_CELLS if kind == "csv" else ())
     if kind == "parquet":
         with pq.ParquetWriter(target, reader.schema) as writer:
             return _each(reader, writer.write_batch)
     columns = [field.name for field in reader.schema if not has_bytes(field.type)]
     if kind == "jsonl":
         return _each(reader, lambda batch: _write_json(batch.select(columns), target))
-    columns = [name for name in columns if name not in NO_CELLS]
+    columns = [name for name in columns if name not in NO_CELLS]  # the user's tables may have them too
     header = io.StringIO()
     csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(neutral, columns))
     target.write(header.getvalue().encode())
     return _each(reader, lambda batch: _write_csv(batch.select(columns), target, delimiter))
+
+
+def _reader(labels: Labels, without: Sequence[str]) -> pa.RecordBatchReader:
+    """Return labels batch by batch; columns that are not wanted of a large label table stay in its file."""
+    if isinstance(labels, LabelTable):
+        fields = [field for field in labels.schema if field.name not in without]
+        schema = pa.schema(fields, labels.schema.metadata)
+        return pa.RecordBatchReader.from_batches(schema, labels.batches(LINES, schema.names))
+    return labels if isinstance(labels, pa.RecordBatchReader) else labels.to_reader(max_chunksize=LINES)
 
 
 def has_bytes(kind: pa.DataType) -> bool:

@@ -114,11 +114,15 @@ class TrainingDynamics:
     def evidence(self) -> Evidence:
         """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
         local = torch.arange(len(self.given), device=self.given.device)
-        dense, scalars = self._gather(self._dense(local)).cpu(), self._gather(self.scalars).cpu()
-        visits, log_given, margin, disagreement = scalars.unbind(dim=1)
-        return Evidence(dense, log_given, margin, disagreement, visits)
+        return _as_evidence(self.gather(self._dense(local)).cpu(), self.gather(self.scalars).cpu())
 
-    def _gather(self, values: Tensor) -> Tensor:
+    def local_evidence(self, places: Tensor) -> Evidence:
+        """Return the dynamics of some rows of this process, given by their places among them, on the CPU."""
+        places = places.to(self.given.device)
+        return _as_evidence(self._dense(places).cpu(), self.scalars.index_select(0, places).cpu())
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all rows in order, given those of the rows of this process."""
         return values if self.world is None else gather_rows(self.world, values)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -130,6 +134,11 @@ class TrainingDynamics:
         """Restore the dynamics of the rows of this process."""
         for name, value in state.items():
             getattr(self, name).copy_(value)
+
+
+def _as_evidence(log_probs: Tensor, scalars: Tensor) -> Evidence:
+    visits, log_given, margin, disagreement = scalars.unbind(dim=1)
+    return Evidence(log_probs, log_given, margin, disagreement, visits)
 
 
 def _moved_scalars(scalars: Tensor, log_probs: Tensor, given: Tensor, weight: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from pencil.labels.noise_model import (
     fit_noise,
     is_chance,
     log_rarity,
-    noise_shape,
     posterior,
+    shape_by_top,
     with_rate,
 )
 
@@ -85,6 +85,111 @@ TIE_BREAK = 0.002
 EVENLY = torch.tensor([0.1, 1.0])  # above 0, which rows have whose label is known to be right
 
 
+@dataclass(frozen=True)
+class Survey:
+    """What a judgement needs of all training rows at once: five numbers of each, and whole rows only of a sample.
+
+    Attributes
+    ----------
+    confidence, predicted
+        Probability of the most probable class by the mean log-probabilities, and that class.
+    log_given, disagreement, visits
+        As in :class:`Evidence`.
+    sample
+        Mean log-probabilities of the rows that :func:`sample_rows` names.
+    """
+
+    confidence: Tensor
+    predicted: Tensor
+    log_given: Tensor
+    disagreement: Tensor
+    visits: Tensor
+    sample: Tensor
+
+
+def sample_rows(visits: Tensor, given: Tensor) -> Tensor:
+    """Return about ``MATCH_ROWS`` of the rows that were met and have a given label, evenly spread over all."""
+    met = ((visits > 0) & ~has_tie(given)).nonzero()[:, 0]
+    return met[:: max(1, -(-len(met) // MATCH_ROWS))]  # rows may be in the order of their classes
+
+
+def survey(train: Evidence, given: Tensor) -> Survey:
+    """Return the survey of rows whose dynamics are all here."""
+    top = train.log_probs.double().softmax(dim=1).max(dim=1)
+    sample = train.log_probs[sample_rows(train.visits, given)]
+    return Survey(top.values, top.indices, train.log_given, train.disagreement, train.visits, sample)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What rows are judged by: posterior and issue score of a row follow from it and the row's own dynamics.
+
+    Attributes
+    ----------
+    noise, ceiling, knows, mismatch, gap, lost
+        As in :class:`Judgement`.
+    matched, trust
+        Noise model and weight of the given label for training rows.
+    rarity
+        Weight of each class by how rare it is, as a logarithm.
+    wrong
+        Probability that the label of each reference row is wrong, in any order.
+    """
+
+    noise: NoiseModel
+    ceiling: float
+    knows: bool
+    mismatch: float
+    gap: float
+    matched: NoiseModel
+    trust: float
+    rarity: Tensor
+    wrong: Tensor
+    lost: tuple[int, ...] = ()
+
+    def posterior(self, rows: Evidence, given: Tensor, *, held_out: bool = False) -> Tensor:
+        """Return the posterior of the true class of some rows, (rows, classes)."""
+        if not self.knows:
+            return as_given(given, len(self.rarity), self._unknown_rate)
+        noise, trust = (self.noise, 1.0) if held_out else (self.matched, self.trust)
+        probs = _posterior(rows, given, noise, trust, self.rarity)
+        return _give_back(probs, given, self.lost, self.noise.rate)
+
+    def issue_scores(self, rows: Evidence | Survey, given: Tensor) -> Tensor:
+        """Return the probability that each given label is wrong; rows are ranked, so all of a split belong together."""
+        if not self.knows:
+            return _ordered(rows, given, self._unknown_rate)
+        return _issue_scores(rows, given, self.noise.rate, self.wrong, self.rarity)
+
+    def keep_classes(self, kept: Tensor, given: Tensor) -> "Rule":
+        """Return the rule that leaves rows as given whose class no posterior of a training row would have any more.
+
+        Such a class was not learned. ``kept`` counts the most probable classes of the posteriors of all training rows.
+        """
+        if not self.knows:
+            return self
+        named = hard_labels(given)[~has_tie(given)].bincount(minlength=len(kept))
+        return replace(self, lost=tuple(((named > 0) & (kept == 0)).nonzero()[:, 0].tolist()))
+
+    def judgement(
+        self, probs: Tensor, scores: Tensor, held_out: Evidence | None, held_out_given: Tensor | None
+    ) -> Judgement:
+        """Return the judgement with these posteriors and issue scores of training rows; held-out rows are judged."""
+        held_probs = held_scores = None
+        if held_out is not None and held_out_given is not None:
+            held_probs = self.posterior(held_out, held_out_given, held_out=True)
+            held_scores = self.issue_scores(held_out, held_out_given)
+        return Judgement(
+            probs, held_probs, scores, held_scores, self.noise, self.ceiling, self.knows, self.mismatch, self.lost,
+            self.gap,
+        )  # fmt: skip
+
+    @property
+    def _unknown_rate(self) -> float:
+        """Where nothing is known, labels are as sure as the middle between no noise and the ceiling."""
+        return min(self.ceiling / 2, 0.49)
+
+
 def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_given: Tensor | None) -> Judgement:
     """Return the judgement of all rows.
 
@@ -95,33 +200,52 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     held_out, held_out_given
         Those of the held-out rows, if there are any; their dynamics are from evaluations.
     """
-    num_classes = train.log_probs.shape[1]
-    if held_out is None or held_out_given is None or int((held_out.visits > 0).sum()) < ENOUGH_TO_MATCH:
-        reference, reference_given = train, given
+    if can_match(held_out):
+        assert held_out is not None and held_out_given is not None
+        rule = fit_rule(survey(train, given), given, held_out, held_out_given)
     else:
-        reference, reference_given = held_out, held_out_given
+        rule = fit_rule(survey(train, given), given, train, given, match=False)
+    probs = rule.posterior(train, given)
+    rule = rule.keep_classes(probs.argmax(dim=1).bincount(minlength=probs.shape[1]), given)
+    probs = _give_back(probs, given, rule.lost, rule.noise.rate)
+    return rule.judgement(probs, rule.issue_scores(train, given), held_out, held_out_given)
+
+
+def can_match(held_out: Evidence | None) -> bool:
+    """Return whether there are enough held-out rows to judge all rows by; else training rows judge themselves."""
+    return held_out is not None and int((held_out.visits > 0).sum()) >= ENOUGH_TO_MATCH
+
+
+def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: Tensor, *, match: bool = True) -> Rule:
+    """Return what rows are judged by.
+
+    Parameters
+    ----------
+    rows, given
+        Survey and given labels of all training rows.
+    reference, reference_given
+        Dynamics and given labels of the held-out rows, or of the training rows where too few are held out.
+    match
+        The reference rows are held-out rows, with which the averages over training rows are to agree.
+    """
     usable = (reference.visits > 0) & ~has_tie(reference_given)
     logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
-    met = (train.visits > 0) & ~has_tie(given)
-    shape = noise_shape(train.log_probs[met], hard_labels(given)[met])
+    num_classes = logits.shape[1]
+    met, sample = (rows.visits > 0) & ~has_tie(given), hard_labels(given)[sample_rows(rows.visits, given)]
+    shape = shape_by_top(rows.confidence[met], rows.predicted[met], hard_labels(given)[met], num_classes)
     right = logits.argmax(dim=1) == labels
     knows, ceiling = not is_chance(right, labels), upper_limit(~right)
-    noise, gap = estimate_noise(train.subset(met), hard_labels(given)[met], logits, labels, shape)
-    if not knows:
-        return _abstain(train, given, held_out, held_out_given, replace(noise, low=0.0), ceiling)
+    noise, gap = estimate_noise(rows.disagreement[met], rows.sample, sample, logits, labels, shape)
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
     rarity = log_rarity(torch.cat(named), num_classes)
+    if not knows:  # a noise rate of 0 cannot be excluded, and no gap be seen
+        return Rule(replace(noise, low=0.0), ceiling, False, 0.0, 0.0, noise, 1.0, rarity, logits.new_zeros(1))
     matched, trust, mismatch = noise, 1.0, 0.0
-    if reference is not train:
-        matched, trust, mismatch = match_held_out(train.subset(met), given[met], logits, labels, noise)
-    probs, lost = _keep_classes(_posterior(train, given, matched, trust, rarity), given, noise.rate)
-    scores = _issue_scores(train, given, noise, reference, reference_given, rarity)
-    if held_out is None or held_out_given is None:
-        return Judgement(probs, None, scores, None, noise, ceiling, knows, mismatch, lost, gap)
-    held_out_probs = _posterior(held_out, held_out_given, noise, 1.0, rarity)
-    held_out_probs = _give_back(held_out_probs, held_out_given, lost, noise.rate)
-    held_scores = _issue_scores(held_out, held_out_given, noise, reference, reference_given, rarity)
-    return Judgement(probs, held_out_probs, scores, held_scores, noise, ceiling, knows, mismatch, lost, gap)
+    if match:
+        matched, trust, mismatch = match_held_out(rows.sample, sample, logits, labels, noise)
+    probs = posterior(logits, reference_given[usable], noise, rarity=rarity).exp()
+    wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
+    return Rule(noise, ceiling, knows, mismatch, gap, matched, trust, rarity, wrong)
 
 
 def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -143,7 +267,12 @@ def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, 
 
 
 def estimate_noise(
-    train: Evidence, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, shape: Tensor
+    disagreement: Tensor,
+    sample: Tensor,
+    sample_given: Tensor,
+    held_out_logits: Tensor,
+    held_out_given: Tensor,
+    shape: Tensor,
 ) -> tuple[NoiseModel, float]:
     """Return the noise model of held-out rows at the noise rate that the training dynamics show.
 
@@ -159,21 +288,20 @@ def estimate_noise(
     likelihood allows. Then inputs explain mistakes, as with human annotators, or classes overlap; none can tell which.
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
-    least, most = (float((train.disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
+    least, most = (float((disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
     rate = min(max((least + most) / 2, fitted.low), fitted.rate)
-    some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
-    logits = torch.cat([held_out_logits, train.log_probs[some].double()])
-    weight = min(1.0, TRAIN_WEIGHT / len(given[some]))
+    logits = torch.cat([held_out_logits, sample.double()])
+    weight = min(1.0, TRAIN_WEIGHT / len(sample_given))
     weights = torch.full((len(logits),), weight, dtype=torch.float64)
     weights[: len(held_out_given)] = 1.0
-    rate, labels = max(rate, 0.5 / len(held_out_given)), torch.cat([held_out_given, given[some]])
+    rate, labels = max(rate, 0.5 / len(held_out_given)), torch.cat([held_out_given, sample_given])
     model = with_rate(fitted, shape, rate, logits, labels, weights)
     wide = replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
     return wide, max(0.0, least - fitted.high)
 
 
 def match_held_out(
-    train: Evidence, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, noise: NoiseModel
+    sample: Tensor, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, noise: NoiseModel
 ) -> tuple[NoiseModel, float, float]:
     """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
 
@@ -183,8 +311,7 @@ def match_held_out(
     """
     held_out = _by_row(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
     target, errors = held_out.mean(dim=1), held_out.std(dim=1).clamp_min(1e-3) / len(held_out_given) ** 0.5
-    some = slice(None, None, -(-len(given) // MATCH_ROWS))  # rows may be in the order of their classes
-    logits, given = train.log_probs[some].double(), hard_labels(given)[some]
+    logits = sample.double()
     found: list[tuple[float, float, float]] = []
     mismatch = 1.0
     for temperature in MATCH_TEMPERATURES:
@@ -228,31 +355,17 @@ def as_given(given: Tensor, num_classes: int, rate: float) -> Tensor:
     return torch.full((len(given), num_classes), rest, dtype=torch.float64).scatter_(1, given[:, None], kept)
 
 
-def _issue_scores(
-    rows: Evidence, given: Tensor, noise: NoiseModel, reference: Evidence, reference_given: Tensor, rarity: Tensor
-) -> Tensor:
+def _issue_scores(rows: Evidence | Survey, given: Tensor, rate: float, wrong: Tensor, rarity: Tensor) -> Tensor:
     """Rank rows by the mean log-probability of their label, then give them the values of the reference rows.
 
     A row whose classes tie has no given label that could be wrong: 0.
     """
-    met, usable = (rows.visits > 0) & ~has_tie(given), (reference.visits > 0) & ~has_tie(reference_given)
-    probs = posterior(reference.log_probs[usable].double(), reference_given[usable], noise, rarity=rarity).exp()
-    labels = hard_labels(reference_given)[usable]
-    wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
-    scores = torch.full((len(met),), noise.rate, dtype=torch.float64)
+    met = (rows.visits > 0) & ~has_tie(given)
+    scores = torch.full((len(met),), rate, dtype=torch.float64)
     if met.any():
         boosted = rows.log_given[met].double() + rarity[hard_labels(given)[met]]
         scores[met] = torch.lerp(match_quantiles(-boosted, wrong), match_quantiles(-boosted, EVENLY), TIE_BREAK)
     return scores.clamp(0, 1).masked_fill(has_tie(given), 0.0)
-
-
-def _keep_classes(probs: Tensor, given: Tensor, rate: float) -> tuple[Tensor, tuple[int, ...]]:
-    """A class that no corrected label would have any more was not learned: rows with its name stay as given."""
-    hard = hard_labels(given)
-    kept = probs.argmax(dim=1).bincount(minlength=probs.shape[1])
-    named = hard[~has_tie(given)].bincount(minlength=probs.shape[1])
-    lost = tuple(((named > 0) & (kept == 0)).nonzero()[:, 0].tolist())
-    return _give_back(probs, given, lost, rate), lost
 
 
 def _give_back(probs: Tensor, given: Tensor, classes: tuple[int, ...], rate: float) -> Tensor:
@@ -262,31 +375,11 @@ def _give_back(probs: Tensor, given: Tensor, classes: tuple[int, ...], rate: flo
     return torch.where(rows[:, None], as_given(given, probs.shape[1], min(rate, 0.49)), probs)
 
 
-def _abstain(
-    train: Evidence,
-    given: Tensor,
-    held_out: Evidence | None,
-    held_out_given: Tensor | None,
-    noise: NoiseModel,
-    ceiling: float,
-) -> Judgement:
-    """Nothing is known: labels stay as given, each as sure as the middle between no noise and the ceiling.
+def _ordered(rows: Evidence | Survey, given: Tensor, rate: float) -> Tensor:
+    """Return issue scores around a rate, higher by a trace where the mean log-probability of the label is lower.
 
-    Issue scores are all about the same and keep the order of the rows: a few held-out rows that are predicted no better
-    than chance do not show that the order is of no use.
+    A few held-out rows that are predicted no better than chance do not show that the order is of no use.
     """
-    rate = min(ceiling / 2, 0.49)
-    num_classes = train.log_probs.shape[1]
-    probs, scores = as_given(given, num_classes, rate), _ordered(train, given, rate)
-    held_probs = held_scores = None
-    if held_out is not None and held_out_given is not None:
-        held_probs = as_given(held_out_given, num_classes, rate)
-        held_scores = _ordered(held_out, held_out_given, rate)
-    return Judgement(probs, held_probs, scores, held_scores, noise, ceiling, False, 0.0)
-
-
-def _ordered(rows: Evidence, given: Tensor, rate: float) -> Tensor:
-    """Return issue scores around a rate, higher by a trace where the mean log-probability of the label is lower."""
     met = (rows.visits > 0) & ~has_tie(given)
     scores = torch.full((len(met),), rate, dtype=torch.float64)
     if met.any():

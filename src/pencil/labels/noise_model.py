@@ -111,11 +111,16 @@ def noise_shape(logits: Tensor, given: Tensor) -> Tensor:
     it is often the network that is wrong.
     """
     top = logits.double().softmax(dim=1).max(dim=1)
+    return shape_by_top(top.values, top.indices, given, logits.shape[1])
+
+
+def shape_by_top(confidence: Tensor, predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
+    """Return :func:`noise_shape` by the most probable class of each row and its probability: no more is needed."""
     fraction = max(SUREST_FRACTION, min(1.0, SUREST_ROWS / max(1, len(given))))
-    surest = confidence_ranks(top.values, top.indices) <= fraction
-    predicted, labels = top.indices[surest].cpu(), given[surest].cpu()
-    relative = relative_rates(predicted, labels, top.indices.bincount(minlength=logits.shape[1]).cpu())
-    return relative[:, None] * confusion_shape(predicted, labels, logits.shape[1])
+    surest = confidence_ranks(confidence, predicted) <= fraction
+    counted, labels = predicted[surest].cpu(), given[surest].cpu()
+    relative = relative_rates(counted, labels, predicted.bincount(minlength=num_classes).cpu())
+    return relative[:, None] * confusion_shape(counted, labels, num_classes)
 
 
 def relative_rates(predicted: Tensor, given: Tensor, rows: Tensor) -> Tensor:
@@ -369,13 +374,12 @@ def is_chance(right: Tensor, given: Tensor) -> bool:
 
 def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:
     """Return the rank of each row among those of its predicted class, from near 0 for the surest to near 1."""
-    rank = torch.zeros(len(predicted), dtype=torch.float64, device=predicted.device)
-    for one in predicted.unique():
-        of_class = (predicted == one).nonzero()[:, 0]
-        by_confidence = of_class[confidence[of_class].argsort(descending=True, stable=True)]
-        rank[by_confidence] = (torch.arange(len(of_class), dtype=torch.float64, device=rank.device) + 0.5) / len(
-            of_class
-        )
+    by_confidence = confidence.argsort(descending=True, stable=True)
+    order = by_confidence[predicted[by_confidence].argsort(stable=True)]  # class by class, the surest first
+    classes, counts = predicted[order], predicted.bincount()
+    place = torch.arange(len(predicted), device=predicted.device) - (counts.cumsum(0) - counts)[classes]
+    rank = torch.empty(len(predicted), dtype=torch.float64, device=predicted.device)
+    rank[order] = (place.double() + 0.5) / counts[classes]
     return rank
 
 

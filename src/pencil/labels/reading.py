@@ -82,13 +82,26 @@ def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
     right
         Whether the corrected class of each row is right.
     """
+    return calibration(bin_totals(confidence, right))
+
+
+def bin_totals(confidence: Tensor, right: Tensor) -> Tensor:
+    """Return rows, summed confidence and rows that are right of each tenth, (10, 3); totals of parts can be added."""
     numbers = (confidence.double() * BINS).long().clamp(0, BINS - 1)
-    bins, error = [], 0.0
+    totals = torch.zeros(BINS, 3, dtype=torch.float64)
     for number in numbers.unique().tolist():
         inside = numbers == number
-        mean_confidence, accuracy = float(confidence[inside].double().mean()), float(right[inside].double().mean())
-        bins.append({"rows": int(inside.sum()), "confidence": mean_confidence, "right": accuracy})
-        error += float(inside.double().mean()) * abs(mean_confidence - accuracy)
+        totals[number] = torch.stack([inside.sum(), confidence[inside].double().sum(), right[inside].sum()])
+    return totals
+
+
+def calibration(totals: Tensor) -> dict[str, Any]:
+    """Return :func:`reliability` by the totals of each tenth."""
+    bins, error, everything = [], 0.0, float(totals[:, 0].sum())
+    for rows, confidences, right in totals[totals[:, 0] > 0].tolist():
+        mean_confidence, accuracy = confidences / rows, right / rows
+        bins.append({"rows": int(rows), "confidence": mean_confidence, "right": accuracy})
+        error += rows / everything * abs(mean_confidence - accuracy)
     return {"error": error, "bins": bins}
 
 

@@ -8,8 +8,9 @@ import pyarrow.compute as pc
 
 from pencil.report.figures import Line, Plot, draw, series
 from pencil.report.words import percent
+from pencil.runs.arrow_arrays import scalar
 from pencil.runs.directory import RunData
-from pencil.runs.label_table import LabelTable, scalar
+from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import Summary
 from pencil.trees import flatten
 

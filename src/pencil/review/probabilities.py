@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pencil.errors import RunError
-from pencil.runs.label_table import ALWAYS, GIVEN_PROBS, PROBS, LabelTable
+from pencil.runs.label_columns import ALWAYS, WIDE
+from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import LABELS
 
 CLASSES = 6
@@ -68,12 +68,12 @@ def read_top_classes(run: Path) -> TopClasses:
     """
     blocks = []
     try:
-        with pq.ParquetFile(run / LABELS) as file:
-            names = [name for name in (*ALWAYS, PROBS, GIVEN_PROBS) if name in file.schema_arrow.names]
-            for batch in file.iter_batches(BLOCK, columns=names):
-                labels = LabelTable(pa.Table.from_batches([batch]))
-                blocks.append(top_classes(labels.probs, labels.given_probs if labels.multilabel else None))
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        labels = LabelTable.open(run / LABELS)
+        wide = [name for name in labels.column_names if name in (*ALWAYS, *WIDE)]
+        for batch in labels.batches(BLOCK, wide):
+            part = LabelTable(pa.Table.from_batches([batch]))
+            blocks.append(top_classes(part.probs, part.given_probs if part.multilabel else None))
+    except (RunError, OSError, ValueError, KeyError, pa.ArrowException) as error:
         seen = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RunError(f"no probabilities in {run / LABELS}: {seen}; expected the table that the run wrote.") from error
     if not blocks:

@@ -21,14 +21,18 @@ from pencil.errors import RecipeError, RunError
 from pencil.files import (
     clear_temporaries,
     digest,
+    make_folder,
     read_json,
     read_regular,
     refuse_irregular,
+    remove,
+    sync_folder,
     write,
     write_json,
     write_text,
 )
 from pencil.runs.content import parse_record, read_arrays, read_label_table, read_rows, read_toml
+from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
     BEST,
@@ -42,6 +46,7 @@ from pencil.runs.layout import (
     MANIFEST,
     METRICS,
     MODEL,
+    PARTS,
     RECIPE,
     ROWS,
     SUMMARY,
@@ -230,7 +235,7 @@ class RunReader:
 
     def label_names(self) -> list[str]:
         """Return the names of the label table's columns."""
-        return self._read(LABELS, lambda path: list(pq.read_schema(path).names))
+        return self._read(LABELS, lambda path: list(LabelFile(path).schema.names))
 
     @cached_property
     def summary(self) -> Summary:
@@ -360,28 +365,50 @@ class RunWriter:
         with suppress(OSError):  # what is no file was not written by us
             (self.path / FAILURE).unlink(missing_ok=True)
 
+    def begin_label_parts(self) -> Path:
+        """Return a new folder, into which every rank writes its part of the label table."""
+        return make_folder(self.path / PARTS)
+
     def finish(
         self,
-        labels: LabelTable,
+        labels: LabelTable | Mapping[str, str],
         metrics: Iterable[Record],
         weights: "dict[str, Tensor]",
         best_weights: "dict[str, Tensor]",
         summary: Summary,
     ) -> None:
-        """Write the results, the summary last; then remove the checkpoints, as nothing is left to resume."""
+        """Write the results, the summary last; then remove the checkpoints, as nothing is left to resume.
+
+        Where the ranks have written the labels in parts (:meth:`begin_label_parts`), ``labels`` are the digests of the
+        parts by their names.
+        """
         self.truncate_metrics(metrics)
-        labels.write(self.path / LABELS)
+        digests = self._write_labels(labels)
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
-        write_json(self.path / MANIFEST, {name: digest(self.path / name) for name in listed_files(self.path)})
+        others = (name for name in listed_files(self.path) if name not in digests)
+        write_json(self.path / MANIFEST, {**{name: digest(self.path / name) for name in others}, **digests})
         write_text(self.path / SUMMARY, summary.to_json())
         remove_checkpoints(self.path)
+
+    def _write_labels(self, labels: LabelTable | Mapping[str, str]) -> dict[str, str]:
+        """Put the label table in place; return the digests of its parts, by their names in the manifest."""
+        target = self.path / LABELS
+        if target.is_dir() or not isinstance(labels, LabelTable):  # one of a process that was killed before the summary
+            remove(target)
+        if isinstance(labels, LabelTable):
+            labels.write(target)
+            return {}
+        sync_folder(self.path / PARTS)
+        (self.path / PARTS).rename(target)
+        return {f"{LABELS}/{name}": digits for name, digits in labels.items()}
 
 
 def clear_leftovers(path: Path) -> None:
     """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
     for folder in (path, path / CHECKPOINTS, path / CHECKPOINTS / FINETUNE):
         clear_temporaries(folder)
+    remove(path / PARTS)
     checkpoints_of(path).recover()
 
 

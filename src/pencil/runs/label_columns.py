@@ -14,42 +14,66 @@ SINGLE_LABEL = ("key", "split", "given", "corrected", "confidence", "given_proba
 MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score", "given_probabilities",
               "distribution")  # fmt: skip
 """The columns of a whole table; more may follow."""
+ALWAYS = ("key", "split", "given")
+"""The columns that are always read: the name of a row, and the type of its labels."""
+PROBS, GIVEN_PROBS, TOP = "distribution", "given_probabilities", ("top_classes", "top_probabilities")
+"""Columns with a number for each class. Top-k labels in parts have ``TOP`` in place of ``PROBS``: the most probable
+classes, by number, and their probabilities; the other classes share the rest."""
+WIDE = (PROBS, GIVEN_PROBS, *TOP)
 FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement",
           "audited_confidence")  # fmt: skip
 CLASSES = b"classes"
 
 
-def check_columns(table: pa.Table, wanted: Iterable[str] | None) -> None:
-    """Check names, types and values of a table that was read from a file.
+def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
+    """Return the columns that are wanted, and key, split and given; their names and types are checked.
 
     Parameters
     ----------
-    table : pyarrow.Table
-        The table.
+    schema : pyarrow.Schema
+        Of the file.
     wanted : iterable of str, optional
-        The columns that were asked for; all by default.
+        The columns that are asked for; all by default. Probabilities are wanted in either form.
 
     Raises
     ------
     ValueError
         With what was seen and what was expected.
     """
-    names = table.column_names
+    names = schema.names
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
         raise ValueError(f"the column {double!r} is there {names.count(double)} times; expected it once")
-    multilabel = "given" in names and pa.types.is_list(table.schema.field("given").type)
-    for name in (MULTILABEL if multilabel else SINGLE_LABEL) if wanted is None else ("key", "split", "given", *wanted):
+    multilabel = "given" in names and pa.types.is_list(schema.field("given").type)
+    expected = (MULTILABEL if multilabel else SINGLE_LABEL) if wanted is None else (*ALWAYS, *wanted)
+    if PROBS in expected and PROBS not in names and set(TOP) & set(names):
+        expected = (*(name for name in expected if name != PROBS), *TOP)
+    for name in expected:
         if name not in names:
             raise ValueError(f"there is no column {name!r}; expected the columns of {table_of(multilabel)}")
+    classes = read_classes(schema.metadata)
+    fields = [field for field in schema if wanted is None or field.name in expected]
+    for field in fields:
+        _check_type(field, multilabel, len(classes))
+    return pa.schema(fields, schema.metadata)
+
+
+def check_values(table: pa.Table) -> None:
+    """Raise a ValueError about values that the columns of a label file cannot have, whose types are as expected."""
     classes = read_classes(table.schema.metadata)
-    if not table.num_rows:
-        raise ValueError("it has no rows")
     table.validate(full=True)  # text that is not UTF-8, lists that end outside
-    for name in names:
-        _check_type(table, name, multilabel, len(classes))
-    for name in {"given", "corrected", "candidates"}.intersection(names):
+    for name in table.column_names:
+        multilabel = name == "given" and pa.types.is_list(table.schema.field(name).type)
+        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "audited_confidence"}
+        may_be_empty = name == "given" and not multilabel  # where annotators disagree, or there is no label
+        if name in filled and not may_be_empty and _nulls(table[name]):
+            raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
+    for name in {"given", "corrected", "candidates"}.intersection(table.column_names):
         _check_classes(table[name], name, classes)
+    if TOP[0] in table.column_names:
+        places = pc.min_max(pc.list_flatten(table[TOP[0]]))
+        if table.num_rows and not 0 <= places["min"].as_py() <= places["max"].as_py() < len(classes):
+            raise ValueError(f"the column {TOP[0]!r} names a class that there is not; expected 0 to {len(classes) - 1}")
 
 
 def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
@@ -77,8 +101,8 @@ def table_of(multilabel: bool) -> str:
     return "multi-label data" if multilabel else "single-label data"
 
 
-def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> None:
-    kind, expected = table.schema.field(name).type, ""
+def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
+    name, kind, expected = field.name, field.type, ""
     if name in ("key", "split") and not (pa.types.is_string(kind) if name == "key" else _is_text(kind)):
         expected = "text"
     elif name in ("given", "corrected", "candidates"):
@@ -90,14 +114,14 @@ def _check_type(table: pa.Table, name: str, multilabel: bool, classes: int) -> N
         expected = "int32" if multilabel else "bool"
     elif name == "pinned" and not pa.types.is_boolean(kind):
         expected = "bool"
-    elif name in ("distribution", "given_probabilities") and not kind.equals(pa.list_(pa.float32(), classes)):
+    elif name in (PROBS, GIVEN_PROBS) and not kind.equals(pa.list_(pa.float32(), classes)):
         expected = f"lists of {classes} floats, one for each class"
+    elif name in TOP:
+        number = pa.int32() if name == TOP[0] else pa.float32()
+        fits = pa.types.is_fixed_size_list(kind) and kind.value_type == number and 0 < kind.list_size <= classes
+        expected = "" if fits else f"lists of {number}, at most one for each class"
     if expected:
         raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
-    filled = {*SINGLE_LABEL, *MULTILABEL, "pinned", "candidates", "audited_confidence"}
-    may_be_empty = not multilabel and name == "given"  # where annotators disagree, or there is no label
-    if name in filled and not may_be_empty and _nulls(table[name]):
-        raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
 
 
 def _check_classes(column: pa.ChunkedArray, name: str, classes: Sequence[str]) -> None:

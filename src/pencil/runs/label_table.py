@@ -1,11 +1,12 @@
 """The label table of a run as a type: ``labels.parquet``, one row per labelled example. Needs no torch.
 
 `pencil labels` and the review page wait for this module, so it reads only the columns that are asked for, and avoids
-the calls with which Arrow imports pandas: ``to_numpy``, ``pa.array``, and Python values in ``pyarrow.compute``.
+the calls with which Arrow imports pandas (`pencil.runs.arrow_arrays`). The columns of a large table stay in its file
+until they are asked for, and so do those of rows that nobody asks for.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +19,10 @@ import pyarrow.parquet as pq
 
 from pencil.decisions import Decision, Label, Where
 from pencil.errors import RunError
-from pencil.files import atomic_write, refuse_irregular
-from pencil.runs.label_columns import CLASSES, check_columns
-
-ALWAYS = ("key", "split", "given")
-"""The columns that every label table has: the name of a row, and the type of its labels."""
-GIVEN_PROBS, PROBS = "given_probabilities", "distribution"
+from pencil.files import atomic_write
+from pencil.runs.arrow_arrays import indices, matrix, numbers, one_chunk, positions, scalar, strings
+from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, WIDE
+from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
 
 
 @dataclass(frozen=True)
@@ -53,28 +52,34 @@ class LabelTable:
 
     Attributes
     ----------
-    table : pyarrow.Table
-        The same table, for whatever this type does not offer.
     classes : tuple of str
         The class names, in the order of the probabilities.
     multilabel : bool
         Whether an example may have several classes.
+    schema : pyarrow.Schema
+        The Arrow schema.
     """
 
-    def __init__(self, table: pa.Table):
-        missing = [name for name in ALWAYS if name not in table.column_names]
-        if missing or CLASSES not in (table.schema.metadata or {}):
+    def __init__(self, table: pa.Table | StoredRows):
+        self._stored = table if isinstance(table, StoredRows) else None
+        self._read: dict[str, pa.ChunkedArray] = {}
+        self.schema: pa.Schema = table.file.schema if isinstance(table, StoredRows) else table.schema
+        missing = [name for name in ALWAYS if name not in self.schema.names]
+        if missing or CLASSES not in (self.schema.metadata or {}):
             seen = f"no column {missing[0]!r}" if missing else "no class names in its metadata"
             raise RunError(f"the table has {seen}; expected the columns of labels.parquet; read the file of a run.")
-        self.table = table
-        self.classes: tuple[str, ...] = tuple(json.loads(table.schema.metadata[CLASSES]))
-        self.multilabel = bool(pa.types.is_list(table.schema.field("given").type))
+        if not isinstance(table, StoredRows):
+            self.table = table
+        self.classes: tuple[str, ...] = tuple(json.loads(self.schema.metadata[CLASSES]))
+        self.multilabel = bool(pa.types.is_list(self.schema.field("given").type))
 
     # As a table
 
     @classmethod
     def read(cls, path: Path | str, columns: Iterable[str] | None = None) -> Self:
-        """Read a label table from a Parquet file.
+        """Read a label table from a Parquet file, or from the folder of parts that several ranks have written.
+
+        Of a large table a column is read when it is asked for.
 
         Parameters
         ----------
@@ -88,30 +93,48 @@ class LabelTable:
         RunError
             If the file is not a label table: columns, types, empty cells and class names are checked.
         """
-        columns = None if columns is None else tuple(columns)
         try:
-            refuse_irregular(Path(path))
-            with pq.ParquetFile(path) as file:  # pq.read_table would import far more
-                names = file.schema_arrow.names
-                wanted = names if columns is None else [name for name in names if name in {*ALWAYS, *columns}]
-                table = file.read(columns=wanted)
-            check_columns(table, columns)
+            file = LabelFile(Path(path), None if columns is None else tuple(columns))
+            return cls(file.read(file.schema.names) if file.is_small() else StoredRows(file))
         except FileNotFoundError:
             raise
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
-            raise RunError(f"{path} is no label table: {seen.rstrip('.')}; read the file of a run.") from error
-        return cls(table)
+            raise RunError(describe_damage(path, error)) from error
+
+    @classmethod
+    def open(cls, path: Path | str) -> Self:
+        """Return the label table in a file or folder, of which every column is read when it is asked for."""
+        try:
+            return cls(StoredRows(LabelFile(Path(path))))
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise RunError(describe_damage(path, error)) from error
+
+    @cached_property
+    def table(self) -> pa.Table:
+        """The Arrow table with all columns; of a large table it takes much memory."""
+        assert self._stored is not None
+        return self._stored.read(self.schema.names)
 
     def write(self, path: Path) -> None:
         """Write the table to a Parquet file; a reader sees the previous file or the complete new one."""
         with atomic_write(path) as temporary:
             pq.write_table(self.table, temporary, compression="zstd")
 
+    def batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the table, or some of its columns, in batches of at most this many rows."""
+        names = self.column_names if columns is None else list(columns)
+        if self._stored is not None and self._stored.is_whole_file:
+            yield from self._stored.batches(names, rows)
+            return
+        for start in range(0, len(self), rows):
+            part = self.slice(start, rows)
+            table = part.table if part._stored is None else part._stored.read(names)
+            yield from table.select(names).to_batches()
+
     @property
     def num_rows(self) -> int:
         """Number of rows."""
-        return int(self.table.num_rows)
+        return int(self.table.num_rows) if self._stored is None else len(self._stored)
 
     def __len__(self) -> int:
         return self.num_rows
@@ -123,27 +146,36 @@ class LabelTable:
     @property
     def column_names(self) -> list[str]:
         """The names of the columns."""
-        return list(self.table.column_names)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema."""
-        return self.table.schema
+        return list(self.schema.names)
 
     def __getitem__(self, column: str) -> pa.ChunkedArray:
         """Return a column as Arrow holds it."""
-        return self.table[column]
+        if self._stored is None:
+            return self.table[column]
+        if column in self._read:
+            return self._read[column]
+        values = self._stored.read([column])[column]
+        if column not in WIDE:
+            self._read[column] = values
+        return values
 
     def filter(self, mask: Any) -> Self:
         """Return the rows where ``mask`` (an array or an Arrow expression) is true."""
-        return type(self)(self.table.filter(mask))
+        if self._stored is None or isinstance(mask, pc.Expression):
+            return type(self)(self.table.filter(mask))
+        chosen = mask if isinstance(mask, np.ndarray) else numbers(pc.fill_null(mask, False))
+        return self.take(np.flatnonzero(chosen))
 
     def take(self, rows: Any) -> Self:
         """Return the rows at these positions."""
-        return type(self)(self.table.take(_positions(rows)))
+        if self._stored is not None:
+            return type(self)(self._stored.take(np.asarray(rows, dtype=np.int64)))
+        return type(self)(self.table.take(positions(rows)))
 
     def slice(self, offset: int = 0, length: int | None = None) -> Self:
         """Return ``length`` rows from ``offset`` on, without a copy."""
+        if self._stored is not None:
+            return type(self)(self._stored.slice(offset, length))
         return type(self)(self.table.slice(offset, length))
 
     def sort_by(self, sorting: Any) -> Self:
@@ -183,10 +215,10 @@ class LabelTable:
     @property
     def is_unlabelled(self) -> np.ndarray:
         """Which rows came without a label, as a mask."""
-        return _numbers(pc.equal(self.splits, scalar("unlabelled"))) > 0
+        return numbers(pc.equal(self.splits, scalar("unlabelled"))) > 0
 
     def _of(self, mask: Any) -> Self:
-        return type(self)(self.table.filter(mask).combine_chunks())
+        return self.filter(mask) if self._stored is not None else type(self)(self.table.filter(mask).combine_chunks())
 
     def by_issue(self) -> Self:
         """Return all rows, the one whose given label is most probably wrong first."""
@@ -214,35 +246,35 @@ class LabelTable:
     @cached_property
     def keys(self) -> Any:
         """The keys of the rows, as one Arrow array."""
-        return _one_chunk(self.table["key"])
+        return one_chunk(self["key"])
 
     @cached_property
     def splits(self) -> Any:
         """The split of each row, ``train``, ``validation`` or ``unlabelled``, as one Arrow array of strings."""
-        column = _one_chunk(self.table["split"])
+        column = one_chunk(self["split"])
         return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
     @cached_property
     def confidence(self) -> np.ndarray:
         """The probability of the corrected class; for multi-label data of the least confident known entry."""
-        return _numbers(self.table["confidence"])
+        return numbers(self["confidence"])
 
     @cached_property
     def issue_score(self) -> np.ndarray:
         """The probability that the given label is wrong; for multi-label data that at least one known entry is."""
-        return _numbers(self.table["issue_score"])
+        return numbers(self["issue_score"])
 
     @cached_property
     def given_probability(self) -> np.ndarray:
         """The probability of the given class of single-label data; NaN where none is given."""
-        return _numbers(self.table["given_probability"])
+        return numbers(self["given_probability"])
 
     @cached_property
     def pinned(self) -> np.ndarray:
         """Whether a label was pinned, as a mask; none was where there is no such column."""
         if "pinned" not in self.column_names:
             return np.zeros(len(self), dtype=bool)
-        return _numbers(self.table["pinned"]) > 0
+        return numbers(self["pinned"]) > 0
 
     @cached_property
     def changed(self) -> np.ndarray:
@@ -252,12 +284,23 @@ class LabelTable:
     @cached_property
     def changed_counts(self) -> np.ndarray:
         """How many labels of each row changed: 0 or 1, or a number of entries of multi-label data."""
-        return _numbers(self.table["changed"].cast(pa.int32()))
+        return numbers(self["changed"].cast(pa.int32()))
 
     @property
     def probs(self) -> np.ndarray:
         """The label distributions, (rows, classes)."""
-        return _matrix(self.table[PROBS], len(self.classes))
+        if PROBS not in self.column_names and TOP[0] in self.column_names:
+            return self._dense_probs()
+        return matrix(self[PROBS], len(self.classes))
+
+    def _dense_probs(self) -> np.ndarray:
+        """The distributions of top-k labels: classes that are not among the most probable share the rest."""
+        width, size = self.schema.field(TOP[0]).type.list_size, len(self.classes)
+        places, kept = (matrix(self[name], width) for name in TOP)
+        rest = (1 - kept.sum(axis=1, keepdims=True)).clip(min=0) / max(1, size - width)
+        dense = np.repeat(rest.astype(np.float32), size, axis=1)
+        np.put_along_axis(dense, places.astype(np.int64), kept, axis=1)
+        return dense
 
     @property
     def given_probs(self) -> np.ndarray:
@@ -270,7 +313,7 @@ class LabelTable:
         """
         if not self.multilabel:
             raise RunError("single-label data has no given probabilities; expected multi-label data.")
-        return _matrix(self.table[GIVEN_PROBS], len(self.classes))
+        return matrix(self[GIVEN_PROBS], len(self.classes))
 
     @property
     def given_labels(self) -> CodedLabels:
@@ -294,7 +337,7 @@ class LabelTable:
 
     @cached_property
     def _coded(self) -> tuple[CodedLabels, CodedLabels]:
-        columns = [_one_chunk(self.table[name]) for name in ("given", "corrected")]
+        columns = [one_chunk(self[name]) for name in ("given", "corrected")]
         given, corrected = _code_sets(columns) if self.multilabel else _code_classes(columns, self.classes)
         return given, corrected
 
@@ -306,7 +349,7 @@ class LabelTable:
         if not wanted or not self.num_rows:
             return {}
         names = strings(sorted({key for key, _ in wanted}))
-        hits = np.flatnonzero(_numbers(pc.is_in(self.keys, names)))
+        hits = np.flatnonzero(numbers(pc.is_in(self.keys, names)))
         places = (((self.keys[row].as_py(), self.splits[row].as_py()), row) for row in hits.tolist())
         return {where: row for where, row in places if where in wanted}
 
@@ -331,53 +374,6 @@ class LabelTable:
         return merge_decisions(self, decisions)
 
 
-def strings(values: Sequence[str]) -> pa.StringArray:
-    """Return an Arrow array of strings, without the import of pandas that ``pa.array`` brings."""
-    encoded = [value.encode() for value in values]
-    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
-
-
-def scalar(value: str) -> pa.StringScalar:
-    """Return an Arrow string, without the import of pandas that ``pa.scalar`` brings."""
-    return strings([value])[0]
-
-
-def _positions(rows: Any) -> pa.Int64Array:
-    whole = np.ascontiguousarray(rows, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(whole), [None, pa.py_buffer(whole)])
-
-
-def _one_chunk(column: Any) -> Any:
-    """Return a column as one array, in which a row is found at once."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    if pa.types.is_dictionary(column.type):
-        column = column.unify_dictionaries()
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return column.combine_chunks() if column.num_chunks else pa.array([], column.type)
-
-
-def _numbers(column: Any) -> np.ndarray:
-    """Return a column without nulls as numpy sees it."""
-    array = _one_chunk(column)
-    return np.from_dlpack(array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array)
-
-
-def _indices(array: Any) -> np.ndarray:
-    """Return the indices of a dictionary, -1 where a row has none."""
-    if not array.null_count:
-        return _numbers(array)
-    values = pa.Array.from_buffers(array.type, len(array), [None, array.buffers()[1]], offset=array.offset)
-    return np.where(_numbers(array.is_valid()) > 0, _numbers(values), -1)
-
-
-def _matrix(column: pa.ChunkedArray, width: int) -> np.ndarray:
-    """Return a column of lists of one length as a matrix."""
-    return _numbers(pc.list_flatten(column)).reshape(len(column), width)
-
-
 def _code_classes(columns: Sequence[Any], classes: Sequence[str]) -> list[CodedLabels]:
     """Code single-label columns by the position of the class."""
     code = {name: number for number, name in enumerate(classes)}
@@ -392,7 +388,7 @@ def _code_classes(columns: Sequence[Any], classes: Sequence[str]) -> list[CodedL
                 "metadata; read the file of a run."
             )
         to_class = np.array([*(code[name] for name in names), -1], dtype=np.int32)
-        coded.append(CodedLabels(to_class[_indices(column.indices)], classes))
+        coded.append(CodedLabels(to_class[indices(column.indices)], classes))
     return coded
 
 
@@ -405,7 +401,7 @@ def _code_sets(columns: Sequence[Any]) -> list[CodedLabels]:
         texts.append(pc.binary_join(pa.ListArray.from_arrays(offsets, codes.cast(pa.string())), scalar(",")))
     set_codes, sets = _encode(texts)
     names = [tuple(members[int(code)] for code in text.split(",") if code) for text in sets]
-    return [CodedLabels(_numbers(codes), names) for codes in set_codes]
+    return [CodedLabels(numbers(codes), names) for codes in set_codes]
 
 
 def _encode(columns: Sequence[Any]) -> tuple[list[Any], list[str]]:

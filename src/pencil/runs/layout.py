@@ -5,7 +5,8 @@ environment.json    format version of the directory, versions, machine, fingerpr
 rows.parquet        the keys of all rows in the order they came, and the split of each
 encoder.safetensors what makes vectors of the rows of a table, where the network was trained on such rows
 metrics.jsonl       one line per epoch
-labels.parquet      every labelled row: given and corrected label, confidence, distribution
+labels.parquet      every labelled row: given and corrected label, confidence, distribution; a folder with a part of
+                    each rank where labels were sharded
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
 manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all at the end
 summary.json        the results in numbers; written last, so a directory that has it is complete
@@ -14,6 +15,7 @@ checkpoints/step-N  what `pencil resume` continues from, until the run is finish
                     the head, where the whole network is fine-tuned
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,10 @@ FORMAT = 2
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 ENCODER, FAILURE = "encoder.safetensors", "failure.json"
+PART = re.compile(rf"{re.escape(LABELS)}/[^/]*\.parquet")
+"""The name of a part of the label table in the manifest."""
+PARTS = ".labels.parquet.parts"
+"""Where ranks write their parts of the label table, until all are written."""
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 FINETUNE = "finetune"
 """The folder for checkpoints of the second stage, inside those of the first."""
@@ -66,8 +72,15 @@ def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
 
 
 def listed_files(path: Path, manifest: object = None) -> tuple[str, ...]:
-    """Return the files that the manifest of this finished run covers."""
-    return (*first_files(path, manifest), *(name for name in LISTED if name not in FIRST))
+    """Return the files that the manifest of this finished run covers: those it has, or has to have by its manifest."""
+    names = [*first_files(path, manifest), *(name for name in LISTED if name not in FIRST)]
+    parts = set(manifest) if isinstance(manifest, dict) else set()
+    if (path / LABELS).is_dir():
+        parts |= {f"{LABELS}/{part.name}" for part in (path / LABELS).iterdir()}
+    parts = {name for name in parts if isinstance(name, str) and PART.fullmatch(name)}
+    if parts:
+        names[names.index(LABELS) : names.index(LABELS) + 1] = sorted(parts)
+    return tuple(names)
 
 
 def _is_file(path: Path) -> bool:

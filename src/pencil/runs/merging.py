@@ -8,6 +8,8 @@ import pyarrow as pa
 
 from pencil.decisions import Decision, presence
 from pencil.errors import RunError
+from pencil.runs.arrow_arrays import matrix
+from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_table import LabelTable
 
 
@@ -47,7 +49,24 @@ def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) 
         "entropy": _changed_at(table["entropy"], picked, 0.0),
         "changed": _changed_at(table["changed"], picked, differs),
         "issue_score": _changed_at(table["issue_score"], picked, differs),
-        "distribution": _changed_probs(labels, picked, present),
+        **_chosen_probs(labels, picked, present),
+    }
+
+
+def _chosen_probs(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:
+    """The distributions with all probability on the person's class."""
+    if PROBS in labels.column_names:
+        return {PROBS: _changed_probs(labels, picked, present)}
+    width = labels.schema.field(TOP[0]).type.list_size
+    places, kept = (matrix(labels[name], width).copy() for name in TOP)
+    chosen = present.argmax(axis=1)
+    found = places[picked] == chosen[:, None]
+    place = found.argmax(axis=1)  # the first where the class is not among the most probable
+    kept[picked] = 0.0
+    kept[picked, place], places[picked, place] = 1.0, chosen
+    return {
+        name: pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), type=labels[name].type)
+        for name, values in zip(TOP, (places, kept), strict=True)
     }
 
 

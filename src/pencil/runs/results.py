@@ -19,12 +19,14 @@ from pencil.data.inputs import Inputs
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores
-from pencil.labels.reading import EntryReading, read_entries, read_labels, reliability
+from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import CLOSE, Calibration, DataSummary, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.summary import CLOSE, DataSummary, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.totals import RowTotals, count_rows
 from pencil.runs.verdict import detection_of, verdict_of
 from pencil.training import Outcome
+from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.metrics import SCORES, correct_entries
 
 
@@ -70,19 +72,52 @@ def build_label_table(
     order : array of keys, optional
         The order of unlabelled rows among the others; without it they come last.
     """
-    table = _label_columns(splits.train, label_probs, "train", evidence[0])
+    table = label_columns_of(splits.train, label_probs, "train", evidence[0])
     if splits.validation is not None and validation_probs is not None:
-        held_out = _label_columns(splits.validation, validation_probs, "validation", evidence[1])
+        held_out = label_columns_of(splits.validation, validation_probs, "validation", evidence[1])
         table = pa.concat_tables([table, held_out])
-        if not torch.isin(splits.train.rows, splits.validation.rows).any():  # held out of the same data: in its order
-            in_order = torch.cat([splits.train.rows, splits.validation.rows]).argsort(stable=True)
-            table = table.take(pa.array(in_order.numpy()))
     if splits.unlabelled is not None and unlabelled_probs is not None:
-        table = pa.concat_tables([table, _unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema)])
-        if order is not None:
-            places = pc.fill_null(pc.index_in(table["key"], value_set=order), len(table)).to_numpy()
-            table = table.take(pa.array(np.argsort(places, kind="stable")))
-    return LabelTable(table.replace_schema_metadata({"classes": json.dumps(splits.train.classes)}).combine_chunks())
+        table = pa.concat_tables([table, unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema)])
+    parts = [splits.train, *other_parts(splits, validation_probs, unlabelled_probs)]
+    places = table_order(parts, splits.unlabelled if unlabelled_probs is not None else None, order)
+    if places is not None:
+        table = table.take(pa.array(places))
+    return LabelTable(with_classes(table, splits.train.classes).combine_chunks())
+
+
+def table_order(parts: Sequence[Examples], unlabelled: Examples | None, order: Any) -> np.ndarray | None:
+    """Return the rows of all parts, one after the other, in the order of the label table; None for as they are.
+
+    Parameters
+    ----------
+    parts : sequence of Examples
+        Training rows, and held-out and unlabelled rows where there are any.
+    unlabelled : Examples or None
+        The last part, if it is that of unlabelled rows.
+    order : array of keys, or None
+        The order of unlabelled rows among the others; without it they come last.
+    """
+    labelled = [part for part in parts if part is not unlabelled]
+    places, changed = np.arange(sum(map(len, parts))), False
+    if len(labelled) == 2 and not torch.isin(labelled[0].rows, labelled[1].rows).any():
+        by_row = torch.cat([part.rows for part in labelled]).argsort(stable=True)  # held out of the same data
+        places[: len(by_row)], changed = by_row.numpy(), True
+    if unlabelled is not None and order is not None:
+        keys = pa.array(np.concatenate([part.keys for part in parts])[places].tolist(), pa.string())
+        found = pc.fill_null(pc.index_in(keys, value_set=order), len(keys)).to_numpy()
+        places, changed = places[np.argsort(found, kind="stable")], True
+    return places if changed else None
+
+
+def other_parts(splits: Splits, validation_probs: Tensor | None, unlabelled_probs: Tensor | None) -> list[Examples]:
+    """Return the held-out and the unlabelled rows, where there are any and their labels are known."""
+    pairs = ((splits.validation, validation_probs), (splits.unlabelled, unlabelled_probs))
+    return [part for part, probs in pairs if part is not None and probs is not None]
+
+
+def with_classes(table: pa.Table, classes: Sequence[str]) -> pa.Table:
+    """Return a label table with the class names in its metadata."""
+    return table.replace_schema_metadata({"classes": json.dumps(classes)})
 
 
 def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
@@ -105,7 +140,9 @@ def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
     return pa.table({"key": keys, "split": split.dictionary_encode()})
 
 
-def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None) -> Summary:
+def summarize(
+    splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None, world: World = SINGLE_PROCESS
+) -> Summary:
     """Return the results in numbers.
 
     Parameters
@@ -118,8 +155,13 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         The resolved recipe.
     noise_rate : float or None
         The fraction of labels that the recipe made wrong on purpose.
+    world : World
+        The ranks that have the results of some rows each; they call this together.
     """
     train, records = splits.train, outcome.records
+    totals = None if train.multilabel else count_rows(train, outcome.train_rows())
+    if totals is not None and outcome.shard is not None:
+        totals = totals.reduced(world.all_reduce_sum)
     best, last = records[outcome.best_epoch - 1], records[-1]
 
     def score(split: str) -> Score | None:
@@ -134,10 +176,10 @@ def summarize(splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: floa
         best_epoch=outcome.best_epoch,
         validation=score("validation"),
         test=score("test"),
-        labels=summarize_labels(train, outcome.label_probs, splits.validation, outcome.validation_probs).model_copy(
-            update={"detection": detection_of(splits, outcome)}
-        ),
-        verdict=VerdictSummary.model_validate(verdict_of(splits, outcome)),
+        labels=summarize_labels(
+            train, outcome.label_probs, splits.validation, outcome.validation_probs, totals
+        ).model_copy(update={"detection": detection_of(splits, outcome)}),
+        verdict=VerdictSummary.model_validate(verdict_of(splits, outcome, totals)),
         findings={**_noise_rate(outcome), **outcome.findings},
         injected_noise_rate=noise_rate,
         data=DataSummary(
@@ -160,35 +202,47 @@ def _noise_rate(outcome: Outcome) -> dict[str, Any]:
 
 
 def summarize_labels(
-    train: Examples, label_probs: Tensor, held_out: Examples | None = None, held_out_probs: Tensor | None = None
+    train: Examples,
+    label_probs: Tensor,
+    held_out: Examples | None = None,
+    held_out_probs: Tensor | None = None,
+    totals: RowTotals | None = None,
 ) -> LabelSummary:
-    """Count the labels that changed, and those that are right before and after where clean labels are known."""
+    """Count the labels that changed, and those that are right before and after where clean labels are known.
+
+    ``totals`` are those of the training rows of single-label data, where they are known already.
+    """
+    if totals is None and not train.multilabel:
+        totals = RowTotals.nothing(train.num_classes).added(train, label_probs, label_probs)
     clean = train.clean_labels
-    found: dict[str, Any] = {"rows": len(train), **_count_labels([(train, label_probs), (held_out, held_out_probs)])}
+    parts = [(train, label_probs), (held_out, held_out_probs)]
+    found: dict[str, Any] = {"rows": len(train), **_count_labels(parts, totals)}
     if train.pinned is not None:
         found["pinned"] = int(train.pinned.sum())
-    if clean is None:
-        return LabelSummary(**found)
-    if train.multilabel:
+    if totals is not None:
+        return LabelSummary(**found, **(totals.correctness(len(train)) if clean is not None else {}))
+    if clean is not None:
         entries = read_entries(label_probs, train.given_labels)
         found["correct_before"] = correct_entries(entries.given, clean)
         found["correct_after"] = correct_entries(entries.corrected, clean)
-        found |= _repairs(entries.given, entries.corrected, clean > 0.5, entries.changed & ~clean.isnan())
-        return LabelSummary(**found)
-    reading = read_labels(label_probs, train.given_labels)
-    decided = ~reading.undecided
-    found["correct_before"] = float((reading.given == clean)[decided].double().mean()) if decided.any() else 0.0
-    found["correct_after"] = float((reading.corrected == clean).double().mean())
-    found |= _repairs(reading.given, reading.corrected, clean, reading.changed)
-    found["calibration"] = Calibration.model_validate(reliability(reading.confidence, reading.corrected == clean))
+        changed = entries.changed & ~clean.isnan()
+        found["repaired"] = int((changed & (entries.corrected == (clean > 0.5))).sum())
+        found["broken"] = int((changed & (entries.given == (clean > 0.5))).sum())
     return LabelSummary(**found)
 
 
-def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]]) -> dict[str, Any]:
-    """Count the labels of training and held-out rows, in this order, that changed or are undecided."""
+def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals: RowTotals | None) -> dict[str, Any]:
+    """Count the labels of training and held-out rows, in this order, that changed or are undecided.
+
+    ``totals`` are those of the training rows of single-label data, of which no rank may have all.
+    """
     found: dict[str, Any] = {"undecided": 0, "undecided_changed": 0}
     for held_out, (examples, probs) in enumerate(parts):
         if examples is None or probs is None:
+            continue
+        if totals is not None and not held_out:
+            found |= {"changed": int(totals["changed"]), "undecided": int(totals["close"])}
+            found["undecided_changed"] = int(totals["close_changed"])
             continue
         if examples.multilabel:
             entries = read_entries(probs, examples.given_labels)
@@ -239,15 +293,8 @@ def describe_environment(
     }
 
 
-def _repairs(given: Tensor, corrected: Tensor, clean: Tensor, changed: Tensor) -> dict[str, int]:
-    """Count the changed labels that were wrong and are right now, and those that were right and are wrong now."""
-    return {
-        "repaired": int((changed & (corrected == clean)).sum()),
-        "broken": int((changed & (given == clean)).sum()),
-    }
-
-
-def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
+def label_columns_of(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
+    """Return the columns of the label table for rows of one split."""
     if examples.multilabel:
         return _entry_columns(examples, label_probs, split, evidence)
     if evidence is None:
@@ -285,11 +332,11 @@ def _label_columns(examples: Examples, label_probs: Tensor, split: str, evidence
     )
 
 
-def _unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
+def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
     """Return the columns of rows that came without a label, in the form of those of the other rows."""
     unknown = torch.full((len(examples),), torch.nan)
     never_met = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
-    columns = _label_columns(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), never_met))
+    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), never_met))
     if "candidates" in like.names:
         nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
         columns = columns.append_column("candidates", _present(nothing, examples.classes))

@@ -11,6 +11,7 @@ from pencil.data.given import hard_labels, has_tie
 from pencil.labels.reading import read_entries, read_labels
 from pencil.labels.verdict import Facts, Verdict, decide
 from pencil.runs.summary import Detection
+from pencil.runs.totals import RowTotals, count_rows
 from pencil.training import Outcome
 from pencil.training.metrics import SCORES
 
@@ -20,17 +21,22 @@ FEW_ROWS = 2
 """A class of fewer rows than this cannot lose half of them."""
 
 
-def verdict_of(splits: Splits, outcome: Outcome) -> Verdict:
-    """Return the verdict about the corrected labels of a run."""
-    return decide(collect_facts(splits, outcome))
+def verdict_of(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Verdict:
+    """Return the verdict about the corrected labels of a run; ``totals`` are those of single-label data."""
+    return decide(collect_facts(splits, outcome, totals))
 
 
-def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
+def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Facts:
     """Return what a verdict is based on; the labels of multi-label data are its known entries."""
     judgement, held_out, records, train = outcome.judgement, splits.validation, outcome.records, splits.train
     name = f"validation_{SCORES[train.multilabel]}"
     scores = [record[name] for record in records if name in record]
-    labels = (_of_entries if train.multilabel else _of_rows)(train, outcome.label_probs, judgement.probs)
+    if train.multilabel:
+        totals = None
+        labels = _of_entries(train, outcome.label_probs, judgement.probs)
+    else:
+        totals = totals or count_rows(train, outcome.train_rows())
+        labels = _of_rows(totals)
     halved = (labels.rows_before >= FEW_ROWS) & (2 * labels.rows_after < labels.rows_before)
     return Facts(
         knows=judgement.knows,
@@ -44,7 +50,7 @@ def collect_facts(splits: Splits, outcome: Outcome) -> Facts:
         ceiling=judgement.ceiling,
         expected_before=labels.expected_before,
         expected_after=labels.expected_after,
-        changed=_changed_fraction(splits, outcome),
+        changed=_changed_fraction(splits, outcome, totals),
         mismatch=judgement.mismatch,
         gap=judgement.gap,
         halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
@@ -62,14 +68,10 @@ class _Labels:
     rows_after: Tensor
 
 
-def _of_rows(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels:
+def _of_rows(totals: RowTotals) -> _Labels:
     """Undecided rows have no given label, so they are not counted."""
-    reading = read_labels(label_probs, train.given_labels)
-    decided = ~reading.undecided
-    pair = [labels[decided] for labels in (reading.given, reading.corrected)]
-    before, after = (_mean(posterior[decided].gather(1, labels[:, None])) for labels in pair)
-    counts = (labels.bincount(minlength=train.num_classes) for labels in pair)
-    return _Labels(before, after, *counts)
+    before, after = (totals.fraction(name) for name in ("expected_before", "expected_after"))
+    return _Labels(before, after, totals.before, totals.after)
 
 
 def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Labels:
@@ -80,19 +82,18 @@ def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Lab
     return _Labels(before, after, *counts)
 
 
-def _changed_fraction(splits: Splits, outcome: Outcome) -> float:
-    """The fraction of training and held-out labels that changed."""
-    parts = []
-    for examples, probs in ((splits.train, outcome.label_probs), (splits.validation, outcome.validation_probs)):
-        if examples is None or probs is None:
-            continue
-        if examples.multilabel:
-            entries = read_entries(probs, examples.given_labels)
-            parts.append(entries.changed[entries.known])
-        else:
-            reading = read_labels(probs, examples.given_labels)
-            parts.append(reading.changed[~reading.undecided])
-    return _mean(torch.cat(parts))
+def _changed_fraction(splits: Splits, outcome: Outcome, totals: RowTotals | None) -> float:
+    """The fraction of training and held-out labels that changed; ``totals`` are those of single-label data."""
+    train, held_out, held_probs = splits.train, splits.validation, outcome.validation_probs
+    if totals is None:
+        parts = [read_entries(outcome.label_probs, train.given_labels)]
+        parts += [] if held_out is None or held_probs is None else [read_entries(held_probs, held_out.given_labels)]
+        return _mean(torch.cat([entries.changed[entries.known] for entries in parts]))
+    changed, decided = totals["changed"], totals["decided"]
+    if held_out is not None and held_probs is not None:
+        reading = read_labels(held_probs, held_out.given_labels)
+        changed, decided = changed + int(reading.changed.sum()), decided + int((~reading.undecided).sum())
+    return changed / decided if decided else 0.0
 
 
 def _mean(values: Tensor) -> float:

@@ -1,6 +1,7 @@
 """The dynamics of a run: those of training rows, met in every step, and of held-out rows, met in every evaluation."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from pencil.data.given import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries
-from pencil.labels.judging import Judgement, judge
+from pencil.labels.judging import Judgement, Rule, Survey, can_match, fit_rule, judge, sample_rows
 from pencil.labels.sharded import LabelLayout
 
 RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
@@ -20,6 +21,8 @@ RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
 
 TOGETHER = 16
 """Steps whose predictions are recorded together: for small networks the calls take longer than the numbers."""
+VALUES = 2**22
+"""Of sharded rows this many probabilities are in memory at a time."""
 
 
 class RunDynamics:
@@ -95,6 +98,55 @@ class RunDynamics:
         assert not isinstance(held_out, EntryEvidence)
         return judge(train, given, held_out, held_out_given)
 
+    def can_judge_shards(self) -> bool:
+        """Return whether :meth:`judge_shards` can be called: rows are sharded, of single-label data, and some held out.
+
+        Without held-out rows training rows are compared with each other, for which all of them have to be in one place.
+        """
+        if self.layout.sharded_over is None or not isinstance(self.train, TrainingDynamics):
+            return False
+        return isinstance(self.held_out, TrainingDynamics) and can_match(self.held_out.evidence())
+
+    def judge_shards(self) -> "ShardedJudgement":
+        """Return the judgement of all rows, each process for its own; all ranks call this together.
+
+        It equals :meth:`judge`. A process holds a few numbers of every row, and whole distributions of its own rows
+        only while they are asked for.
+        """
+        self._record()
+        world, train, held_out, validation = self.layout.sharded_over, self.train, self.held_out, self.splits.validation
+        assert world is not None and isinstance(train, TrainingDynamics) and isinstance(held_out, TrainingDynamics)
+        assert validation is not None
+        given, reference = self.splits.train.given_labels, held_out.evidence()
+        rule = fit_rule(rows := self._survey(train), given, reference, validation.given_labels)
+        kept = torch.zeros(train.num_classes, dtype=torch.int64)
+        for places, evidence in _chunks(train):
+            probs = rule.posterior(evidence, given[places * world.size + world.rank])
+            kept += probs.argmax(dim=1).bincount(minlength=train.num_classes)
+        rule = rule.keep_classes(world.all_reduce_sum(kept), given)
+        nothing, scores = torch.empty(0, train.num_classes), rule.issue_scores(rows, given)
+        judgement = rule.judgement(nothing, scores, reference, validation.given_labels)
+        empty = Evidence(nothing, *(torch.empty(0) for _ in range(4)))
+        return ShardedJudgement(judgement, rule, train, (empty, reference))
+
+    def _survey(self, train: TrainingDynamics) -> Survey:
+        """The survey of all training rows, of which this process has some; whole rows are exchanged for the sample."""
+        world, given = self.layout.sharded_over, self.splits.train.given_labels
+        assert world is not None
+        confidence, predicted = torch.empty(len(train.given), dtype=torch.float64), torch.empty_like(train.given).cpu()
+        for places, evidence in _chunks(train):
+            top = evidence.log_probs.double().softmax(dim=1).max(dim=1)
+            confidence[places], predicted[places] = top.values, top.indices
+        visits, log_given, _, disagreement = (train.gather(one.contiguous()).cpu() for one in train.scalars.unbind(1))
+        rows = sample_rows(visits, given)
+        mine = rows % world.size == world.rank
+        sample = torch.zeros(len(rows), train.num_classes)
+        sample[mine] = train.local_evidence(rows[mine] // world.size).log_probs
+        predicted = train.gather(predicted.to(torch.int32)).long()
+        return Survey(
+            train.gather(confidence), predicted, log_given, disagreement, visits, world.all_reduce_sum(sample)
+        )
+
     def state_dict(self, *, sharded: bool) -> dict[str, Any]:
         """Return the dynamics that every process has, or those of this process's shard."""
         self._record()
@@ -109,6 +161,44 @@ class RunDynamics:
     def _parts(self) -> dict[str, TrainingDynamics | EntryDynamics]:
         parts = {"train": self.train, "held_out": self.held_out}
         return {name: part for name, part in parts.items() if part is not None}
+
+
+@dataclass(frozen=True)
+class ShardedJudgement:
+    """A judgement of sharded rows.
+
+    Attributes
+    ----------
+    judgement
+        The judgement of held-out rows, and the issue scores of all training rows. It has no training posteriors.
+    rule
+        Gives the posteriors of the training rows of this process.
+    train
+        Their dynamics.
+    evidence
+        The evidence of held-out rows; that of training rows has no rows.
+    """
+
+    judgement: Judgement
+    rule: Rule
+    train: TrainingDynamics
+    evidence: RunEvidence
+
+    def rows(self, places: Tensor, given: Tensor) -> tuple[Tensor, Evidence]:
+        """Return posteriors and dynamics of rows of this process, given their places among them and their labels."""
+        evidence = self.train.local_evidence(places)
+        return self.rule.posterior(evidence, given), evidence
+
+
+def _chunks(train: TrainingDynamics) -> Iterator[tuple[Tensor, Evidence]]:
+    """Yield the rows of this process with their dynamics, few enough at a time that all their classes fit."""
+    for places in torch.arange(len(train.given)).split(rows_at_a_time(train.num_classes)):
+        yield places, train.local_evidence(places)
+
+
+def rows_at_a_time(num_classes: int) -> int:
+    """Return how many rows are whole distributions at a time."""
+    return max(1, VALUES // num_classes)
 
 
 def with_issue_scores(

@@ -1,8 +1,10 @@
 """What training reports: a record of every epoch to its observers, and an outcome at the end."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pencil.labels.dynamics import Evidence
@@ -40,12 +42,37 @@ class Observer:
 
 
 @dataclass(frozen=True)
+class TrainRows:
+    """What training found out about some training rows.
+
+    Attributes
+    ----------
+    places
+        Their places in the training set.
+    label_probs
+        Their label distributions.
+    posterior
+        The posterior of their true class by the training dynamics.
+    dynamics
+        Their training dynamics.
+    """
+
+    places: Tensor
+    label_probs: Tensor
+    posterior: Tensor
+    dynamics: Evidence | EntryEvidence
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The result of training.
 
     ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
     ``unlabelled_probs`` are calibrated predictions for the rows that have no label. ``judgement`` says what the
     training dynamics of training and held-out rows have found out about their labels.
+
+    Where each rank keeps its own rows to itself (``Trainer.run(whole=False)``), ``shard`` yields those of this rank,
+    some at a time; then ``label_probs``, ``judgement.probs`` and ``dynamics.log_probs`` have no rows.
     """
 
     model: nn.Module
@@ -59,6 +86,15 @@ class Outcome:
     validation_dynamics: Evidence | EntryEvidence | None = None
     findings: dict[str, Any] = field(default_factory=dict)
     unlabelled_probs: Tensor | None = None
+    shard: Callable[[], Iterator[TrainRows]] | None = None
+
+    def train_rows(self) -> Iterator[TrainRows]:
+        """Yield what was found about the training rows: all at once, or those of this rank, some at a time."""
+        if self.shard is not None:
+            yield from self.shard()
+        else:
+            places = torch.arange(len(self.label_probs))
+            yield TrainRows(places, self.label_probs, self.judgement.probs, self.dynamics)
 
 
 @dataclass

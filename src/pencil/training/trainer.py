@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,24 +14,20 @@ from pencil.data.given import as_distribution
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement, judge_unlabelled
-from pencil.labels.sharded import LabelLayout
-from pencil.labels.store import CHUNK
 from pencil.methods.base import Method, Phase, Task, Views, fit_budget
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.dynamics import RunDynamics, RunEvidence, with_issue_scores
 from pencil.training.evaluation import check_model, predict_examples
-from pencil.training.metrics import SCORES, LabelTotals, to_probs
+from pencil.training.metrics import SCORES, to_probs
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
 from pencil.training.settings import TrainingSettings
+from pencil.training.sharding import can_judge_shards, choose_layout, label_metrics, shard_rows
 from pencil.training.step import TrainingStep, refuse_weights
 from pencil.training.views import load_views, refuse_views
-
-REPLICATED_BYTES = 2**30
-"""Labels up to this size are replicated on every process."""
 
 
 class Trainer:
@@ -167,8 +164,11 @@ class Trainer:
 
     # ---- the loop
 
-    def run(self) -> Outcome:
-        """Train to the end, from wherever the trainer is."""
+    def run(self, *, whole: bool = True) -> Outcome:
+        """Train to the end, from wherever the trainer is; all ranks return the results of all rows.
+
+        With ``whole=False`` each rank keeps the results of its own rows to itself where labels are sharded.
+        """
         earlier, steps = self.earlier_epochs, self.steps_per_epoch
         for observer in self.observers:
             observer.on_start(self.phases, steps, self.steps_done - earlier * steps, earlier)
@@ -188,7 +188,8 @@ class Trainer:
                     break
                 self._pause()
             self._pause()
-        return self._outcome()
+        sharded = not whole and can_judge_shards(self.method, self.dynamics)
+        return self._sharded_outcome() if sharded else self._outcome()
 
     def _enter(self, phase: Phase) -> None:
         if phase.on_start is not None:  # before the networks are replaced: it may use their predictions
@@ -300,16 +301,7 @@ class Trainer:
         return metrics
 
     def _label_metrics(self) -> Record:
-        """Metrics of the labels, in chunks, so that labels are never held twice; sharded ones are added up."""
-        labels, train = self.method.labels, self.splits.train
-        local = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
-        totals = LabelTotals()
-        for places in torch.arange(len(local)).split(CHUNK):
-            label_probs = self.method.label_probs(places.to(self.compute.device))
-            if label_probs is None:
-                return {}
-            totals.add(label_probs.cpu(), train.subset(local[places]))
-        return totals.means(None if self.layout.sharded_over is None else self.world.all_reduce_sum)
+        return label_metrics(self.method, self.splits.train, self.layout, self.compute.device)
 
     def _outcome(self) -> Outcome:
         label_probs, labels = self.method.label_probs(), self.method.labels
@@ -318,14 +310,21 @@ class Trainer:
         elif labels is not None:
             label_probs = labels.gather(label_probs)
         evidence = self.dynamics.evidence()
-        judgement = self._judgement(evidence)
+        return self._result(apply_pinned(label_probs.cpu(), self.splits.train), self._judgement(evidence), evidence)
+
+    def _sharded_outcome(self) -> Outcome:
+        found = self.dynamics.judge_shards()
+        rows = partial(shard_rows, self.method, self.splits.train, found, self.compute.device)
+        return self._result(torch.empty(0, self.splits.train.num_classes), found.judgement, found.evidence, shard=rows)
+
+    def _result(self, label_probs: Tensor, judgement: Judgement, evidence: RunEvidence, **more: Any) -> Outcome:
         self.networks.remove_dropout()
         self.model.eval()
         return Outcome(
             model=self.model,
             best_weights=self.networks.best_weights or self.model.state_dict(),
             best_epoch=self.networks.best_epoch,
-            label_probs=apply_pinned(label_probs.cpu(), self.splits.train),
+            label_probs=label_probs,
             validation_probs=self._held_out_probs(judgement),
             records=self.records,
             findings=self.method.findings(),
@@ -333,6 +332,7 @@ class Trainer:
             dynamics=evidence[0],
             validation_dynamics=evidence[1],
             unlabelled_probs=self._unlabelled_probs(judgement),
+            **more,
         )
 
     def _judgement(self, evidence: RunEvidence) -> Judgement:
@@ -438,12 +438,3 @@ class Trainer:
         """Continue from the weights of a snapshot."""
         self.networks.restore_weights(weights)
         self._held_out_logits, self._weights_restored = None, True
-
-
-def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
-    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
-    sharded = settings.label_layout == "sharded"
-    if settings.label_layout == "auto":
-        sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
-    over = world if sharded and world.size > 1 and row_losses else None
-    return LabelLayout(over, settings.label_top_k, train.pinned)

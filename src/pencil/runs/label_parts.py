@@ -1,0 +1,93 @@
+"""The label table of a run on many ranks: each writes the rows whose results it has, some at a time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Splits
+from pencil.labels.dynamics import Evidence
+from pencil.runs.label_columns import PROBS, TOP
+from pencil.runs.label_files import ROW
+from pencil.runs.results import (
+    RowEvidence,
+    label_columns_of,
+    other_parts,
+    row_evidence,
+    table_order,
+    unlabelled_columns,
+    with_classes,
+)
+from pencil.training import Outcome
+from pencil.training.dynamics import rows_at_a_time
+
+
+def build_label_parts(
+    splits: Splits, outcome: Outcome, order: Any, rank: int, size: int, top_k: int | None
+) -> Iterator[pa.Table]:
+    """Yield the rows of this rank, some at a time, with their place in the whole table in the column ``row``.
+
+    The training rows are those whose results the rank has. Of held-out and unlabelled rows, whose results all ranks
+    have, it takes every ``size``-th.
+
+    Parameters
+    ----------
+    splits : Splits
+        The rows with their given labels.
+    outcome : Outcome
+        What training returned on this rank.
+    order : array of keys
+        The order of unlabelled rows among the others.
+    rank, size : int
+        This rank, and how many there are.
+    top_k : int or None
+        Keep this many classes of each distribution; None keeps all.
+    """
+    train, others = splits.train, other_parts(splits, outcome.validation_probs, outcome.unlabelled_probs)
+    unlabelled = splits.unlabelled if outcome.unlabelled_probs is not None else None
+    places = table_order([train, *others], unlabelled, order)
+    row_of = np.arange(len(train) + sum(map(len, others))) if places is None else np.argsort(places)
+    like: pa.Schema = None
+
+    def finished(columns: pa.Table, probs: Tensor, at: Tensor) -> pa.Table:
+        nonlocal like
+        like = like or columns.schema
+        columns = columns if top_k is None else _with_top(columns, probs, top_k)
+        return with_classes(columns.append_column(ROW, pa.array(row_of[at.numpy()])), train.classes)
+
+    for rows in outcome.train_rows():
+        evidence = RowEvidence(outcome.judgement.issue_scores[rows.places], rows.dynamics)
+        columns = label_columns_of(train.subset(rows.places), rows.label_probs, "train", evidence)
+        yield finished(columns, rows.label_probs, rows.places)
+    start, held_out = len(train), row_evidence(outcome)[1]
+    for part in others:
+        probs = outcome.unlabelled_probs if part is unlabelled else outcome.validation_probs
+        assert probs is not None
+        for chunk in torch.arange(rank, len(part), size).split(rows_at_a_time(part.num_classes)):
+            chosen = part.subset(chunk)
+            if part is unlabelled:
+                columns = unlabelled_columns(chosen, probs[chunk], like)
+            else:
+                columns = label_columns_of(chosen, probs[chunk], "validation", _subset(held_out, chunk))
+            yield finished(columns, probs[chunk], start + chunk)
+        start += len(part)
+
+
+def _subset(evidence: RowEvidence | None, rows: Tensor) -> RowEvidence | None:
+    if evidence is None:
+        return None
+    assert isinstance(evidence.dynamics, Evidence)
+    return RowEvidence(evidence.issue_scores[rows], evidence.dynamics.subset(rows))
+
+
+def _with_top(columns: pa.Table, probs: Tensor, k: int) -> pa.Table:
+    """Return the columns with the ``k`` most probable classes and their probabilities in place of all."""
+    top = probs.float().topk(min(k, probs.shape[1]), dim=1)
+    columns = columns.drop_columns([PROBS])
+    for name, values in zip(TOP, (top.indices.int(), top.values), strict=True):
+        flat = pa.array(values.contiguous().view(-1).numpy())
+        columns = columns.append_column(name, pa.FixedSizeListArray.from_arrays(flat, values.shape[1]))
+    return columns

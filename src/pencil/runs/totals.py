@@ -1,0 +1,108 @@
+"""Counts over the labels of single-label data, added up over chunks of rows and over the ranks that hold them."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pencil.data.examples import Examples
+from pencil.labels.reading import BINS, bin_totals, calibration, read_labels
+from pencil.runs.summary import CLOSE, Calibration
+from pencil.training.record import TrainRows
+
+COUNTS = (
+    "decided",
+    "changed",
+    "close",
+    "close_changed",
+    "right_before",
+    "right_after",
+    "repaired",
+    "broken",
+    "expected_before",
+    "expected_after",
+)
+
+
+@dataclass(frozen=True)
+class RowTotals:
+    """Totals over training rows.
+
+    Attributes
+    ----------
+    counts
+        Those of ``COUNTS``: rows with a given label, rows that changed, rows whose two most probable classes are close,
+        those of them that changed, given and corrected labels that are right,
+        changes for the better and for the worse (where clean labels are known), and given and corrected labels that are
+        right by the posterior.
+    before, after
+        Rows of each class by their given and by their corrected label, undecided rows left out.
+    bins
+        Of the confidence, see :func:`pencil.labels.reading.bin_totals`.
+    """
+
+    counts: Tensor
+    before: Tensor
+    after: Tensor
+    bins: Tensor
+
+    @classmethod
+    def nothing(cls, num_classes: int) -> "RowTotals":
+        """Return the totals of no rows."""
+        return cls(
+            torch.zeros(len(COUNTS), dtype=torch.float64),
+            torch.zeros(num_classes, dtype=torch.int64),
+            torch.zeros(num_classes, dtype=torch.int64),
+            torch.zeros(BINS, 3, dtype=torch.float64),
+        )
+
+    def added(self, part: Examples, label_probs: Tensor, posterior: Tensor) -> "RowTotals":
+        """Return the totals with some rows more, given with their label distributions and posteriors."""
+        reading, clean = read_labels(label_probs, part.given_labels), part.clean_labels
+        decided, bins = ~reading.undecided, self.bins
+        given, corrected = reading.given[decided], reading.corrected[decided]
+        found = dict.fromkeys(COUNTS, torch.zeros((), dtype=torch.float64))
+        found |= {"decided": decided.sum(), "changed": reading.changed.sum()}
+        close = reading.margin < CLOSE
+        found |= {"close": close.sum(), "close_changed": (close & reading.changed).sum()}
+        found["expected_before"] = posterior[decided].gather(1, given[:, None]).double().sum()
+        found["expected_after"] = posterior[decided].gather(1, corrected[:, None]).double().sum()
+        if clean is not None:
+            found["right_before"] = (reading.given == clean)[decided].sum()
+            found["right_after"] = (reading.corrected == clean).sum()
+            found["repaired"] = (reading.changed & (reading.corrected == clean)).sum()
+            found["broken"] = (reading.changed & (reading.given == clean)).sum()
+            bins = bins + bin_totals(reading.confidence, reading.corrected == clean)
+        size = len(self.before)
+        before, after = (labels.bincount(minlength=size) for labels in (given, corrected))
+        counts = torch.stack([found[name].double() for name in COUNTS])
+        return RowTotals(self.counts + counts, self.before + before, self.after + after, bins)
+
+    def reduced(self, all_reduce_sum: Callable[[Tensor], Tensor]) -> "RowTotals":
+        """Return the totals of all ranks."""
+        return RowTotals(*(all_reduce_sum(one) for one in (self.counts, self.before, self.after, self.bins)))
+
+    def fraction(self, name: str) -> float:
+        """Return a count as a fraction of the rows with a given label; 0 without any."""
+        return self[name] / self["decided"] if self["decided"] else 0.0
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.counts[COUNTS.index(name)])
+
+    def correctness(self, rows: int) -> dict[str, Any]:
+        """Return what a summary of this many rows has where clean labels are known."""
+        found: dict[str, Any] = {"correct_before": self.fraction("right_before")}
+        found["correct_after"] = self["right_after"] / rows
+        found |= {name: int(self[name]) for name in ("repaired", "broken")}
+        return {**found, "calibration": Calibration.model_validate(calibration(self.bins))}
+
+
+def count_rows(train: Examples, parts: Iterable[TrainRows]) -> RowTotals:
+    """Return the totals of the training rows in these parts."""
+    totals = RowTotals.nothing(train.num_classes)
+    for rows in parts:
+        whole = len(rows.places) == len(train)
+        totals = totals.added(train if whole else train.subset(rows.places), rows.label_probs, rows.posterior)
+    return totals

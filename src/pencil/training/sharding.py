@@ -1,0 +1,61 @@
+"""Which labels are sharded over the processes, and the results of sharded rows, which no process has all of."""
+
+from collections.abc import Iterator
+
+import torch
+
+from pencil.data.examples import Examples
+from pencil.data.pinned import apply_pinned
+from pencil.labels.sharded import LabelLayout
+from pencil.labels.store import CHUNK
+from pencil.methods.base import Method
+from pencil.training.distributed import World
+from pencil.training.dynamics import RunDynamics, ShardedJudgement, rows_at_a_time
+from pencil.training.metrics import LabelTotals, Metrics
+from pencil.training.record import TrainRows
+from pencil.training.settings import TrainingSettings
+
+REPLICATED_BYTES = 2**30
+"""Labels up to this size are replicated on every process."""
+
+
+def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
+    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
+    sharded = settings.label_layout == "sharded"
+    if settings.label_layout == "auto":
+        sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
+    over = world if sharded and world.size > 1 and row_losses else None
+    return LabelLayout(over, settings.label_top_k, train.pinned)
+
+
+def label_metrics(method: Method, train: Examples, layout: LabelLayout, device: torch.device) -> Metrics:
+    """Return metrics of the labels, in chunks, so that labels are never held twice; sharded ones are added up."""
+    labels, totals = method.labels, LabelTotals()
+    local = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
+    for places in torch.arange(len(local)).split(CHUNK):
+        label_probs = method.label_probs(places.to(device))
+        if label_probs is None:
+            return {}
+        totals.add(label_probs.cpu(), train.subset(local[places]))
+    return totals.means(None if layout.sharded_over is None else layout.sharded_over.all_reduce_sum)
+
+
+def can_judge_shards(method: Method, dynamics: RunDynamics) -> bool:
+    """Return whether the labels of a run are sharded, and can be judged by their dynamics where they are."""
+    labels = method.labels
+    sharded = labels is not None and labels.local_rows is not None
+    return sharded and method.issue_scores() is None and dynamics.can_judge_shards()
+
+
+def shard_rows(
+    method: Method, train: Examples, judgement: ShardedJudgement, device: torch.device
+) -> Iterator[TrainRows]:
+    """Yield the results of the rows of this process, few enough at a time that all their classes fit."""
+    labels = method.labels
+    assert labels is not None and labels.local_rows is not None
+    for places in torch.arange(len(labels.local_rows)).split(rows_at_a_time(train.num_classes)):
+        rows = labels.local_rows[places]
+        part, probs = train.subset(rows), method.label_probs(places.to(device))
+        assert probs is not None
+        posterior, evidence = judgement.rows(places, part.given_labels)
+        yield TrainRows(rows, apply_pinned(probs.cpu(), part), posterior, evidence)
