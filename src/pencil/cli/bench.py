@@ -8,10 +8,12 @@ import typer
 
 from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
+from pencil.errors import RecipeError
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
 
+ENGINES = ("local", "ray")
 Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
 
 
@@ -19,6 +21,7 @@ def bench(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A benchmark by name, a .toml file, or kl-analysis.")],
     out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
     processes: Processes = None,
+    engine: Annotated[str, typer.Option("--engine", help="local, or ray: the machines of a Ray cluster.")] = "local",
     root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
     budget: Annotated[
         str | None,
@@ -45,7 +48,7 @@ def bench(
     if budget is not None:
         chosen = chosen.model_copy(update={"budget_seconds": 60 * minutes(budget)})
     target = out or Path("bench") / chosen.name
-    entries = _run(chosen, target, processes)
+    entries = _run(chosen, target, processes, engine)
     if as_json:
         echo(json.dumps([entry.as_json() for entry in entries]))
     else:
@@ -53,8 +56,12 @@ def bench(
         echo(f"written to {target}", err=True)
 
 
-def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
+def _run(chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
+    from pencil.bench.ray_engine import run_cells_on_ray
     from pencil.bench.runner import Result, default_processes, run_cells
+
+    if engine not in ENGINES:
+        raise RecipeError(f"--engine is {engine!r}; expected {' or '.join(ENGINES)}.")
 
     cells = list(chosen.cells())
     for cell in cells:
@@ -72,7 +79,10 @@ def _run(chosen: "Spec", target: Path, processes: int | None) -> Any:
             )
 
     try:
-        run_cells(cells, target / "cells", processes or default_processes(), report)
+        if engine == "ray":
+            run_cells_on_ray(cells, target / "cells", processes, report)
+        else:
+            run_cells(cells, target / "cells", processes or default_processes(), report)
     finally:  # interrupted or not, what is done can be read
         entries = _write_tables(chosen, target)
     return entries
