@@ -44,7 +44,8 @@ def run_cells_on_ray(
     try:
         gpus = 1 if ray.cluster_resources().get("GPU", 0) else 0
         remote = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(run_cell)
-        left, running = len(todo), {}
+        left = len(todo)
+        running: dict[Any, Cell] = {}
         while todo or running:
             while todo and (at_a_time is None or len(running) < at_a_time):
                 cell = todo.pop(0)
