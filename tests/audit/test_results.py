@@ -235,8 +235,8 @@ def test_a_later_review_does_not_change_the_audit_and_an_undo_does(run):
         review.decide(row, "other", [(int(truth[row]) + 1) % 3])
     assert read_answers(run, sample).codes.tolist() == before.tolist()
     with Review(run) as review:
-        review.decide(row, "undo", [])
-        review.decide(row, "undo", [])
+        review.undo(row)
+        review.undo(row)
     history = History()
     for decision in read_lines(run / "reviews.jsonl"):
         history.add(decision)
