@@ -293,7 +293,7 @@ def resumed_state(path, data, monkeypatch):
 
     seen = {}
 
-    def run(trainer):
+    def run(trainer, **_):
         seen.update(trainer.state_dict(), keys=trainer.splits.train.keys.tolist())
         raise KeyboardInterrupt
 

@@ -46,7 +46,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unlabelled")
     write_table(folder)
     done = pencil("train", "t.csv", "--out", "run", *SETTINGS, cwd=folder)
-    assert "unlabelled       5 rows came without a label and have one now" in done.stdout
+    assert "unlabelled  5 rows came without a label and have one now" in done.stdout
     return folder
 
 

@@ -104,7 +104,8 @@ def test_the_report_says_it(tmp_path):
     pencil("audit", "run", "--results", cwd=tmp_path)
     page = write_report(run).read_text()
     sentence = RunReader(run).summary.audit.sentence
-    assert f"<li>A{sentence[1:]} (a person looked at 100 of 120 labels without seeing them).</li>" in page
+    looked = "a person looked at 100 of 120 labels without seeing them"
+    assert f'<p class="reason">A{sentence[1:]} ({looked}).</p>' in page
     assert all(status.ok for status in verify(run))
 
 

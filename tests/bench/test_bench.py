@@ -179,7 +179,7 @@ def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, c
 
     monkeypatch.setattr(runner, "run_cells", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        command._run(spec, tmp_path, 1)
+        command._run(spec, tmp_path, 1, "local")
     assert "1 of 12 cells are done; the same command resumes from here" in capsys.readouterr().err
     assert "50.0 (1 of 2 seeds)" in (tmp_path / "results.md").read_text()
 

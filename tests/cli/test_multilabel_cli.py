@@ -44,7 +44,7 @@ def home(tmp_path_factory):
     np.savez(folder / "soft.npz", x=x[:200], y=soft)
     settings = ["--set", "training.batch_size=16", "--set", "data.validation=0.2"]
     done = pencil("train", "mine.npz", "--out", "run", "--epochs", 20, *settings, cwd=folder)
-    assert "mAP best" in done.stdout and "--only-changed --entries" in done.stdout
+    assert "test mAP after 20 epochs" in done.stdout and "--only-changed --entries" in done.stdout
     assert "verdict          reliable" in done.stdout and "its mAP on the held-out labels is" in done.stdout
     assert "validation mAP" in done.stderr and "test mAP" in done.stderr
     return folder

@@ -145,7 +145,7 @@ def test_without_averaging_the_trained_network_is_kept():
 
 @pytest.mark.parametrize("options", [{"divergence": "inverse"}, {"anchored": False}])
 def test_every_switch_trains(options):
-    trainer = trainer_of(Auto(lr=0.05, **options))
+    trainer = trainer_of(Auto(lr=0.02, **options))
     assert right(trainer.run(), trainer) > 0.85
 
 
@@ -215,7 +215,7 @@ def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
 def test_another_round_is_begun_as_long_as_it_pays():
     def run(**options):
         return trainer_of(
-            Auto(lr=0.05, max_backbone=0.05, dropout=False, **options), rate=0.3, rows=360, held_out=150
+            Auto(lr=0.05, max_backbone=0.05, dropout=False, **options), rate=0.5, rows=600, held_out=300
         ).run()
 
     once, again = run(), run(rounds=9)

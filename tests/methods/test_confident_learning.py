@@ -90,7 +90,7 @@ class Watch(Observer):
 
         method.loss = loss
 
-    def on_start(self, phases, steps_per_epoch, steps_done):
+    def on_start(self, phases, steps_per_epoch, steps_done, earlier_epochs):
         self.pending = []
 
     def on_step(self):

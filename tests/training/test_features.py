@@ -198,8 +198,9 @@ def test_waiting_for_another_run_is_said_and_can_be_stopped(photos, tmp_path):
 
 
 def test_budget_and_finetuning_exclude_each_other(photos):
+    budget = ("training.minutes", 1), ("model.finetune_epochs", 2)
     with pytest.raises(RecipeError, match="expected one of them"):
-        run_recipe(photo_recipe(photos, ("training.minutes", 1), ("model.finetune_epochs", 2), method="auto"))
+        run_recipe(photo_recipe(photos, *budget, method="auto", epochs=None))
 
 
 def test_finetuning_takes_float_images_without_colour_steps():
