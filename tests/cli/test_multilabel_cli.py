@@ -42,11 +42,12 @@ def home(tmp_path_factory):
     soft[soft == 1] = 0.9
     soft[:2], soft[4, 0], soft[7] = np.nan, np.nan, 0
     np.savez(folder / "soft.npz", x=x[:200], y=soft)
-    settings = ["--set", "training.batch_size=16", "--set", "data.validation=0.2"]
+    settings = ["--method", "pencil", "--set", "training.batch_size=16", "--set", "data.validation=0.2"]
     done = pencil("train", "mine.npz", "--out", "run", "--epochs", 20, *settings, cwd=folder)
     assert "test mAP after 20 epochs" in done.stdout and "--only-changed --entries" in done.stdout
-    assert "verdict          reliable" in done.stdout and "its mAP on the held-out labels is" in done.stdout
-    assert "validation mAP" in done.stderr and "test mAP" in done.stderr
+    words = " ".join(done.stdout.split())
+    assert "verdict reliable" in words and "its mAP on the held-out labels is" in words
+    assert "test mAP" in done.stderr
     return folder
 
 
@@ -76,7 +77,9 @@ def test_train_warns_of_unknown_rows(home):
     words = ["train", "soft.npz", "--set", "data.multilabel=true", "--epochs", 3, "--set", "data.validation=0"]
     done = pencil(*words, "--out", "soft", cwd=home)
     assert done.stderr.count("warning: 2 of 200 training rows have no known label and teach nothing") == 1
-    assert "verdict          doubtful: no rows were held out" in done.stdout and "pencil audit" not in done.stdout
+    assert (
+        "verdict doubtful no rows were held out" in " ".join(done.stdout.split()) and "pencil audit" not in done.stdout
+    )
     rows = rows_of(pencil("labels", "soft", "--entries", cwd=home).stdout)
     refused = pencil("labels", "soft", "--out", "soft.csv", cwd=home, code=2).stderr
     assert "'doubtful'" in refused and "--anyway" in refused and "pencil audit" not in refused

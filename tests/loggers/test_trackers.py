@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import sys
+import time
 from typing import get_args
 
 import numpy as np
@@ -133,6 +134,10 @@ def test_tensorboard_has_every_epoch_the_recipe_and_the_summary(tmp_path):
 def test_wandb_offline_has_every_epoch_the_recipe_and_the_summary(tmp_path):
     run = train(tmp_path / "run", "wandb")
     (path,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    for _ in range(50):  # its service writes in its own time
+        if wandb_curve(path, "loss"):
+            break
+        time.sleep(0.2)
     assert wandb_curve(path, "loss") == expected(run, "loss")
     records = list(wandb_records(path))
     config = {item.key: item.value_json for record in records for item in record.run.config.update}

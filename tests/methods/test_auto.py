@@ -160,7 +160,7 @@ def test_pinned_rows_stay_where_they_are():
 
 
 def test_it_plans_by_the_clock():
-    trainer = trainer_of(Auto(lr=0.05), epochs=None, minutes=1.5 / 60)
+    trainer = trainer_of(Auto(lr=0.02), epochs=None, minutes=1.5 / 60)
     outcome = trainer.run()
     assert len(outcome.records) >= 3
     assert sum(record["seconds"] for record in outcome.records) < 6
