@@ -4,7 +4,6 @@ The data is loaded in a thread, as it needs torch and may take a while; the page
 """
 
 import io
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from pencil.decisions import Where
 from pencil.errors import PencilError
+from pencil.review.background import Background
 from pencil.runs.directory import RunReader
 
 if TYPE_CHECKING:
@@ -58,21 +58,15 @@ class Pictures:
         self.splits: Splits | None = None
         self._load = load
         self._parts: dict[str, tuple[Examples, dict[str, int]]] = {}
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._background = Background(self._run, "pencil-pictures")
 
     def start(self) -> None:
         """Start loading the data, once."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pencil-pictures", daemon=True)
-                self._thread.start()
+        self._background.start()
 
     def wait(self) -> None:
         """Wait until the data is loaded or has failed to load."""
-        self.start()
-        assert self._thread is not None
-        self._thread.join()
+        self._background.wait()
 
     def _run(self) -> None:
         try:

@@ -4,13 +4,13 @@ Vectors are computed once, in a thread, chunk by chunk and in a limited amount o
 early. Until all are there, a row is compared with those that are.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pencil.errors import PencilError
+from pencil.review.background import Background
 from pencil.review.images import NotShown, Pictures
 from pencil.review.queue import Queue
 
@@ -78,21 +78,15 @@ class Neighbours:
         self._scale: np.ndarray | float = 1.0
         self._rows: np.ndarray = np.empty(0, dtype=np.int64)
         self._vectors: np.ndarray = np.empty((0, 0), dtype=np.float16)
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._background = Background(self._run, "pencil-neighbours")
 
     def start(self) -> None:
         """Start computing vectors, once."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pencil-neighbours", daemon=True)
-                self._thread.start()
+        self._background.start()
 
     def wait(self) -> None:
         """Wait until all vectors are computed, or cannot be."""
-        self.start()
-        assert self._thread is not None
-        self._thread.join()
+        self._background.wait()
 
     def _run(self) -> None:
         try:
