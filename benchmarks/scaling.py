@@ -58,7 +58,7 @@ def correct(trainer: Trainer, steps: int) -> float:
     trainer.networks.trained.train()
     start = time.perf_counter()
     for chunk, batch in zip(order.split(BATCH), trainer.splits.train.load_batches(pieces), strict=True):
-        trainer.step(phase, 0.0, batch, trainer._sums, chunk)
+        trainer.step(phase, 0.0, batch, chunk)
     return time.perf_counter() - start
 
 

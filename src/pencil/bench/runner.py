@@ -153,7 +153,7 @@ def run_cell(cell: Cell) -> Result:
         run = run_recipe(recipe, data=data, progress=False)
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    curves = {name: [record[name] for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
+    curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
     return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
 
 
