@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pencil.bench.runner import Result, read_results, run_cell
+from pencil.bench.runner import Result, read_results, run_cell, unfinished
 from pencil.bench.spec import Cell
 from pencil.errors import RecipeError
 from pencil.files import write_json
@@ -34,9 +34,7 @@ def run_cells_on_ray(
         Called as ``report(cell, result, left)`` after each cell.
     """
     ray = _import_ray()
-    folder.mkdir(parents=True, exist_ok=True)
-    before = read_results(cells, folder)
-    todo = [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
+    todo = unfinished(cells, folder)
     joined = not ray.is_initialized()
     if joined:
         address = os.environ.get("RAY_ADDRESS", "local")

@@ -39,9 +39,7 @@ def run_cells(
     dict
         All results, old and new, by the identity of the cell.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    before = read_results(cells, folder)
-    todo = [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
+    todo = unfinished(cells, folder)
     workers = [_Worker(number, max(1, cores() // processes)) for number in range(min(processes, len(todo)))]
     left = len(todo)
     try:
@@ -60,6 +58,13 @@ def run_cells(
         for worker in workers:
             worker.stop()
     return read_results(cells, folder)
+
+
+def unfinished(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+    """Return the cells that have no result yet; the folder of the results is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = read_results(cells, folder)
+    return [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
 
 
 def read_results(cells: Sequence[Cell], folder: Path) -> dict[str, Result]:
