@@ -4,8 +4,8 @@
 
 Labels and training dynamics are random numbers in the stores of real ranks (gloo, this machine). From there on
 everything is as at the end of `pencil train`: the rows are judged, counted, and written in parts. The last lines
-extrapolate to 300 M rows. With top-k labels the columns of the table do not depend on the number of classes; more than 40
-classes have not been measured.
+extrapolate to 300 M rows. With top-k labels the columns of the table do not depend on the number of classes; more than
+40 classes have not been measured.
 """
 
 import argparse
