@@ -62,24 +62,22 @@ def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Pat
     list of Path
         The files that were written.
     """
+    found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for cell in spec.cells():
+        result = results.get(cell.identity(), {})
+        if result.get("status") == "done":
+            by_method = found.setdefault((cell.dataset, cell.noise), {})
+            by_method.setdefault(cell.method, []).append(result["curves"])
     written = []
-    for dataset in spec.datasets:
-        for noise in spec.noises:
-            lines = {}
-            for row in spec.methods:
-                found = [
-                    results[cell.identity()]["curves"]
-                    for cell in spec.cells()
-                    if (cell.dataset, cell.noise, cell.method) == (dataset.name, noise.name, row.name)
-                    and results.get(cell.identity(), {}).get("status") == "done"
-                ]
-                tests = [curve.get("test_accuracy", curve.get("test_map")) for curve in found]
-                if tests and None not in tests:
-                    lines[row.name] = mean_curve(tests)
-            if lines:
-                words = f"{dataset.name}-{noise.name}".lower()
-                name = "".join(letter if letter.isalnum() else "-" for letter in words)
-                score = "mAP" if "test_map" in found[0] else "accuracy"
-                curves(folder / f"{name}.svg", f"{dataset.name}, {noise.name}", f"test {score}, %", lines)
-                written.append(folder / f"{name}.svg")
+    for (dataset, noise), by_method in found.items():
+        lines, scores = {}, set()
+        for method, kept in by_method.items():
+            tests = [curve.get("test_accuracy", curve.get("test_map")) for curve in kept]
+            if None not in tests:
+                lines[method] = mean_curve(tests)
+                scores.add("mAP" if "test_map" in kept[0] else "accuracy")
+        if lines:
+            name = "".join(letter if letter.isalnum() else "-" for letter in f"{dataset}-{noise}".lower())
+            curves(folder / f"{name}.svg", f"{dataset}, {noise}", f"test {scores.pop()}, %", lines)
+            written.append(folder / f"{name}.svg")
     return written

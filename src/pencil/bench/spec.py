@@ -29,6 +29,16 @@ class Axis(_Strict):
     set: Tree = Field(default_factory=dict)
 
 
+class NoiseColumn(Axis):
+    """One noise: a column of the tables; ``datasets`` names those that have it, by default all."""
+
+    datasets: tuple[str, ...] | None = None
+
+    def applies_to(self, dataset: str) -> bool:
+        """Return whether a dataset has this column."""
+        return self.datasets is None or dataset in self.datasets
+
+
 class MethodRow(Axis):
     """One method: a row of the tables.
 
@@ -60,13 +70,13 @@ class Spec(_Strict):
     reference: str = "cross_entropy"
     recipe: Tree = Field(default_factory=dict)
     datasets: Annotated[tuple[Axis, ...], Field(min_length=1)] = (Axis(name="data"),)
-    noises: Annotated[tuple[Axis, ...], Field(min_length=1)] = (Axis(name="as given"),)
+    noises: Annotated[tuple[NoiseColumn, ...], Field(min_length=1)] = (NoiseColumn(name="as given"),)
     methods: Annotated[tuple[MethodRow, ...], Field(min_length=1)]
     _trust: Trust = PrivateAttr(default=NO_FILES)
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
-        """Refuse equal names, which would overwrite each other's results."""
+    def _check_names(self) -> Self:
+        """Refuse equal names, which would overwrite each other's results, and noises for datasets that are not here."""
         for axis, given in (
             ("seeds", list(self.seeds)),
             ("datasets", [one.name for one in self.datasets]),
@@ -75,13 +85,22 @@ class Spec(_Strict):
         ):
             if len(set(given)) < len(given):
                 raise ValueError(f"{axis} are {given}; expected each of them once")
+        known = {one.name for one in self.datasets}
+        for noise in self.noises:
+            unknown = [name for name in noise.datasets or () if name not in known]
+            if unknown:
+                raise ValueError(f"noise {noise.name!r} is for datasets {unknown}; expected names among {sorted(known)}")
         return self
+
+    def noises_of(self, dataset: str) -> list[NoiseColumn]:
+        """Return the noises that a dataset has, in order."""
+        return [noise for noise in self.noises if noise.applies_to(dataset)]
 
     def cells(self) -> Iterator["Cell"]:
         """Yield all cells, seed by seed, so that an interrupted benchmark has complete tables of fewer seeds."""
         for seed in self.seeds:
             for dataset in self.datasets:
-                for noise in self.noises:
+                for noise in self.noises_of(dataset.name):
                     for method in self.methods:
                         tree = self._tree(dataset, noise, method, seed)
                         yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds)

@@ -124,7 +124,7 @@ def collect(spec: Spec, results: dict[str, Result]) -> list[Entry]:
     return [
         _entry((dataset.name, noise.name, row.name), by_place, starred[row.name], spec.reference, row)
         for dataset in spec.datasets
-        for noise in spec.noises
+        for noise in spec.noises_of(dataset.name)
         for row in spec.methods
     ]
 
@@ -249,7 +249,7 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
                 cells = [_cell(entry, name, _leads(entry, here, name), len(spec.seeds)) for entry in line]
                 rows.append({"name": row.name + (" *" if line[0].starred else ""), "cells": cells})
             text = title.format(score=score, reference=spec.reference)
-            noises = [noise.name for noise in spec.noises]
+            noises = [noise.name for noise in spec.noises_of(dataset.name)]
             made.append({"dataset": dataset.name, "title": text, "noises": noises, "rows": rows})
     return made
 
@@ -270,9 +270,9 @@ def compare_budgets(spec: Spec, by_budget: Mapping[str, Sequence[Entry]]) -> lis
     """
     if len(by_budget) < 2:
         return []
-    columns = [(noise.name, budget) for noise in spec.noises for budget in by_budget]
     made = []
     for dataset in spec.datasets:
+        columns = [(noise.name, budget) for noise in spec.noises_of(dataset.name) for budget in by_budget]
         here = {
             (budget, entry.noise, entry.method): entry
             for budget, entries in by_budget.items()
