@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import cohen_kappa_score
 
 from pencil.labels.noise_model import (
     NoiseModel,
@@ -13,6 +14,7 @@ from pencil.labels.noise_model import (
     direction,
     dirichlet_log_marginal,
     fit_noise,
+    is_chance,
     negative_log_likelihood,
     noise_shape,
     posterior,
@@ -263,3 +265,21 @@ def test_few_rows_do_not_make_a_prediction_surer_than_it_was():
     many = torch.distributions.Categorical(logits=logits.repeat(700, 1)).sample()
     clean = NoiseModel(0.001, 0.0, 0.1, 1.0, torch.tensor([[0.999, 0.001], [0.001, 0.999]], dtype=torch.float64))
     assert 0.7 < temperature_of(logits.repeat(700, 1), many, clean) < 1.3  # which they have
+
+
+def test_predictions_of_one_class_agree_by_chance_however_frequent_it_is():
+    given = torch.tensor([0] * 90 + [1] * 10)
+    assert is_chance(torch.zeros(100, dtype=torch.int64), given)
+    finds_the_rare_class = torch.cat([torch.tensor([0] * 75 + [1] * 15), torch.ones(10, dtype=torch.int64)])
+    assert (finds_the_rare_class == given).double().mean() < 0.9  # less often than by predicting the frequent one
+    assert not is_chance(finds_the_rare_class, given)
+
+
+@pytest.mark.parametrize("agreement", [0.0, 0.1, 0.5])
+def test_chance_is_that_of_cohens_kappa(agreement):
+    """Predictions that repeat a fraction of the labels and are drawn at random elsewhere."""
+    generator = torch.Generator().manual_seed(1)
+    given = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), 3000, replacement=True, generator=generator)
+    repeated = torch.rand(3000, generator=generator) < agreement
+    predicted = torch.where(repeated, given, given[torch.randperm(3000, generator=generator)])
+    assert is_chance(predicted, given) == (cohen_kappa_score(predicted.numpy(), given.numpy()) < 0.04)

@@ -89,7 +89,9 @@ class Spec(_Strict):
         for noise in self.noises:
             unknown = [name for name in noise.datasets or () if name not in known]
             if unknown:
-                raise ValueError(f"noise {noise.name!r} is for datasets {unknown}; expected names among {sorted(known)}")
+                raise ValueError(
+                    f"noise {noise.name!r} is for datasets {unknown}; expected names among {sorted(known)}"
+                )
         return self
 
     def noises_of(self, dataset: str) -> list[NoiseColumn]:

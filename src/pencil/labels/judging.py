@@ -36,6 +36,8 @@ TRAIN_WEIGHT = 100.0
 """Training rows count as this many held-out rows where the temperature is fitted."""
 ENOUGH_TO_MATCH = 5
 """With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
+ABOVE_CHANCE = 0.1
+"""Agreement of the mean predictions this far above chance is knowledge: with few noisy rows none is significant."""
 NORMAL_95 = 1.96
 NEARLY_ALL, MOST = 0.9, 0.5
 """Fractions of the visits in which another class led, between which the doubtful labels are."""
@@ -233,8 +235,8 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
     num_classes = logits.shape[1]
     met, sample = (rows.visits > 0) & ~has_tie(given), hard_labels(given)[sample_rows(rows.visits, given)]
     shape = shape_by_top(rows.confidence[met], rows.predicted[met], hard_labels(given)[met], num_classes)
-    right = logits.argmax(dim=1) == labels
-    knows, ceiling = not is_chance(right, labels), upper_limit(~right)
+    predicted = logits.argmax(dim=1)
+    knows, ceiling = not is_chance(predicted, labels, ABOVE_CHANCE), upper_limit(predicted != labels)
     noise, gap = estimate_noise(rows.disagreement[met], rows.sample, sample, logits, labels, shape)
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
     rarity = log_rarity(torch.cat(named), num_classes)

@@ -362,14 +362,19 @@ def log_likelihoods(logits: Tensor, given: Tensor, transition: Tensor | None = N
     return best
 
 
-def is_chance(right: Tensor, given: Tensor) -> bool:
-    """Return whether accuracy is not significantly above that of always predicting the most frequent class.
+def is_chance(predicted: Tensor, given: Tensor, enough: float = 1.0) -> bool:
+    """Return whether predictions agree with given labels no more than by chance, as Cohen's kappa counts it.
 
-    With very few rows nothing would be significant: five points above chance are enough there.
+    By chance is: as often as predictions and labels that have the same classes equally often, but in any order. A
+    network that predicts one class for all rows agrees by chance, however frequent the class is; one that finds a rare
+    class does not, although predicting the frequent one alone would agree more often. An agreement that is ``enough``
+    above chance counts also where rows are so few that it is not significant.
     """
-    chance = float(given.bincount().max() / len(given))
+    size = int(max(predicted.max(), given.max())) + 1
+    frequencies = [one.bincount(minlength=size).double() / len(one) for one in (predicted, given)]
+    chance = float((frequencies[0] * frequencies[1]).sum())
     error = (chance * (1 - chance) / len(given)) ** 0.5
-    return bool(right.double().mean() <= chance + min(SIGNIFICANT * error, 0.05))
+    return bool((predicted == given).double().mean() <= chance + min(SIGNIFICANT * error, enough))
 
 
 def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:

@@ -118,6 +118,15 @@ class AutoForm(Protocol):
         """Return the noise model as plain values, for the summary."""
 
 
+def relative_targets(targets: Tensor, frequency: Tensor) -> Tensor:
+    """Return ELR's targets divided by the frequency of each class, with the sum that they had.
+
+    A prediction that follows the frequencies alone becomes uniform, and the regulariser does not hold it.
+    """
+    relative = targets / frequency.to(targets)
+    return relative * (targets.sum(dim=1, keepdim=True) / relative.sum(dim=1, keepdim=True))
+
+
 @dataclass(frozen=True)
 class SingleLabelForm:
     """Softmax: every example has exactly one class.
@@ -136,8 +145,11 @@ class SingleLabelForm:
     task: Task
     early_learning: float
     rarity: Tensor = field(init=False)
+    frequency: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
+        counts = hard_labels(self.task.given_labels).bincount(minlength=self.task.num_classes).double()
+        object.__setattr__(self, "frequency", (counts + 1) / (counts + 1).sum())
         object.__setattr__(self, "rarity", log_rarity(self.task.given_labels, self.task.num_classes))
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
@@ -150,11 +162,13 @@ class SingleLabelForm:
         """Eq. 1 on the given labels, plus ELR's regulariser.
 
         Until labels are corrected, the label store holds ELR's targets, scaled to sum to one. The targets start at zero
-        and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``.
+        and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``. The regulariser gets them
+        relative to how frequent the classes are: a network that has learned the frequencies alone, as all do at first
+        where classes are rare, has learned nothing that should be kept.
         """
         targets = moved_targets(stored_probs * (1 - ELR_BETA**epochs), logits, ELR_BETA)
         classification = cross_entropy(logits, given_labels)
-        regularizer = early_learning_loss(logits, targets)
+        regularizer = early_learning_loss(logits, relative_targets(targets, self.frequency))
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
         return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
 
@@ -166,8 +180,7 @@ class SingleLabelForm:
         return (probs / probs.sum(dim=1, keepdim=True)).clamp_min(torch.finfo(probs.dtype).tiny).log()
 
     def is_chance(self, held_out: HeldOut) -> bool:
-        logits, given = held_out[0], hard_labels(held_out[1])
-        return is_chance(logits.argmax(dim=1) == given, given)
+        return is_chance(held_out[0].argmax(dim=1), hard_labels(held_out[1]))
 
     def is_worth_correcting(self, held_out: HeldOut) -> bool:
         return True
