@@ -51,6 +51,8 @@ RARITY = 2.0
 """Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
 """More held-out rows than this change nothing."""
+VALUES = 2**21
+"""Probabilities that are in memory at a time while rates are compared."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Te
 
 def unmixing(transition: Tensor, absorbed: float) -> Tensor:
     """Return the inverse of ``(1 - a) I + a T``, by which noise is taken out of predictions."""
-    identity = torch.eye(len(transition)).to(transition)
+    identity = torch.eye(transition.shape[-1]).to(transition)
     inverse: Tensor = torch.linalg.inv(torch.lerp(identity, transition, absorbed))
     return inverse
 
@@ -163,7 +165,7 @@ def unmixed(probs: Tensor, inverse: Tensor) -> Tensor:
     Where q is surer than any mixture of the rows of the matrix, p would have negative entries; they become small.
     """
     solved = (probs @ inverse).clamp_min(min(UNLIKELY, 0.01 / probs.shape[1]))
-    return solved / solved.sum(dim=1, keepdim=True)
+    return solved / solved.sum(dim=-1, keepdim=True)
 
 
 def negative_log_likelihood(
@@ -178,19 +180,28 @@ def negative_log_likelihood(
     """``-sum log P(given | x)`` of rows, which may be weighted, for each of the noise rates."""
     probs = (logits.double() / temperature).softmax(dim=1)
     if absorbed:
-        found = [_likelihoods(unmixed(probs, unmixing(transition_at(float(rate), shape), absorbed)), given, shape, rate)
-                 for rate in rates]  # fmt: skip
-        by_row = torch.cat(found, dim=1).log()
+        by_row = torch.cat([_unmixed_likelihoods(probs, given, shape, some, absorbed) for some in _parts(rates, probs)])
     else:
-        by_row = _likelihoods(probs, given, shape, rates).log()
-    return -(by_row if weights is None else weights[:, None] * by_row).sum(dim=0)
+        by_row = _likelihoods(probs, given, shape, rates[:, None])
+    return -(by_row.log() if weights is None else weights * by_row.log()).sum(dim=1)
+
+
+def _unmixed_likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, absorbed: float) -> Tensor:
+    """``(p T)[given]`` at every rate (first dimension) of every row, where ``probs`` are q."""
+    solved = unmixed(probs, unmixing(transition_at(rates[:, None, None], shape), absorbed))
+    return _likelihoods(solved, given, shape, rates[:, None])
+
+
+def _parts(rates: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
+    """So many rates at a time that the distributions of all rows, at each of them, fit in memory."""
+    return rates.split(max(1, VALUES // probs.numel()))
 
 
 def _likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor) -> Tensor:
-    """``(p T)[given]`` of every row (first dimension) at every rate."""
-    right = probs.gather(1, given[:, None])
-    lost = right * shape.sum(dim=1)[given][:, None]
-    wrong = (probs * shape.t()[given]).sum(dim=1, keepdim=True)
+    """``(p T)[given]`` of distributions (..., rows, classes) at rates (..., 1)."""
+    right = probs[..., torch.arange(len(given)), given]
+    lost = right * shape.sum(dim=1)[given]
+    wrong = (probs * shape.t()[given]).sum(dim=-1)
     return (right + rates * (wrong - lost)).clamp_min(1e-12)
 
 
@@ -245,8 +256,8 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     )
 
 
-def transition_at(rate: float, shape: Tensor) -> Tensor:
-    """Return the transition matrix ``T = I + rate * (shape - diag(row sums of shape))``."""
+def transition_at(rate: float | Tensor, shape: Tensor) -> Tensor:
+    """Return the transition matrix ``T = I + rate * (shape - diag(row sums of shape))``; rates (n, 1, 1) give n."""
     return torch.eye(len(shape), dtype=torch.float64) + rate * (shape - shape.sum(dim=1).diag())
 
 
