@@ -61,7 +61,7 @@ class Auto(Method):
     """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
     *Backbone*: cross-entropy on the given labels (of single-label data with ELR's regulariser), until the likelihood of
-    the held-out labels has not risen for ``patience`` epochs. The network then returns to its best epoch, and every
+    the held-out labels has not risen for ``patience`` epochs and is clearly below its best. The network then returns to its best epoch, and every
     label is set to its posterior.
     *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
     the estimated noise model (:mod:`pencil.labels.noise_model`).
@@ -81,8 +81,8 @@ class Auto(Method):
     early_learning
         Weight of ELR's regulariser in the backbone phase of single-label data.
     patience, max_backbone
-        The backbone phase ends after this many epochs in which held-out labels were not predicted better, and at the
-        latest at this fraction of the budget. A network that still improves gains more by this than by its own
+        The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
+        predicted worse by more than a standard error, and at the latest at this fraction of the budget. A network that still improves gains more by this than by its own
         corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
@@ -266,7 +266,7 @@ class Auto(Method):
         state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
 
     def _is_memorising(self, context: Context) -> bool:
-        """Return whether the held-out likelihood has stopped rising; the best network so far is kept.
+        """Return whether the held-out likelihood is falling again; the best network so far is kept.
 
         The likelihood is taken at the best temperature, so that knowledge counts and not confidence. A network that is
         no better than chance has learned nothing yet that memorising could spoil.
@@ -277,11 +277,17 @@ class Auto(Method):
         if self.form.is_chance(held_out):
             return False
         self._keep_if_best(context, held_out)
-        ended = state.done - state.best_epoch >= self.patience or (
+        ended = (state.done - state.best_epoch >= self.patience and self._is_worse(held_out)) or (
             state.done >= min(self.max_backbone, self.form.correct_from) * state.total
             and self.form.is_worth_correcting(held_out)
         )
         return ended and state.done < state.total
+
+    def _is_worse(self, held_out: HeldOut) -> bool:
+        """Return whether held-out labels are less likely than by the best network, by more than a standard error."""
+        assert self.state.best_logits is not None
+        best = self.form.log_likelihoods((self.state.best_logits, held_out[1]))
+        return _z_score(self.form.log_likelihoods(held_out) - best) < -1
 
     def _keep_if_best(self, context: Context, held_out: HeldOut) -> None:
         """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.
