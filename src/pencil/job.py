@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.assembly import Job, as_runnable, assemble
+from pencil.cluster import check_engine
 from pencil.data.examples import Splits
 from pencil.data.geometry import decodes_once
 from pencil.data.sources import load
@@ -60,6 +61,7 @@ def run_recipe(
     resume: bool = False,
     allow_changed: bool = False,
     progress: bool | None = None,
+    engine: str = "local",
 ) -> Run:
     """Train a recipe to the end: start a new run, or resume the one in ``out``.
 
@@ -81,7 +83,10 @@ def run_recipe(
         Resume though rows were added or removed; labels are matched by key.
     progress
         Show progress on stderr; by default on a terminal.
+    engine
+        Where the features of a frozen backbone are computed: "local", or "ray" for a Ray cluster.
     """
+    check_engine(engine)
     if out is not None and not callable(out):
         refuse_path(Path(out))
     started, trial = time.monotonic(), None
@@ -105,7 +110,8 @@ def run_recipe(
                     recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
         try:
-            return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
+            execution = Execution(job, start.path, world, device, request, progress, trial, started, engine)
+            return execution.run(stack, restore)
         except Stopped as stopped:
             stopped.path = start.path
             raise
@@ -119,6 +125,7 @@ def resume_run(
     method: Method | None = None,
     allow_changed: bool = False,
     progress: bool | None = None,
+    engine: str = "local",
     trust: Trust | bool = False,
 ) -> Run:
     """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`.
@@ -138,6 +145,7 @@ def resume_run(
         resume=True,
         allow_changed=allow_changed,
         progress=progress,
+        engine=engine,
     )
 
 
@@ -230,6 +238,7 @@ class Execution:
     progress: bool | None = None
     trial: Trial | None = None
     started: float = field(default_factory=time.monotonic)
+    engine: str = "local"
 
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
         """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
@@ -245,7 +254,7 @@ class Execution:
         if restore is None:
             self._announce(display)
         waiting = _Waiting(display, self.request)
-        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting)
+        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting, self.engine)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
         passed = self.world.broadcast_object(time.monotonic() - self.started)  # all ranks plan the same epochs
         trainer = job.trainer(observers, passed, **options)
