@@ -47,8 +47,8 @@ from pencil.user_file import Trust
 ESTIMATE = 1.0
 """Seconds that are spent to say how long training will take."""
 Result = TypeVar("Result")
-Out = Path | str | Callable[[], Path] | None
-"""Where a run is written; a function is called on rank 0 only, and all ranks use its result."""
+Out = Path | str | Callable[[bool], Path] | None
+"""Where a run is written; a function, of whether it is resumed, is called on rank 0 only, for all ranks."""
 
 
 def run_recipe(
@@ -94,7 +94,10 @@ def run_recipe(
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
         world = stack.enter_context(joined(device))
-        start = _on_first_rank(world, lambda: _start_or_resume(out, resume, stack))
+        resumes = any(
+            flag for (flag,) in world.all_gather_ints(int(resume))
+        )  # of some, torchrun has restarted the agent
+        start = _on_first_rank(world, lambda: _start_or_resume(out, resumes, stack))
         if start.finished:
             assert start.path is not None
             return _open_finished(start.path, model, data, recipe.trust)
@@ -173,7 +176,7 @@ def _start_or_resume(out: Out, resume: bool, stack: ExitStack) -> Start:
 
     Only under the lock it is known whether a run has finished: another process may be finishing it.
     """
-    path = out() if callable(out) else None if out is None else Path(out)
+    path = out(resume) if callable(out) else None if out is None else Path(out)
     if path is None or not (resume and is_run(path)):
         return Start(path)
     if is_unfinished(path):

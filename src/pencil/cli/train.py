@@ -81,12 +81,12 @@ def train(
 
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
-    def default_path() -> Path:
+    def default_path(resumes: bool) -> Path:
         name = f"{recipe.name}-{Path(recipe.method['name']).stem}"
-        return (unfinished_path if resume else free_path)(Path("runs"), name)
+        return (unfinished_path if resumes else free_path)(Path("runs"), name)
 
     if processes is not None:
-        _launch(processes, out or default_path())
+        _launch(processes, out or default_path(resume))
     target, progress = out or default_path, not quiet
     run = run_recipe(recipe, target, resume=resume, allow_changed=allow_changed, progress=progress, engine=engine)
     _show(run, as_json, quiet)
