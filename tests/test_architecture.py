@@ -9,7 +9,7 @@ import pencil
 
 ROOT = Path(pencil.__file__).parent
 ORDER = [
-    ("_version", "errors", "seeding", "files", "trees", "terminal", "user_file", "decisions"),
+    ("_version", "errors", "seeding", "files", "trees", "terminal", "user_file", "decisions", "cluster"),
     ("data",),
     ("labels",),
     ("models",),

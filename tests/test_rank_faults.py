@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from test_faults import SELDOM, Net, blobs
 import pencil
 from pencil import PencilError, Stopped
 from pencil.runs.checkpoints import Checkpoints
+from pencil.training import distributed
 
 FORK = multiprocessing.get_context("fork")
 WITHIN = 30
@@ -141,6 +144,29 @@ def test_checkpoints_can_be_read_by_another_number_of_ranks(tmp_path):
     assert exit_codes(ranks) == [75, 75, 75]
     assert {"rank-0", "rank-1", "rank-2"} < set(Checkpoints(path / "checkpoints").newest().parts())
     assert exit_codes(start(path, size=2, layout="sharded")) == [0, 0]
+
+
+def test_ranks_agree_on_a_start_whatever_dead_ones_have_left():
+    """The store of torchrun outlives its workers: what those of an earlier start wrote must not be met again."""
+    store, tokens = torch.distributed.HashStore(), []
+    for _ in range(3):
+        store.set("pencil/asks/1", "a process that died before it was answered")
+        asking = threading.Thread(target=lambda: tokens.append(distributed._ask_for_token(store, 1)))
+        timer = threading.Timer(0.05, asking.start)
+        timer.start()
+        tokens.append(distributed._welcome(store, 2))
+        timer.join()
+        asking.join()
+        assert tokens[-1] == tokens[-2]
+    assert len(set(tokens)) == 3
+
+
+def test_a_rank_that_never_joins_is_named(monkeypatch):
+    monkeypatch.setattr(distributed, "TIMEOUT", timedelta(seconds=0.4))
+    with pytest.raises(TimeoutError, match=r"rank 2 has not joined within 0 s"):
+        store = torch.distributed.HashStore()
+        threading.Thread(target=distributed._ask_for_token, args=(store, 1)).start()
+        distributed._welcome(store, 3)
 
 
 @pytest.mark.slow

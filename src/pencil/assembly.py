@@ -1,6 +1,7 @@
 """From a recipe and loaded data to a job: data prepared, network and method built, everything derived filled in."""
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,8 +32,10 @@ from pencil.runs.results import build_row_table
 from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.compute import CPU, Compute, pick_device
+from pencil.training.extraction import on_this_machine
 from pencil.training.features import compute_features, count_missing, random_features, store_name
 from pencil.training.networks import MakeNetwork
+from pencil.training.ray_features import on_ray
 from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 
@@ -55,13 +58,24 @@ class Job:
         compute: Compute = CPU,
         report: Callable[[int, int], None] | None = None,
         waiting: Callable[[], None] | None = None,
+        engine: str = "local",
     ) -> "Job":
-        """Return the job with the features of all rows, where the backbone is frozen; see :func:`compute_features`."""
+        """Return the job with the features of all rows, where the backbone is frozen; see :func:`compute_features`.
+
+        The engine "ray" computes them on a cluster, on its GPUs unless the recipe asks for the CPU.
+        """
+        if engine == "ray" and not isinstance(self.network, FrozenNetwork):
+            warnings.warn(
+                "--engine ray spreads the features of a frozen backbone, and this network is trained as a whole: "
+                "all of it is done here (torchrun trains on several machines)",
+                stacklevel=2,
+            )
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
             return self
         folder = self._feature_folder(self.network)
         splits, network = self.prepared.splits, self.network
-        found = compute_features(splits, network, folder, compute=compute, report=report, waiting=waiting)
+        spread = on_ray(gpu=self.recipe.training.device != "cpu") if engine == "ray" else on_this_machine(compute)
+        found = compute_features(splits, network, folder, engine=spread, report=report, waiting=waiting)
         self.network.feature_mean.copy_(torch.tensor(found.normalization.mean))
         self.network.feature_std.copy_(torch.tensor(found.normalization.std))
         return replace(self, features=found.splits)

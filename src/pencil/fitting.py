@@ -47,6 +47,7 @@ def fit(
     settings: Mapping[str, Any] | None = None,
     progress: bool | None = None,
     resume: bool = False,
+    engine: str = "local",
 ) -> Run:
     """Train on labels that may be wrong; return a network that did not learn the mistakes, and corrected labels.
 
@@ -86,6 +87,8 @@ def fit(
         Show progress on stderr; by default on a terminal.
     resume
         Resume the run in ``out`` where there is one.
+    engine
+        Where the features of a frozen backbone are computed: "local", or "ray" for the machines of a Ray cluster.
 
     Returns
     -------
@@ -118,7 +121,9 @@ def fit(
         splits = replace(splits, train=replace(splits.train, weights=as_weights(sample_weight, len(splits.train))))
     own_method = None if isinstance(method, str) else method
     splits = set_apart(splits)
-    return run_recipe(chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress)
+    return run_recipe(
+        chosen, out, data=splits, model=own_model, method=own_method, resume=resume, progress=progress, engine=engine
+    )
 
 
 def as_weights(sample_weight: Any, count: int) -> Tensor:

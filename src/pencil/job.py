@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.assembly import Job, as_runnable, assemble
+from pencil.cluster import check_engine
 from pencil.data.examples import Splits
 from pencil.data.geometry import decodes_once
 from pencil.data.sources import load
@@ -46,8 +47,8 @@ from pencil.user_file import Trust
 ESTIMATE = 1.0
 """Seconds that are spent to say how long training will take."""
 Result = TypeVar("Result")
-Out = Path | str | Callable[[], Path] | None
-"""Where a run is written; a function is called on rank 0 only, and all ranks use its result."""
+Out = Path | str | Callable[[bool], Path] | None
+"""Where a run is written; a function, of whether it is resumed, is called on rank 0 only, for all ranks."""
 
 
 def run_recipe(
@@ -60,6 +61,7 @@ def run_recipe(
     resume: bool = False,
     allow_changed: bool = False,
     progress: bool | None = None,
+    engine: str = "local",
 ) -> Run:
     """Train a recipe to the end: start a new run, or resume the one in ``out``.
 
@@ -81,7 +83,10 @@ def run_recipe(
         Resume though rows were added or removed; labels are matched by key.
     progress
         Show progress on stderr; by default on a terminal.
+    engine
+        Where the features of a frozen backbone are computed: "local", or "ray" for a Ray cluster.
     """
+    check_engine(engine)
     if out is not None and not callable(out):
         refuse_path(Path(out))
     started, trial = time.monotonic(), None
@@ -89,7 +94,10 @@ def run_recipe(
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
         world = stack.enter_context(joined(device))
-        start = _on_first_rank(world, lambda: _start_or_resume(out, resume, stack))
+        resumes = any(
+            flag for (flag,) in world.all_gather_ints(int(resume))
+        )  # of some, torchrun has restarted the agent
+        start = _on_first_rank(world, lambda: _start_or_resume(out, resumes, stack))
         if start.finished:
             assert start.path is not None
             return _open_finished(start.path, model, data, recipe.trust)
@@ -105,7 +113,8 @@ def run_recipe(
                     recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
             job, restore = assemble(recipe, loaded, model=model, method=method), None
         try:
-            return Execution(job, start.path, world, device, request, progress, trial, started).run(stack, restore)
+            execution = Execution(job, start.path, world, device, request, progress, trial, started, engine)
+            return execution.run(stack, restore)
         except Stopped as stopped:
             stopped.path = start.path
             raise
@@ -119,6 +128,7 @@ def resume_run(
     method: Method | None = None,
     allow_changed: bool = False,
     progress: bool | None = None,
+    engine: str = "local",
     trust: Trust | bool = False,
 ) -> Run:
     """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`.
@@ -138,6 +148,7 @@ def resume_run(
         resume=True,
         allow_changed=allow_changed,
         progress=progress,
+        engine=engine,
     )
 
 
@@ -165,7 +176,7 @@ def _start_or_resume(out: Out, resume: bool, stack: ExitStack) -> Start:
 
     Only under the lock it is known whether a run has finished: another process may be finishing it.
     """
-    path = out() if callable(out) else None if out is None else Path(out)
+    path = out(resume) if callable(out) else None if out is None else Path(out)
     if path is None or not (resume and is_run(path)):
         return Start(path)
     if is_unfinished(path):
@@ -230,6 +241,7 @@ class Execution:
     progress: bool | None = None
     trial: Trial | None = None
     started: float = field(default_factory=time.monotonic)
+    engine: str = "local"
 
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
         """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
@@ -245,7 +257,7 @@ class Execution:
         if restore is None:
             self._announce(display)
         waiting = _Waiting(display, self.request)
-        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting)
+        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting, self.engine)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
         passed = self.world.broadcast_object(time.monotonic() - self.started)  # all ranks plan the same epochs
         trainer = job.trainer(observers, passed, **options)

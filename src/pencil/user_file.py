@@ -16,6 +16,9 @@ from typing import Any
 
 from pencil.errors import PencilError, RecipeError
 
+PREFIX = "pencil_user_"
+"""The name of the module of a user's file starts so."""
+
 
 def split_reference(name: str) -> tuple[Path, str] | None:
     """Return the file and the name in it, or None if this is not such a reference."""
@@ -110,9 +113,14 @@ def load_module(path: Path, wanted: str, trust: Trust) -> ModuleType:
     return _load(path.resolve(), path.stat().st_mtime_ns)
 
 
+def loaded_modules() -> list[ModuleType]:
+    """Return the user's files that this process has imported."""
+    return [module for name, module in sys.modules.items() if name.startswith(PREFIX)]
+
+
 @cache
 def _load(path: Path, _modified: int) -> ModuleType:
-    name = f"pencil_user_{path.stem}"
+    name = f"{PREFIX}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

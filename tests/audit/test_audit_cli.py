@@ -141,6 +141,7 @@ def test_keys_that_tell_the_label_make_no_sheet(run, tmp_path):
     keys = [f"{('cat', 'dog', 'bird')[code]}/{number}.jpg" for number, code in enumerate(given)]
     make_run(run, keys=keys)
     said = pencil("audit", "run", "--sheet", "sheet.csv", cwd=tmp_path, code=2).stderr
+    assert "answer on the page instead: `pencil audit run`" in said
     assert "the keys of this run contain the given labels" in said and not (tmp_path / "sheet.csv").exists()
 
 

@@ -160,7 +160,7 @@ def test_the_first_rows_give_a_result_and_fewer_say_how_many_are_missing(run):
     assert answers.missing == 0 and measure(answers)[0].rows == 25
     few = collect(answers.sample, {})
     assert 0 < few.missing <= 25
-    with pytest.raises(RunError, match=r"0 rows are answered, which is too few; expected \d+ more"):
+    with pytest.raises(RunError, match=rf"is too few; expected \d+ more; continue with `pencil audit {run}`"):
         measure(few)
 
 

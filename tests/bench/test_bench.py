@@ -229,3 +229,12 @@ def test_mistakes_are_named(tmp_path):
 
 def test_curves_of_seeds_may_differ_in_length():
     assert mean_curve([[0.1, 0.2, 0.9], [0.3, 0.4]]) == pytest.approx([20.0, 30.0])
+
+
+def test_a_result_that_cannot_be_put_together_fails_its_cell_only(monkeypatch):
+    class Unfinished:
+        metrics = ()
+
+    monkeypatch.setattr("pencil.job.run_recipe", lambda *_, **__: Unfinished())
+    found = runner.run_cell(next(iter(Spec.model_validate(SMALL).cells())))
+    assert found["status"] == "failed" and found["error"].startswith("IndexError") and "Traceback" in found["traceback"]

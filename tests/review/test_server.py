@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pencil.errors import RunError
 from pencil.review import read_reviews
 from pencil.review.guard import HEADERS, Access
 from pencil.review.queue import Filter
-from pencil.review.server import STATIC, build_app
+from pencil.review.server import build_app
 from pencil.review.session import Review
 
 PORT = 8123
@@ -357,18 +358,25 @@ def test_every_answer_has_the_headers(browser, review, access):
 
 
 def test_the_page_puts_text_in_as_text_only(browser):
-    names = [name for name in STATIC if name.endswith(".js")]
-    script, html = "".join(browser.get(f"/static/{name}").text for name in names), browser.get("/").text
+    script, html = browser.get("/static/review.js").text, browser.get("/").text
     for risky in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "http"):
         assert risky not in script, risky
     assert "<style" not in html and "onclick" not in html and "style=" not in html
-    assert html.count("<script") == html.count('<script src="/static/') == len(names)
+    assert html.count("<script") == 2 and html.count('<script src="/static/review.js"') == 1
+    assert html.count('<script id="first" type="application/json">') == 1  # which no browser executes
+
+
+def test_the_page_holds_what_it_would_ask_for_first(browser):
+    sent = re.search(r'type="application/json">(.*?)</script>', browser.get("/").text)[1]
+    assert json.loads(sent) == {"begin": browser.get("/api/begin").json(), "page": browser.get("/api/page").json()}
 
 
 def test_hostile_class_names_travel_as_json(tmp_path, access):
     with Review(one_class_run(tmp_path / "evil", HOSTILE)) as review:
         browser = Browser(review, access)
         assert browser.get("/api/begin").json()["classes"] == list(HOSTILE)
+        sent = re.search(r'type="application/json">(.*?)</script>', browser.get("/").text)[1]
+        assert json.loads(sent)["begin"]["classes"] == list(HOSTILE) and "<" not in sent
         done = browser.decide(9, "other", [2])
         assert done.json()["made"]["label"] == HOSTILE[2] and done.headers["content-type"] == "application/json"
     assert [found.label for found in read_reviews(review.run / "reviews.jsonl")] == [HOSTILE[2]]

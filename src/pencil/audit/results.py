@@ -108,7 +108,7 @@ def measure(answers: Answers) -> tuple[AuditSummary, Recalibration | None]:
     if answers.missing:
         raise RunError(
             f"{len(answers.codes)} rows are answered, which is too few; expected {answers.missing} more; continue with "
-            "`pencil audit RUN`."
+            f"`pencil audit {answers.sample.run}`."
         )
     sample, labels = answers.sample, answers.sample.labels
     confidence = confidences(labels)

@@ -26,6 +26,8 @@ class Sample:
 
     Attributes
     ----------
+    run : Path
+        The run directory.
     labels : LabelTable
         All labels.
     population : ndarray
@@ -40,6 +42,7 @@ class Sample:
         The sizes of the sample after each session that drew rows.
     """
 
+    run: Path
     labels: LabelTable
     population: np.ndarray
     strata: Strata
@@ -94,7 +97,7 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
     if stored is None:
         if not new:
             raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with `pencil audit {run}`.")
-        sample = _draw(labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
+        sample = _draw(run, labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
         write_json(run / DESIGN, sample.to_tree(), indent=None)
         return sample
     stages = stored["stages"]
@@ -102,7 +105,7 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
         raise RunError(
             f"--seed is {seed}; the audit of {run} was drawn with {stored['seed']}; leave --seed out to continue it."
         )
-    sample = _draw(labels, tuple(stages), stored["seed"])
+    sample = _draw(run, labels, tuple(stages), stored["seed"])
     if [list(where) for where in sample.all_where()] != stored["rows"]:
         raise RunError(
             f"{run / DESIGN} has other rows than its seed draws from the labels; expected the files of one run; "
@@ -112,7 +115,7 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
         return sample
     if rows < stages[-1]:
         raise RunError(f"--rows is {rows}; {stages[-1]} rows are drawn already; expected as many or more.")
-    sample = _draw(labels, (*stages, rows), stored["seed"])
+    sample = _draw(run, labels, (*stages, rows), stored["seed"])
     write_json(run / DESIGN, sample.to_tree(), indent=None)
     return sample
 
@@ -163,12 +166,12 @@ def _enough(rows: int) -> int:
     return rows
 
 
-def _draw(labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
+def _draw(run: Path, labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
     population = np.flatnonzero(~labels.pinned & ~labels.is_unlabelled)
     if not len(population):
         raise RunError("every label is pinned; expected labels that no person has decided; there is nothing to audit.")
     strata = build_strata(labels.changed[population], confidences(labels)[population])
-    return Sample(labels, population, strata, draw_sample(strata, stages, seed), seed, stages)
+    return Sample(run, labels, population, strata, draw_sample(strata, stages, seed), seed, stages)
 
 
 def confidences(labels: LabelTable) -> np.ndarray:

@@ -17,7 +17,7 @@ from pencil.review.session import RefusedError
 
 NO_DATA = (
     "The data of this run cannot be loaded here, so there is nothing to look at. `pencil review` says why. Start the "
-    "audit where you started the training, or answer a sheet: `pencil audit RUN --sheet FILE`."
+    "audit where you started the training, or answer a sheet: `pencil audit {run} --sheet FILE`."
 )
 NO_PICTURE = "This row cannot be shown. If you cannot tell its class, say so."
 
@@ -26,10 +26,10 @@ def build_app(blind: Blind, access: Access) -> ASGIApp:
     """Return the page of an audit behind the guard of the review."""
     answers = _Answers(blind, access)
     routes = [
-        Route("/", static("audit.html", "pencil.audit")),
+        Route("/", static("audit.html", package="pencil.audit")),
         Route("/static/common.js", static("common.js")),
-        Route("/static/audit.js", static("audit.js", "pencil.audit")),
-        Route("/static/audit.css", static("audit.css", "pencil.audit")),
+        Route("/static/audit.js", static("audit.js", package="pencil.audit")),
+        Route("/static/audit.css", static("audit.css", package="pencil.audit")),
         Route("/static/style.css", static("style.css")),
         Route("/favicon.ico", nothing),
         Route("/api/begin", answers.begin),
@@ -60,7 +60,9 @@ class _Answers:
     async def pictures(self, _request: Request) -> Response:
         self.blind.pictures.start()
         state = self.blind.pictures.state
-        return JSONResponse({"kind": state.kind, "reason": NO_DATA if state.kind == "none" else ""})
+        return JSONResponse(
+            {"kind": state.kind, "reason": NO_DATA.format(run=self.blind.run) if state.kind == "none" else ""}
+        )
 
     async def picture(self, request: Request) -> Response:
         content, media = await self._shown(self.blind.pictures.picture, request)

@@ -57,7 +57,7 @@ def refuse_telling_keys(sample: Sample) -> None:
         place = next(place for place, key in enumerate(keys) if given[place] in key)
         raise RunError(
             f"the keys of this run contain the given labels ({keys[place]!r}), so a sheet would not be blind; expected "
-            "keys without them; answer on the page instead: `pencil audit RUN`."
+            f"keys without them; answer on the page instead: `pencil audit {sample.run}`."
         )
 
 
@@ -80,7 +80,7 @@ def read_sheet(path: Path, sample: Sample) -> Iterator[tuple[int, str | None, st
         if at is None:
             raise RunError(
                 f"line {number} of {path} is about {key!r}, which is not in the sample once; expected the keys that "
-                "`pencil audit RUN --sheet` wrote; fix or remove the line."
+                f"`pencil audit {sample.run} --sheet` wrote; fix or remove the line."
             )
         if label in sample.labels.classes:
             yield at, label, ""

@@ -156,10 +156,11 @@ def run_cell(cell: Cell) -> Result:
         if cell.budget_seconds is not None:
             recipe, data = plan(recipe, cell.budget_seconds)
         run = run_recipe(recipe, data=data, progress=False)
+        last = run.metrics[-1]
+        curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in last}
+        return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in run.metrics[-1]}
-    return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
 
 
 def default_processes() -> int:

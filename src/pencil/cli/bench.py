@@ -8,12 +8,10 @@ import typer
 
 from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
-from pencil.errors import RecipeError
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
 
-ENGINES = ("local", "ray")
 Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
 
 
@@ -59,10 +57,9 @@ def bench(
 def _run(chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
     from pencil.bench.ray_engine import run_cells_on_ray
     from pencil.bench.runner import Result, default_processes, run_cells
+    from pencil.cluster import check_engine
 
-    if engine not in ENGINES:
-        raise RecipeError(f"--engine is {engine!r}; expected {' or '.join(ENGINES)}.")
-
+    check_engine(engine)
     cells = list(chosen.cells())
     for cell in cells:
         cell.recipe()  # every mistake in the spec is reported before the first cell runs

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Train in this many processes on this machine.")
 ]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="Features of a frozen backbone: local, or ray for the machines of a Ray cluster."),
+]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="Log every epoch to tensorboard, wandb or mlflow as well; repeatable.")
 ]
@@ -62,6 +66,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    engine: Engine = "local",
     trust: TrustFiles = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -76,13 +81,14 @@ def train(
 
     resume = resume or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
-    def default_path() -> Path:
+    def default_path(resumes: bool) -> Path:
         name = f"{recipe.name}-{Path(recipe.method['name']).stem}"
-        return (unfinished_path if resume else free_path)(Path("runs"), name)
+        return (unfinished_path if resumes else free_path)(Path("runs"), name)
 
     if processes is not None:
-        _launch(processes, out or default_path())
-    run = run_recipe(recipe, out or default_path, resume=resume, allow_changed=allow_changed, progress=not quiet)
+        _launch(processes, out or default_path(resume))
+    target, progress = out or default_path, not quiet
+    run = run_recipe(recipe, target, resume=resume, allow_changed=allow_changed, progress=progress, engine=engine)
     _show(run, as_json, quiet)
 
 
@@ -90,6 +96,7 @@ def resume(
     path: RunPath,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
+    engine: Engine = "local",
     trust: TrustFiles = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -99,7 +106,8 @@ def resume(
         _launch(processes)
     from pencil.job import resume_run
 
-    _show(resume_run(path, allow_changed=allow_changed, progress=not quiet, trust=trust), as_json, quiet)
+    run = resume_run(path, allow_changed=allow_changed, progress=not quiet, engine=engine, trust=trust)
+    _show(run, as_json, quiet)
 
 
 def _launch(processes: int, target: Path | None = None) -> None:

@@ -80,6 +80,16 @@ class Columns(BaseModel):
         """Whether columns to encode are named."""
         return any(self.roles.values())
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of labels that are named."""
+        return (*as_names(self.label), *as_names(self.probabilities), *as_names(self.indicators))
+
+    @property
+    def beside_inputs(self) -> tuple[str, ...]:
+        """The columns that are named and are no inputs: labels, keys, splits."""
+        return (*self.labels, *as_names(self.key), *as_names(self.clean), *as_names(self.split))
+
 
 def as_names(value: Names) -> tuple[str, ...]:
     """Return one name, several or none as a tuple."""

@@ -16,7 +16,7 @@ LARGEST = 2**30
 
 def read_within(path: Path, folders: tuple[Path, ...]) -> bytes:
     """Return the bytes of a regular file that is below one of these folders, links followed; anywhere if empty."""
-    if folders and not _is_within(path, folders):
+    if folders and not is_within(path, folders):
         raise OSError(
             f"it is behind a link that leads out of {folders[-1]} (copy the file into the folder; to train, data.root "
             "may name a folder that holds both)"
@@ -42,9 +42,26 @@ def read_regular(path: Path) -> bytes:
         return content.read()
 
 
-def _refuse_irregular(found: os.stat_result) -> None:
+def read_slice(path: Path, offset: int, size: int) -> bytes:
+    """Return a part of a regular file; one that ends before is an OSError."""
+    if size > LARGEST:
+        raise OSError(f"it has {size:,} bytes; expected at most {LARGEST:,}")
+    _refuse_other_kinds(path.stat())
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        content = file.read(size)
+    if len(content) < size:
+        raise OSError(f"{path.name} ends before it; has the file changed?")
+    return content
+
+
+def _refuse_other_kinds(found: os.stat_result) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"it is {kind_of(found.st_mode)}, not a regular file")
+
+
+def _refuse_irregular(found: os.stat_result) -> None:
+    _refuse_other_kinds(found)
     if found.st_size > LARGEST:
         raise OSError(f"it has {found.st_size:,} bytes; expected at most {LARGEST:,}")
 
@@ -61,7 +78,7 @@ def kind_of(mode: int) -> str:
     return next((kind for test, kind in kinds if test(mode)), "something else")
 
 
-def _is_within(path: Path, folders: tuple[Path, ...]) -> bool:
+def is_within(path: Path, folders: tuple[Path, ...]) -> bool:
     """Return whether a file, links followed, is below one of these folders, or one of them itself."""
     try:
         place = path.resolve() if path.is_symlink() else _resolved(path.parent.absolute()) / path.name

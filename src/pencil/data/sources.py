@@ -1,4 +1,4 @@
-"""Sources of data: a dataset by name, a folder per class, a table, an npz file, a Hugging Face dataset.
+"""Sources of data: a dataset by name, a folder per class or of shards, a table, an npz file, a Hugging Face dataset.
 
 :func:`load` reads labelled data to train or test on, :func:`read_inputs` unlabelled inputs for a trained network.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pencil.data import folder, table
+from pencil.data import folder, shards, table, tar_shards
 from pencil.data.arrays import as_inputs, from_npz, read_arrays
 from pencil.data.examples import Splits, refuse_other_kind
 from pencil.data.given import error_context, shorten
@@ -69,9 +69,14 @@ def _read_table_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequ
 FILE_FORMATS = (
     FileFormat("a table", table.SUFFIXES, _read_table, _read_table_inputs),
     FileFormat("an array file", (".npz",), _read_npz, _read_array_inputs),
+    FileFormat("a WebDataset", tar_shards.SUFFIXES, shards.from_shards, shards.read_shard_inputs),
 )
 FORMS = ", ".join(
-    ["a folder per class", *(f"{one.name} ({', '.join(one.suffixes)})" for one in FILE_FORMATS), f"or {PREFIX}NAME"]
+    [
+        "a folder per class, or of shards",
+        *(f"{one.name} ({', '.join(one.suffixes)})" for one in FILE_FORMATS),
+        f"or {PREFIX}NAME",
+    ]
 )
 
 
@@ -149,6 +154,8 @@ def _read_any(source: str, settings: DataSettings, classes: Sequence[str] | None
             refuse_remote(source, settings.options)
         return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
     if path.is_dir():
+        if shards.find_shards(path):
+            return shards.from_shards(path, settings, classes)
         return folder.from_folder(path, classes, settings.root)
     form = _format_of(path)
     if form is not None and path.is_file():
@@ -234,6 +241,8 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
 
 
 def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    if path.is_dir() and shards.find_shards(path):
+        return shards.read_shard_inputs(path, settings)
     if path.is_dir():
         names = _images_in(path)
         return ImageInputs(ImageFiles(path, as_keys(names), within=(path,))), names

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,26 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
     "dev": "validation", "test": "test", "testing": "test",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known about the rows of a table without looking into its columns.
+
+    Parameters
+    ----------
+    inputs
+        Where the inputs are read from.
+    keys, splits
+        The key and the split of each row, where no column is named for them.
+    bad
+        Rows that were found to be bad.
+    """
+
+    inputs: Inputs | None = None
+    keys: np.ndarray | None = None
+    splits: np.ndarray | None = None
+    bad: BadRows | None = None
 
 
 def from_table(
@@ -104,19 +125,26 @@ def read_splits(
     multilabel: bool | None,
     bad_rows: OnBadRows,
     keys: np.ndarray | None = None,
+    known: "Known | None" = None,
 ) -> Splits:
     """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages.
 
     ``keys`` are used where no column of keys is named.
     """
-    bad = BadRows(str(where))
+    known = known or Known()
+    bad = known.bad or BadRows(str(where))
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
-    inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+    own_keys: np.ndarray | None
+    if known.inputs is None:
+        inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+    else:
+        inputs, own_keys = known.inputs, read_keys(where, table, columns)
     keys = own_keys if keys is None or columns.key is not None else keys
+    assert keys is not None  # inputs that are known have keys
     clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
-    splits = None if columns.split is None else _split_names(table[columns.split], bad)
+    splits = known.splits if columns.split is None else _split_names(table[columns.split], bad)
     kept = bad.settle(bad_rows, keys)
     if kept is not None:
         every, splits = every.subset(torch.from_numpy(kept)), None if splits is None else splits[kept]
@@ -295,7 +323,7 @@ def has_images(table: pa.Table, columns: Columns) -> bool:
     if columns.path or columns.image:
         return True
     named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
-    found = usual_column(table, IMAGE_COLUMNS, _is_bytes), usual_column(table, PATH_COLUMNS, is_string)
+    found = usual_column(table, IMAGE_COLUMNS, is_bytes), usual_column(table, PATH_COLUMNS, is_string)
     return any(name is not None and name not in named for name in found)
 
 
@@ -317,12 +345,12 @@ def _inputs(
     if not has_images(table, columns):
         return read_columns(path, table, columns, labelled=labelled)
     keys = read_keys(path, table, columns)
-    image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, _is_bytes))
+    image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, is_bytes))
     if image is not None:
         column = table[image]
         if pa.types.is_struct(column.type):  # as the datasets library stores images
             column = pc.struct_field(column, "bytes")
-        if not _is_bytes(column.type):
+        if not is_bytes(column.type):
             raise DataError(
                 f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes; "
                 "name the right column with data.columns.image."
@@ -380,7 +408,8 @@ def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds bytes, by itself or as the datasets library stores images."""
     if pa.types.is_struct(kind):
         return any(field.name == "bytes" for field in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -221,11 +222,41 @@ def _stopping_without_launcher() -> Iterator[None]:
 
 
 def _connect(backend: str) -> None:
-    """Connect under a prefix for each restart: torchrun's store still has the addresses of dead processes."""
+    """Connect under a prefix of this start: torchrun's store still has the addresses of dead processes."""
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefixed = dist.PrefixStore(f"pencil/{restart}", store)  # type: ignore[attr-defined]
+    token = _welcome(store, size) if rank == 0 else _ask_for_token(store, rank)
+    prefixed = dist.PrefixStore(f"pencil/{token}", store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def _welcome(store: Any, size: int) -> str:
+    """Tell every other rank a token that no earlier start had, and return it.
+
+    The number of restarts would not do: each agent of torchrun counts its own. A rank asks under a name that it has
+    made up, so what a dead process has asked is answered in vain, and the rank that took its place is waited for.
+    """
+    token, waiting, end = uuid.uuid4().hex, set(range(1, size)), time.monotonic() + TIMEOUT.total_seconds()
+    while waiting:
+        for rank in sorted(waiting):
+            if not store.check([f"pencil/asks/{rank}"]):
+                continue
+            name = store.get(f"pencil/asks/{rank}").decode()
+            store.set(f"pencil/token/{name}", token)
+            if store.check([f"pencil/has/{name}/{token}"]):
+                waiting.remove(rank)
+        if time.monotonic() > end:
+            raise TimeoutError(f"rank {min(waiting)} has not joined within {TIMEOUT.total_seconds():.0f} s")
+        time.sleep(0.01)
+    return token
+
+
+def _ask_for_token(store: Any, rank: int) -> str:
+    """Return the token of this start, which rank 0 has made up."""
+    name = uuid.uuid4().hex
+    store.set(f"pencil/asks/{rank}", name)
+    token: str = store.get(f"pencil/token/{name}").decode()
+    store.set(f"pencil/has/{name}/{token}", b"")
+    return token
 
 
 @contextmanager
@@ -233,7 +264,7 @@ def _peer_errors() -> Iterator[None]:
     """A process that dies closes its connections: the others report that and end."""
     try:
         yield
-    except (dist.DistError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError, TimeoutError) as error:
         raise lost_contact(error) from error
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,12 +17,11 @@ from pencil.data.feature_store import FeatureStore
 from pencil.data.inputs import DIGEST, TensorInputs
 from pencil.data.settings import DataSettings
 from pencil.data.transform import Normalization
-from pencil.errors import DataError, ModelError
+from pencil.errors import DataError
 from pencil.models import FrozenNetwork, ModelSettings
 from pencil.models.weights import file_digest, tensors_digest
 from pencil.seeding import generator
-from pencil.training.compute import CPU, Compute
-from pencil.training.threads import in_threads
+from pencil.training.extraction import Chunk, Engine, on_this_machine
 from pencil.user_file import split_reference
 
 VERSION = 1
@@ -58,7 +56,7 @@ def compute_features(
     network: FrozenNetwork,
     folder: Path | None,
     *,
-    compute: Compute = CPU,
+    engine: Engine | None = None,
     report: Callable[[int, int], None] | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Features:
@@ -73,8 +71,8 @@ def compute_features(
     folder
         Where features are kept, see :func:`store_name`; None keeps them nowhere, and neither are those of inputs
         that have no digest.
-    compute
-        Device and precision.
+    engine
+        Computes what is missing: by default :func:`on_this_machine` on its CPU.
     report
         Called as ``report(done, total)`` while features are computed.
     waiting
@@ -87,7 +85,7 @@ def compute_features(
         store = FeatureStore(lasting or Path(temporary), network.width)
         with store.lock(waiting):
             store.refresh()
-            extraction = _Extraction(network, store, compute, report)
+            extraction = _Extraction(network, store, engine or on_this_machine(), report)
             extraction.run([(part, digests[name]) for name, part in parts.items()])
         made = {name: _as_inputs(store, digests[name], extraction.unreadable) for name in parts}
     train = made["train"]
@@ -139,19 +137,12 @@ def _digests(part: Examples) -> list[bytes]:
 
 
 class _Extraction:
-    """Passes every image whose features are not known through the network, and saves them chunk by chunk."""
+    """Has every image computed whose features are not known, and saves them chunk by chunk."""
 
     def __init__(
-        self,
-        network: FrozenNetwork,
-        store: FeatureStore,
-        compute: Compute,
-        report: Callable[[int, int], None] | None,
+        self, network: FrozenNetwork, store: FeatureStore, engine: Engine, report: Callable[[int, int], None] | None
     ):
-        self.compute = compute._replace(memory_format=torch.channels_last)
-        self.network = self.compute.place_network(network.extractor())
-        self.dtype = next((value.dtype for value in self.network.parameters()), torch.float32)
-        self.store, self.report = store, report
+        self.network, self.store, self.engine, self.report = network, store, engine, report
         self.computed = self.total = 0
         self.unreadable: set[bytes] = set()
 
@@ -165,35 +156,47 @@ class _Extraction:
             places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equal ones
             wanted.append((part, {digest: places[digest] for digest in dict.fromkeys(digests) if digest in missing}))
         self.total = sum(len(places) for _, places in wanted)
-        on_cpu = self.compute.device.type == "cpu"
-        with in_threads(self._features) if on_cpu else nullcontext(self._features) as features:
-            for part, places in wanted:
-                self._compute(part, places, features)
+        for part, places in wanted:
+            if places:
+                self._compute(part, places)
 
-    def _compute(self, part: Examples, places: dict[bytes, int], features: Callable[[Tensor], Tensor]) -> None:
+    def _compute(self, part: Examples, places: dict[bytes, int]) -> None:
         """Compute and save the features of these rows, given by digest."""
         digests, rows = list(places), torch.tensor(list(places.values()), dtype=torch.int64)
-        chunks = rows.split(CHUNK) if len(rows) else ()
-        for number, (values, kept) in enumerate(part.inputs.batches(chunks)):
-            of_chunk = digests[number * CHUNK : (number + 1) * CHUNK]
-            if kept is not None:
-                self.unreadable |= {one for one, readable in zip(of_chunk, kept.tolist(), strict=True) if not readable}
+        chunks = rows.split(CHUNK)
+        for found in self.engine(self.network, part.inputs, chunks, self._report):
+            of_chunk = digests[found.number * CHUNK : (found.number + 1) * CHUNK]
+            if found.digests is not None:
+                _refuse_other_content(part, chunks[found.number], of_chunk, found)
+            if found.kept is not None:
+                kept = found.kept.tolist()
+                self.unreadable |= {one for one, readable in zip(of_chunk, kept, strict=True) if not readable}
                 of_chunk = [one for one in of_chunk if one not in self.unreadable]
-            if of_chunk:
-                self.store.add(of_chunk, features(values).numpy())
+            if found.features is not None:
+                self.store.add(of_chunk, found.features)
             self.computed += len(of_chunk)
-            if self.report is not None:
-                self.report(self.computed, self.total)
+            self._report()
 
-    @torch.inference_mode()
-    def _features(self, images: Tensor) -> Tensor:
-        with self.compute.context():
-            found: Tensor = self.network(self.compute.place(images).to(self.dtype)).float().cpu()
-        if not found.isfinite().all():
-            raise ModelError(
-                "the network returns NaN or infinity as features; expected numbers; check its weights and the inputs."
-            )
-        return found
+    def _report(self) -> None:
+        if self.report is not None:
+            self.report(self.computed, self.total)
+
+
+def _refuse_other_content(part: Examples, rows: Tensor, digests: list[bytes], found: Chunk) -> None:
+    """Raise if another machine has read other content than this one; rows that neither can read are warned about."""
+    assert found.digests is not None
+    kept = torch.ones(len(rows), dtype=torch.bool) if found.kept is None else found.kept
+    other = kept & torch.tensor([mine != theirs for mine, theirs in zip(digests, found.digests, strict=True)])
+    if not kept.all():
+        here = next(iter(part.inputs.in_process().batches([rows[~kept]]))).kept
+        other[~kept] |= True if here is None else here
+    if other.any():
+        place = (part.rows == rows[other][0]).nonzero()[0, 0]
+        raise DataError(
+            f"{int(other.sum())} of {len(rows)} images, the first {str(part.keys[place])!r}, cannot be read or are "
+            "different on another machine of the cluster; expected the same files on every machine; use a common file "
+            "system, or leave --engine ray out."
+        )
 
 
 def _as_inputs(store: FeatureStore, digests: list[bytes], unreadable: set[bytes]) -> TensorInputs:

@@ -23,6 +23,10 @@ function filters(more) {
   return chosen;
 }
 
+// A browser may restore a filter when the page is loaded again.
+const filtered = () => ["show", "decided", "pair"].some((id) => $(id).selectedIndex > 0)
+  || ["low", "high", "key"].some((id) => $(id).value !== $(id).defaultValue);
+
 // Without `where`: the first row without a decision.
 const askPage = (where) => ask(`/api/page?${filters({ count: PAGE, ...where })}`);
 
@@ -229,8 +233,8 @@ function addActions() {
 }
 
 next(async () => {
-  const [told, first] = await Promise.all([ask("/api/begin"), askPage()]);
-  begin = told;
+  const first = JSON.parse($("first").textContent); // as sent with the page
+  begin = first.begin;
   document.title = `${begin.run} – pencil review`;
   $("run").textContent = begin.run;
   for (const { pair, given, corrected, count } of begin.pairs) {
@@ -243,6 +247,6 @@ next(async () => {
   digits = digitKeys(begin.classes);
   $("keys").append(...keys(main), ...keys([...digits].map(([key, code]) => [key, plain(begin.classes[code])])));
   addActions();
-  show(first);
+  show(filtered() ? await askPage() : first.page);
   await watchPictures();
 });
