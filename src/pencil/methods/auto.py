@@ -61,8 +61,8 @@ class Auto(Method):
     """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
     *Backbone*: cross-entropy on the given labels (of single-label data with ELR's regulariser), until the likelihood of
-    the held-out labels has not risen for ``patience`` epochs and is clearly below its best. The network then returns to its best epoch, and every
-    label is set to its posterior.
+    the held-out labels has not risen for ``patience`` epochs and is clearly below its best. The network then returns to
+    its best epoch, and every label is set to its posterior.
     *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
     the estimated noise model (:mod:`pencil.labels.noise_model`).
     *Fine-tuning*: the last epochs, on labels that no longer move.
@@ -82,8 +82,8 @@ class Auto(Method):
         Weight of ELR's regulariser in the backbone phase of single-label data.
     patience, max_backbone
         The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
-        predicted worse by more than a standard error, and at the latest at this fraction of the budget. A network that still improves gains more by this than by its own
-        corrections.
+        predicted worse by more than a standard error, and at the latest at this fraction of the budget. A network that
+        still improves gains more by this than by its own corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
