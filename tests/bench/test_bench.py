@@ -11,7 +11,7 @@ from conftest import paint
 from pydantic import ValidationError
 
 from pencil.bench import runner, tables
-from pencil.bench.plots import mean_curve
+from pencil.bench.plots import mean_curve, plot_cells
 from pencil.bench.spec import Spec, names, read_spec
 from pencil.cli import bench as command
 from pencil.errors import RecipeError
@@ -57,6 +57,22 @@ def test_cells_are_the_whole_grid_seed_by_seed(spec):
     assert pencil.recipe().data.noise.rate == 0.5 and pencil.recipe().method["name"] == "auto"
     changed = spec.model_copy(update={"recipe": {**spec.recipe, "training": {"epochs": 4}}})
     assert not {cell.identity() for cell in changed.cells()} & {cell.identity() for cell in cells}
+
+
+def test_a_noise_may_be_for_some_datasets_only(tmp_path):
+    datasets = [{"name": "digits"}, {"name": "wine", "set": {"data": {"source": "wine"}}}]
+    noises = [*SMALL["noises"], {**SMALL["noises"][1], "name": "of digits", "datasets": ["digits"]}]
+    spec = Spec.model_validate({**SMALL, "seeds": [1], "datasets": datasets, "noises": noises})
+    columns = {
+        dataset: {cell.noise for cell in spec.cells() if cell.dataset == dataset} for dataset in ("digits", "wine")
+    }
+    assert columns == {"digits": {"clean", "half", "of digits"}, "wine": {"clean", "half"}}
+    results = {cell.identity(): result(0.5) | {"curves": {"test_accuracy": [0.4, 0.5]}} for cell in spec.cells()}
+    shown = {grid["dataset"]: grid["noises"] for grid in tables.grids(spec, tables.collect(spec, results))}
+    assert shown == {"digits": ["clean", "half", "of digits"], "wine": ["clean", "half"]}
+    assert len(plot_cells(spec, results, tmp_path)) == 5
+    with pytest.raises(ValidationError, match=r"'of digits' is for datasets \['digit'\]"):
+        Spec.model_validate({**SMALL, "noises": [{"name": "of digits", "datasets": ["digit"]}]})
 
 
 def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
