@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from pencil.assembly import assemble
 from pencil.data.examples import Splits
-from pencil.data.sources import load
 from pencil.recipe import Recipe
 from pencil.training import Trainer
 from pencil.training.compute import Compute, pick_device
@@ -12,26 +11,26 @@ from pencil.training.timing import affordable_epochs
 from pencil.trial import try_networks
 
 
-def plan(recipe: Recipe, seconds: float) -> tuple[Recipe, Splits]:
-    """Return the recipe for this many seconds of training, and its data.
+def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
+    """Return the recipe for this many seconds of training on its data.
 
     A method that can plan by the clock gets the time. For any other the speed of its phases is timed first, and the
     number of epochs chosen that fits, so that its schedules end where training ends. Neither loading and timing nor the
     features of a frozen backbone are part of the time, except that a clock also counts the loading.
     """
-    loaded, device = load(recipe.data), pick_device(recipe.training.device)
+    device = pick_device(recipe.training.device)
     trial = try_networks(recipe, loaded, gpu=device.type == "cuda")
     if trial is not None:
         recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
     job = assemble(recipe, loaded).with_features(Compute(device))
     if job.method.requirements.wall_clock:
-        return _with(recipe, minutes=seconds / 60, epochs=None), loaded
+        return _with(recipe, minutes=seconds / 60, epochs=None)
 
     def make_trainer(epochs: int | None) -> Trainer:
         copied = job.timed_copy()
         return replace(copied, recipe=_with(copied.recipe, epochs=epochs, minutes=None)).trainer()
 
-    return _with(recipe, epochs=affordable_epochs(make_trainer, seconds), minutes=None), loaded
+    return _with(recipe, epochs=affordable_epochs(make_trainer, seconds), minutes=None)
 
 
 def _with(recipe: Recipe, **training: float | None) -> Recipe:

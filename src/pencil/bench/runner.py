@@ -6,16 +6,22 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pencil.bench.spec import Cell
 from pencil.files import write_json
 
+if TYPE_CHECKING:
+    from pencil.data.examples import Splits
+
 Result = dict[str, Any]
 CURVES = ("test_accuracy", "test_map", "labels_correct", "validation_accuracy", "phase")
 """The metrics that are kept of every epoch."""
+CHOSEN_LATER = ("rows", "test_rows", "long_tail", "noise", "validation", "augmentation")
+"""Settings of data that make no difference to what is loaded."""
 
 
 def run_cells(
@@ -152,15 +158,25 @@ def run_cell(cell: Cell) -> Result:
     from pencil.job import run_recipe
 
     try:
-        recipe, data = cell.recipe(), None
+        recipe = cell.recipe()
+        data = _loaded(recipe.data.model_copy(update=dict.fromkeys(CHOSEN_LATER)).model_dump_json())
         if cell.budget_seconds is not None:
-            recipe, data = plan(recipe, cell.budget_seconds)
+            recipe = plan(recipe, data, cell.budget_seconds)
         run = run_recipe(recipe, data=data, progress=False)
         last = run.metrics[-1]
         curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in last}
         return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+@lru_cache(maxsize=1)
+def _loaded(settings: str) -> "Splits":
+    """The data of a cell by its settings as JSON; kept for the next cell, which mostly has the same."""
+    from pencil.data.settings import DataSettings
+    from pencil.data.sources import load
+
+    return load(DataSettings.model_validate_json(settings))
 
 
 def default_processes() -> int:

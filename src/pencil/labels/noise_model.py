@@ -194,7 +194,8 @@ def _unmixed_likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Ten
 
 def _parts(rates: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
     """So many rates at a time that the distributions of all rows, at each of them, fit in memory."""
-    return rates.split(max(1, VALUES // probs.numel()))
+    parts: tuple[Tensor, ...] = rates.split(max(1, VALUES // probs.numel()))
+    return parts
 
 
 def _likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor) -> Tensor:
