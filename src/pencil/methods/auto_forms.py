@@ -25,6 +25,7 @@ from pencil.labels.judging import Judgement
 from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
 from pencil.labels.multilabel_losses import forward_binary_kl, inverse_binary_kl
 from pencil.labels.noise_model import (
+    SIGNIFICANT,
     NoiseModel,
     calibrated,
     fit_noise,
@@ -53,11 +54,13 @@ class AutoForm(Protocol):
 
     With fewer epochs than ``min_visits`` labels are judged by the predictions of the last network instead of all. The
     learning rate falls after the fraction ``hold`` of the budget. From the fraction ``correct_from`` on the backbone
-    phase ends as soon as labels are worth correcting.
+    phase ends as soon as labels are worth correcting. The memory of averaged weights is an epoch, or the fraction
+    ``ema_memory`` of the budget where that is less.
     """
 
     min_visits: ClassVar[int]
     hold: ClassVar[float]
+    ema_memory: ClassVar[float]
     correct_from: ClassVar[float]
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
@@ -78,8 +81,11 @@ class AutoForm(Protocol):
     def is_chance(self, held_out: HeldOut) -> bool:
         """Return whether held-out labels are predicted no better than chance."""
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
-        """Return whether labels that are set to their posterior are so much better that training on them pays."""
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
+        """Return whether labels that are set to their posterior are so much better that training on them pays.
+
+        ``progress`` is the gain in the likelihood of held-out labels in the last epochs, in standard errors.
+        """
 
     def log_likelihoods(self, held_out: HeldOut, noise: Any = None) -> Tensor:
         """Return the log-probability of the labels of each row, by calibrated predictions of given or true labels."""
@@ -132,6 +138,7 @@ class SingleLabelForm:
 
     min_visits: ClassVar[int] = 0
     hold: ClassVar[float] = 0.0
+    ema_memory: ClassVar[float] = 1.0
     correct_from: ClassVar[float] = 1.0
     task: Task
     early_learning: float
@@ -169,7 +176,7 @@ class SingleLabelForm:
         logits, given = held_out[0], hard_labels(held_out[1])
         return is_chance(logits.argmax(dim=1) == given, given)
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
         return True
 
     def log_likelihoods(self, held_out: HeldOut, noise: NoiseModel | None = None) -> Tensor:
@@ -227,6 +234,7 @@ class MultiLabelForm:
 
     min_visits: ClassVar[int] = 5  # first visits, before the network has seen all rows, weigh too much in fewer
     hold: ClassVar[float] = 0.75  # small and rare things are learned late, at a high rate
+    ema_memory: ClassVar[float] = 1 / 40  # a tenth of the time in which the rate falls: an average lags behind
     correct_from: ClassVar[float] = 0.6
     task: Task
 
@@ -249,9 +257,10 @@ class MultiLabelForm:
     def is_chance(self, held_out: HeldOut) -> bool:
         return not ranks_rows(*held_out)
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
         """A network that is still learning what classes look like learns it faster from labels as given."""
-        return remaining_errors(*held_out, fit_entry_noise(*held_out)) <= WORTH_CORRECTING
+        learning = progress > SIGNIFICANT
+        return not learning and remaining_errors(*held_out, fit_entry_noise(*held_out)) <= WORTH_CORRECTING
 
     def log_likelihoods(self, held_out: HeldOut, noise: EntryNoise | None = None) -> Tensor:
         return entry_log_likelihoods(*held_out, fit_entry_noise(*held_out) if noise is None else noise)
