@@ -96,7 +96,7 @@ class Auto(Method):
     ema
         Evaluate and keep the moving average of the weights.
     dropout
-        Drop units of a multi-layer perceptron that has no dropout of its own.
+        Drop units of a multi-layer perceptron that has no dropout of its own; for single-label data.
     anchored
         Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
     divergence
@@ -137,7 +137,11 @@ class Auto(Method):
         self.form = auto_form(task, self.early_learning)
         self.labels = task.layout.build(task.given_labels, self.form.store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
-        self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.form.ema_memory * self.state.total))
+        self.requirements = replace(
+            self.requirements,
+            ema_epochs=min(1.0, self.form.ema_memory * self.state.total),
+            dropout=self.requirements.dropout and self.form.dropout,
+        )
         return self.plan()
 
     def plan(self) -> tuple[Phase, ...]:

@@ -55,12 +55,13 @@ class AutoForm(Protocol):
     With fewer epochs than ``min_visits`` labels are judged by the predictions of the last network instead of all. The
     learning rate falls after the fraction ``hold`` of the budget. From the fraction ``correct_from`` on the backbone
     phase ends as soon as labels are worth correcting. The memory of averaged weights is an epoch, or the fraction
-    ``ema_memory`` of the budget where that is less.
+    ``ema_memory`` of the budget where that is less. ``dropout`` says whether a perceptron trains with it.
     """
 
     min_visits: ClassVar[int]
     hold: ClassVar[float]
     ema_memory: ClassVar[float]
+    dropout: ClassVar[bool]
     correct_from: ClassVar[float]
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
@@ -139,6 +140,7 @@ class SingleLabelForm:
     min_visits: ClassVar[int] = 0
     hold: ClassVar[float] = 0.0
     ema_memory: ClassVar[float] = 1.0
+    dropout: ClassVar[bool] = True
     correct_from: ClassVar[float] = 1.0
     task: Task
     early_learning: float
@@ -235,6 +237,7 @@ class MultiLabelForm:
     min_visits: ClassVar[int] = 5  # first visits, before the network has seen all rows, weigh too much in fewer
     hold: ClassVar[float] = 0.75  # small and rare things are learned late, at a high rate
     ema_memory: ClassVar[float] = 1 / 40  # a tenth of the time in which the rate falls: an average lags behind
+    dropout: ClassVar[bool] = False  # a perceptron learned less with it, and memorised no entries without it
     correct_from: ClassVar[float] = 0.6
     task: Task
 
