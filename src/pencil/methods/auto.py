@@ -127,7 +127,7 @@ class Auto(Method):
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
-        self.anchored, self.divergence, self.warmup = anchored, divergence, warmup
+        self.anchored, self.divergence, self.warmup, self.dropout = anchored, divergence, warmup, dropout
         self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
 
     # ---- phases
@@ -140,7 +140,7 @@ class Auto(Method):
         self.requirements = replace(
             self.requirements,
             ema_epochs=min(1.0, self.form.ema_memory * self.state.total),
-            dropout=self.requirements.dropout and self.form.dropout,
+            dropout=self.dropout and self.form.dropout,
         )
         return self.plan()
 
