@@ -237,7 +237,7 @@ class MultiLabelForm:
     min_visits: ClassVar[int] = 5  # first visits, before the network has seen all rows, weigh too much in fewer
     hold: ClassVar[float] = 0.75  # small and rare things are learned late, at a high rate
     ema_memory: ClassVar[float] = 1 / 40  # a tenth of the time in which the rate falls: an average lags behind
-    dropout: ClassVar[bool] = False  # a perceptron learned less with it, and memorised no entries without it
+    dropout: ClassVar[bool] = False  # with it a perceptron learned less in short budgets
     correct_from: ClassVar[float] = 0.6
     task: Task
 
