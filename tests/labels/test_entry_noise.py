@@ -119,12 +119,47 @@ def test_labels_that_are_surer_than_they_say_are_taken_so():
     )
 
 
-def test_the_lowest_rate_that_is_as_likely():
-    """Its cost is within that of the interval, and its network less sure; with many rows both models agree."""
+def test_the_cautious_model_doubts_entries_less_and_less_so_with_many_rows():
     gaps = []
     for rows in (60, 3000):
-        estimate, lowest = fit_entry_noise_range(*noisy_entries(rows, [0.05] * 4, [0.2] * 4)[:2])
-        assert lowest.rate == estimate.low < estimate.rate
-        assert lowest.false_negatives.mean() < estimate.false_negatives.mean()
-        gaps.append(float((estimate.false_negatives - lowest.false_negatives).mean()))
+        log_odds, given, _ = noisy_entries(rows, [0.05] * 4, [0.2] * 4)
+        estimate, cautious = fit_entry_noise_range(log_odds, given)
+        wrong, surely_wrong = (model.wrong(log_odds, given) for model in (estimate, cautious))
+        for named in (True, False):
+            chosen = (given > 0.5) == named
+            assert surely_wrong[chosen].mean() < wrong[chosen].mean()
+        gaps.append(float((wrong - surely_wrong).mean()))
     assert gaps[1] < gaps[0] / 3
+
+
+def test_the_cautious_probability_is_that_of_the_model_of_its_class_and_kind():
+    log_odds, given, _ = noisy_entries(80, [0.05, 0.1], [0.2, 0.3])
+    cautious = fit_entry_noise_range(log_odds, given)[1]
+    found = cautious.wrong(log_odds, given)
+    for kind in (0, 1):
+        values = (cautious.shift, cautious.false_positives, cautious.false_negatives)
+        for k in range(2):
+            one = EntryNoise(float(cautious.sharpness[kind, k]), *(value[kind] for value in values), 1.0, 0, 0, 0)
+            chosen = given[:, k] == kind
+            torch.testing.assert_close(found[chosen, k], one.wrong(log_odds, given)[chosen, k])
+
+
+def test_a_class_that_was_not_learned_is_left_alone():
+    """Its log-odds hardly differ from row to row, as those of a class that the network has not found yet.
+
+    Log-odds that differ and mean nothing would be taken at their word: sharpness is that of all classes.
+    """
+    log_odds, given, wrong = noisy_entries(400, [0.05] * 4, [0.25] * 4)
+    log_odds[:, 0] = 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(5)).double() - 1
+    cautious = fit_entry_noise_range(log_odds, given)[1].wrong(log_odds, given) > 0.5
+    assert int(cautious[:, 0].sum()) <= 4
+    assert int((cautious & wrong)[:, 1:].sum()) > 10 * int((cautious & ~wrong)[:, 1:].sum())
+
+
+def test_the_interval_holds_the_rate_of_other_rows_about_as_often_as_it_says():
+    """95 % of 60 draws is 57; that of the rows themselves would be narrower by the chance of drawing them."""
+    held, rate = 0, 0.3 * 0.2 + 0.7 * 0.05
+    for seed in range(60):
+        noise = fit_entry_noise(*noisy_entries(150, [0.05] * 3, [0.2] * 3, seed=seed)[:2])
+        held += noise.low < rate < noise.high
+    assert held >= 53

@@ -2,8 +2,8 @@
 
 As in :mod:`pencil.labels.judging` the noise model is fitted to held-out rows, and training rows get the values that
 held-out ones have at the same ranks: entries whose class is named by themselves, and those whose class is not. A weak
-network looks like noise. So issue scores are those of the most probable noise model, but labels those of the one with
-the lowest rate that held-out rows allow.
+network looks like noise. So issue scores are those of the most probable noise model, but labels those of the cautious
+one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong by all that held-out rows allow.
 """
 
 import torch
@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from pencil.labels.entry_dynamics import EntryEvidence
-from pencil.labels.entry_noise import EntryNoise, fit_entry_noise_range
+from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise_range
 from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, match_quantiles, upper_limit
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 
@@ -37,18 +37,18 @@ def judge_entries(
         reference, labels = pair
     usable = _usable(reference, labels)
     labels = labels.masked_fill(~usable, torch.nan)
-    (noise, lowest), knows = fit_entry_noise_range(reference.log_odds, labels), ranks_rows(reference.log_odds, labels)
+    (noise, cautious), knows = fit_entry_noise_range(reference.log_odds, labels), ranks_rows(reference.log_odds, labels)
     named = labels[usable] > 0.5
     ceiling = upper_limit((noise.log_odds(reference.log_odds) > 0)[usable] != named)
     rate = noise.rate if knows else min(ceiling / 2, 0.49)
     values, low_values = (
         model.wrong(reference.log_odds, labels)[usable] if knows else torch.full(named.shape, rate).double()
-        for model in (noise, lowest)
+        for model in (noise, cautious)
     )
 
     def judged(rows: EntryEvidence, given: Tensor) -> tuple[Tensor, Tensor]:
         wrong = _wrong(rows, given, noise, values, named, rate)
-        surely_wrong = _wrong(rows, given, lowest, low_values, named, rate)
+        surely_wrong = _wrong(rows, given, cautious, low_values, named, rate)
         present = torch.where(given > 0.5, 1 - surely_wrong, surely_wrong)
         present = present.where(~given.isnan(), noise.log_odds(rows.log_odds).sigmoid() if knows else torch.tensor(0.5))
         return present, row_issue_scores(wrong)
@@ -89,7 +89,9 @@ def _usable(rows: EntryEvidence, given: Tensor) -> Tensor:
     return ~given.isnan() & (rows.visits > 0)[:, None]
 
 
-def _wrong(rows: EntryEvidence, given: Tensor, noise: EntryNoise, values: Tensor, named: Tensor, rate: float) -> Tensor:
+def _wrong(
+    rows: EntryEvidence, given: Tensor, noise: EntryNoise | CautiousNoise, values: Tensor, named: Tensor, rate: float
+) -> Tensor:
     """The probability that each entry is wrong: 0 if unknown, ``rate`` if never met, else by its rank.
 
     ``values`` are the probabilities of the reference entries, ``named`` which of them have their class in the label.

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pencil.labels.entry_caution import NORMAL_95, Curvature, arrow_curvature, cautious_values, squared_error
+
 MAX_ENTRIES = 50_000
 """More entries than this change nothing."""
 PRIOR_MEAN = (0.0, 0.0, -2.0, -2.0, 0.0)
@@ -23,7 +25,6 @@ SHARED = len(PRIOR_MEAN)
 STARTS = ((0.0, 0.0, -3.0, -3.0, 0.0), (0.0, 0.0, -1.0, -1.0, 0.0))
 CLASS_SPREAD = (1.0, 0.7, 0.7)
 """How far shift and rates of a class are expected to be from those of the others: classes with few rows share them."""
-NORMAL_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,31 @@ class EntryNoise:
         return torch.where(given > 0.5, 1 - present, present)
 
 
+@dataclass(frozen=True)
+class CautiousNoise:
+    """A noise model in which as few entries are wrong as held-out labels allow, by itself for each class and kind.
+
+    All values are (2, classes): those for entries that do not name the class, then those for entries that do.
+    """
+
+    sharpness: Tensor
+    shift: Tensor
+    false_positives: Tensor
+    false_negatives: Tensor
+    confidence: Tensor
+
+    def wrong(self, network_log_odds: Tensor, given: Tensor) -> Tensor:
+        """Return the probability that each given entry is wrong; an unknown one counts as absent."""
+        given, network_log_odds = given.double(), network_log_odds.double()
+        absent, named = (self._present(network_log_odds, given, kind) for kind in (0, 1))
+        return torch.where(given > 0.5, 1 - named, absent)
+
+    def _present(self, network_log_odds: Tensor, given: Tensor, kind: int) -> Tensor:
+        rates = self.false_positives[kind].to(given), self.false_negatives[kind].to(given)
+        label = _label_log_odds(sharpened(given, self.confidence[kind].to(given)), *rates).nan_to_num(0.0)
+        return (self.sharpness[kind].to(given) * network_log_odds + self.shift[kind].to(given) + label).sigmoid()
+
+
 def fit_entry_noise(log_odds: Tensor, given: Tensor) -> EntryNoise:
     """Return the noise model of rows that the network was not trained on, by maximum likelihood with wide priors.
 
@@ -87,22 +113,21 @@ def fit_entry_noise(log_odds: Tensor, given: Tensor) -> EntryNoise:
     return fit_entry_noise_range(log_odds, given)[0]
 
 
-def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, EntryNoise]:
-    """Return the noise model of :func:`fit_entry_noise`, and that with the lowest rate that the labels allow as well.
+def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, CautiousNoise]:
+    """Return the noise model of :func:`fit_entry_noise`, and the cautious one that the labels allow as well.
 
-    The second one is on the border of the 95 % confidence region, where the rate is lowest: what the first one takes
-    for noise may be a network that is less sure.
+    The interval of the rate has the error of all values, and that of counting so few entries: the rate of other rows
+    differs by chance.
     """
     entries, classes = _some_entries(log_odds, given), given.shape[1]
     found = [_minimize(start, entries, classes) for start in STARTS]
     best = min(found, key=lambda values: float(_cost(values, *entries)))
-    covariance, slope = _uncertainty(best, *entries)
-    error = float((slope @ covariance @ slope).clamp_min(1e-24).sqrt())
-    lowest = best.clone()
-    lowest[:SHARED] -= NORMAL_95 * covariance @ slope / error
+    curvature = arrow_curvature(lambda values: _cost(values, *entries), best, SHARED)
     rate = float(_rate(best, *entries))
+    variance = squared_error(curvature, lambda values: _rate(values, *entries), best)
+    error = (variance + rate * (1 - rate) / max(1, len(entries[0]))) ** 0.5
     low, high = max(0.0, rate - NORMAL_95 * error), min(0.5, rate + NORMAL_95 * error)
-    return _as_model(best, rate, low, high), _as_model(lowest, low, low, low)
+    return _as_model(best, rate, low, high), _cautious(best, curvature, entries, classes)
 
 
 def entry_log_likelihoods(log_odds: Tensor, given: Tensor, noise: EntryNoise) -> Tensor:
@@ -206,19 +231,30 @@ def _minimize(start: tuple[float, ...], entries: tuple[Tensor, Tensor, Tensor], 
 
 def _rate(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
     """The fraction of wrong entries, by the posterior of each."""
+    return _wrong(values, z, y, k).mean()
+
+
+def _wrong(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
+    """The probability that each entry is wrong."""
     sharpness, shift, false_positives, false_negatives, confidence = _unpack(values)
     label = _label_log_odds(sharpened(y, confidence), false_positives[k], false_negatives[k])
     present = (sharpness * z + shift[k] + label).sigmoid()
-    return torch.where(y > 0.5, 1 - present, present).mean()
+    return torch.where(y > 0.5, 1 - present, present)
 
 
-def _uncertainty(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Covariance of the values that all classes share, by the curvature of the cost, and the slope of the rate.
+def _cautious(
+    best: Tensor, curvature: Curvature, entries: tuple[Tensor, Tensor, Tensor], classes: int
+) -> CautiousNoise:
+    """The model in which fewest named entries of each class are wrong, and that of entries that do not name it."""
+    z, y, k = entries
 
-    The values of single classes are left out: there may be thousands of them.
-    """
-    common, own = values[:SHARED], values[SHARED:]
-    with torch.enable_grad():
-        curvature = torch.autograd.functional.hessian(lambda at: _cost(torch.cat([at, own]), z, y, k), common)
-        slope = torch.autograd.functional.jacobian(lambda at: _rate(torch.cat([at, own]), z, y, k), common)
-    return torch.linalg.pinv(curvature, hermitian=True), slope
+    def lowest(chosen: Tensor) -> Tensor:
+        def by_class(values: Tensor) -> Tensor:
+            wrong = _wrong(values, z[chosen], y[chosen], k[chosen])
+            return wrong.new_zeros(classes).index_add(0, k[chosen], wrong)
+
+        shared, own = cautious_values(curvature, by_class, best)
+        moved = torch.cat([shared, shared[:, 1:4] + own], dim=1).T
+        return torch.stack([moved[0].exp(), moved[5], moved[6].sigmoid() / 2, moved[7].sigmoid() / 2, moved[4].exp()])
+
+    return CautiousNoise(*torch.stack([lowest(y <= 0.5), lowest(y > 0.5)], dim=1))

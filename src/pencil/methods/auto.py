@@ -39,8 +39,9 @@ class AutoState:
     """What training has found out so far.
 
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
-    ``best_*`` describe the backbone epoch that predicts held-out labels best. ``trust`` is the weight of the given
-    label in the posterior. ``choices`` are the decisions in words.
+    ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
+    held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior. ``choices`` are
+    the decisions in words.
     """
 
     total: int
@@ -51,6 +52,7 @@ class AutoState:
     best_likelihood: float = -math.inf
     best_weights: list[Tensor] = field(default_factory=list)
     best_logits: Tensor | None = None
+    recent_likelihoods: list[Tensor] = field(default_factory=list)
     corrected: bool = False
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
@@ -94,7 +96,7 @@ class Auto(Method):
     ema
         Evaluate and keep the moving average of the weights.
     dropout
-        Drop units of a multi-layer perceptron that has no dropout of its own.
+        Drop units of a multi-layer perceptron that has no dropout of its own; for single-label data.
     anchored
         Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
     divergence
@@ -125,7 +127,7 @@ class Auto(Method):
     ):
         self.epochs, self.lr, self.pace, self.finetune, self.rounds = epochs, lr, pace, finetune, rounds
         self.early_learning, self.patience, self.max_backbone = early_learning, patience, max_backbone
-        self.anchored, self.divergence, self.warmup = anchored, divergence, warmup
+        self.anchored, self.divergence, self.warmup, self.dropout = anchored, divergence, warmup, dropout
         self.requirements = replace(type(self).requirements, ema=ema, dropout=dropout)
 
     # ---- phases
@@ -135,6 +137,11 @@ class Auto(Method):
         self.form = auto_form(task, self.early_learning)
         self.labels = task.layout.build(task.given_labels, self.form.store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
+        self.requirements = replace(
+            self.requirements,
+            ema_epochs=min(1.0, self.form.ema_memory * self.state.total),
+            dropout=self.dropout and self.form.dropout,
+        )
         return self.plan()
 
     def plan(self) -> tuple[Phase, ...]:
@@ -279,7 +286,7 @@ class Auto(Method):
         self._keep_if_best(context, held_out)
         ended = (state.done - state.best_epoch >= self.patience and self._is_worse(held_out)) or (
             state.done >= min(self.max_backbone, self.form.correct_from) * state.total
-            and self.form.is_worth_correcting(held_out)
+            and self.form.is_worth_correcting(held_out, self._progress())
         )
         return ended and state.done < state.total
 
@@ -296,6 +303,7 @@ class Auto(Method):
         unless the labels are less likely by more than a standard error: then it is surer of mistakes.
         """
         state, by_row = self.state, self.form.log_likelihoods(held_out)
+        state.recent_likelihoods = [*state.recent_likelihoods, by_row][-1 - self.patience :]
         better = float(by_row.mean()) > state.best_likelihood
         if not better and state.best_logits is not None:
             before = self.form.log_likelihoods((state.best_logits, held_out[1]))
@@ -303,6 +311,11 @@ class Auto(Method):
         if better:
             state.best_likelihood, state.best_epoch = float(by_row.mean()), state.done
             state.best_weights, state.best_logits = context.snapshot(), held_out[0]
+
+    def _progress(self) -> float:
+        """Return what the held-out labels became more likely by in ``patience`` epochs, in standard errors."""
+        recent = self.state.recent_likelihoods
+        return _z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
 
     def _leave_backbone(self, context: Context) -> None:
         state = self.state

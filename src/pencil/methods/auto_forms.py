@@ -25,6 +25,7 @@ from pencil.labels.judging import Judgement
 from pencil.labels.losses import at_least_fp32, cross_entropy, forward_kl, inverse_kl
 from pencil.labels.multilabel_losses import forward_binary_kl, inverse_binary_kl
 from pencil.labels.noise_model import (
+    SIGNIFICANT,
     NoiseModel,
     calibrated,
     fit_noise,
@@ -53,11 +54,14 @@ class AutoForm(Protocol):
 
     With fewer epochs than ``min_visits`` labels are judged by the predictions of the last network instead of all. The
     learning rate falls after the fraction ``hold`` of the budget. From the fraction ``correct_from`` on the backbone
-    phase ends as soon as labels are worth correcting.
+    phase ends as soon as labels are worth correcting. The memory of averaged weights is an epoch, or the fraction
+    ``ema_memory`` of the budget where that is less. ``dropout`` says whether a perceptron trains with it.
     """
 
     min_visits: ClassVar[int]
     hold: ClassVar[float]
+    ema_memory: ClassVar[float]
+    dropout: ClassVar[bool]
     correct_from: ClassVar[float]
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
@@ -78,8 +82,11 @@ class AutoForm(Protocol):
     def is_chance(self, held_out: HeldOut) -> bool:
         """Return whether held-out labels are predicted no better than chance."""
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
-        """Return whether labels that are set to their posterior are so much better that training on them pays."""
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
+        """Return whether labels that are set to their posterior are so much better that training on them pays.
+
+        ``progress`` is the gain in the likelihood of held-out labels in the last epochs, in standard errors.
+        """
 
     def log_likelihoods(self, held_out: HeldOut, noise: Any = None) -> Tensor:
         """Return the log-probability of the labels of each row, by calibrated predictions of given or true labels."""
@@ -141,6 +148,8 @@ class SingleLabelForm:
 
     min_visits: ClassVar[int] = 0
     hold: ClassVar[float] = 0.0
+    ema_memory: ClassVar[float] = 1.0
+    dropout: ClassVar[bool] = True
     correct_from: ClassVar[float] = 1.0
     task: Task
     early_learning: float
@@ -182,7 +191,7 @@ class SingleLabelForm:
     def is_chance(self, held_out: HeldOut) -> bool:
         return is_chance(held_out[0].argmax(dim=1), hard_labels(held_out[1]))
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
         return True
 
     def log_likelihoods(self, held_out: HeldOut, noise: NoiseModel | None = None) -> Tensor:
@@ -240,6 +249,8 @@ class MultiLabelForm:
 
     min_visits: ClassVar[int] = 5  # first visits, before the network has seen all rows, weigh too much in fewer
     hold: ClassVar[float] = 0.75  # small and rare things are learned late, at a high rate
+    ema_memory: ClassVar[float] = 1 / 40  # a tenth of the time in which the rate falls: an average lags behind
+    dropout: ClassVar[bool] = False  # with it a perceptron learned less in short budgets
     correct_from: ClassVar[float] = 0.6
     task: Task
 
@@ -262,9 +273,10 @@ class MultiLabelForm:
     def is_chance(self, held_out: HeldOut) -> bool:
         return not ranks_rows(*held_out)
 
-    def is_worth_correcting(self, held_out: HeldOut) -> bool:
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
         """A network that is still learning what classes look like learns it faster from labels as given."""
-        return remaining_errors(*held_out, fit_entry_noise(*held_out)) <= WORTH_CORRECTING
+        learning = progress > SIGNIFICANT
+        return not learning and remaining_errors(*held_out, fit_entry_noise(*held_out)) <= WORTH_CORRECTING
 
     def log_likelihoods(self, held_out: HeldOut, noise: EntryNoise | None = None) -> Tensor:
         return entry_log_likelihoods(*held_out, fit_entry_noise(*held_out) if noise is None else noise)

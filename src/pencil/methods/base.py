@@ -31,8 +31,10 @@ class Requirements:
     networks
         How many networks are trained side by side. The first one is evaluated and kept.
     ema
-        Evaluate and keep an exponential moving average of the first network's weights, with a memory of one epoch.
-        Every further network has one too.
+        Evaluate and keep an exponential moving average of the first network's weights. Every further network has one
+        too.
+    ema_epochs
+        The memory of this average in epochs.
     ema_logits
         The averaged networks also predict every training batch: ``Outputs.ema_logits``, ``Outputs.ema_others``.
     dropout
@@ -54,6 +56,7 @@ class Requirements:
 
     networks: int = 1
     ema: bool = False
+    ema_epochs: float = 1.0
     ema_logits: bool = False
     dropout: bool = False
     held_out_rows: int = 0

@@ -134,7 +134,7 @@ class Trainer:
     def _use(self, networks: list[nn.Module]) -> None:
         """Train these networks from now on."""
         needs = self.method.requirements
-        ema_memory = self.steps_per_epoch if needs.ema else None
+        ema_memory = max(1, round(needs.ema_epochs * self.steps_per_epoch)) if needs.ema else None
         self.networks = Networks(networks, self.settings, self.compute, self.world, ema_memory, dropout=needs.dropout)
         sharded = self.layout.sharded_over is not None
         self.step = TrainingStep(
