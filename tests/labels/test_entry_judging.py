@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score
 
 from pencil.labels.dynamics import FLOOR
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
-from pencil.labels.entry_judging import judge_entries, ranks_rows, row_issue_scores
+from pencil.labels.entry_judging import judge_entries, learned_classes, rank_sums, ranks_rows, row_issue_scores
 from pencil.labels.entry_noise import fit_entry_noise
 
 
@@ -121,3 +121,31 @@ def test_rows_that_were_never_met_and_single_labels():
 
 def test_the_score_of_a_row_is_that_of_any_entry():
     assert row_issue_scores(torch.tensor([[0.5, 0.5], [0.0, 0.2]])).tolist() == pytest.approx([0.75, 0.2])
+
+
+def test_rank_sums_count_pairs_in_order():
+    evidence, given, _ = seen_entries(30, classes=2, seed=3)
+    given[0, 0] = torch.nan
+    found = rank_sums(evidence.log_odds, given)
+    for k in range(2):
+        named = [row for row in range(30) if given[row, k] == 1]
+        others = [row for row in range(30) if given[row, k] == 0]
+        above = sum(float(evidence.log_odds[a, k] > evidence.log_odds[b, k]) for a in named for b in others)
+        pairs = len(named) * len(others)
+        expected = [above, pairs, pairs * (len(named) + len(others) + 1) / 12]
+        torch.testing.assert_close(found[k], torch.tensor(expected, dtype=torch.float64))
+
+
+def test_entries_of_a_class_that_was_not_learned_stay_as_given():
+    """Its log-odds differ from row to row as much as those of others, and mean nothing."""
+    parts = []
+    for rows, seed in ((800, 1), (300, 2)):
+        evidence, given, wrong = seen_entries(rows, seed=seed)
+        drawn = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+        evidence.log_odds[:, 0] = evidence.log_odds[drawn, 0]
+        parts.append((evidence, given, wrong))
+    (train, given, wrong), (held_out, held_given, _) = parts
+    assert learned_classes(held_out.log_odds, held_given).tolist() == [False, True, True, True, True]
+    found = judge_entries(train, given, held_out, held_given)
+    changed = (found.probs > 0.5) != (given > 0.5)
+    assert not changed[:, 0].any() and int((changed & wrong)[:, 1:].sum()) > 50

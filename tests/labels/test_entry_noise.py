@@ -147,7 +147,8 @@ def test_the_cautious_probability_is_that_of_the_model_of_its_class_and_kind():
 def test_a_class_that_was_not_learned_is_left_alone():
     """Its log-odds hardly differ from row to row, as those of a class that the network has not found yet.
 
-    Log-odds that differ and mean nothing would be taken at their word: sharpness is that of all classes.
+    Log-odds that differ and mean nothing would be taken at their word, as sharpness is that of all classes; that is for
+    :func:`pencil.labels.entry_judging.learned_classes` to see.
     """
     log_odds, given, wrong = noisy_entries(400, [0.05] * 4, [0.25] * 4)
     log_odds[:, 0] = 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(5)).double() - 1

@@ -3,7 +3,8 @@
 As in :mod:`pencil.labels.judging` the noise model is fitted to held-out rows, and training rows get the values that
 held-out ones have at the same ranks: entries whose class is named by themselves, and those whose class is not. A weak
 network looks like noise. So issue scores are those of the most probable noise model, but labels those of the cautious
-one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong by all that held-out rows allow.
+one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong by all that held-out rows allow, and
+if its class was learned (:func:`learned_classes`).
 """
 
 import torch
@@ -15,6 +16,8 @@ from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise
 from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, match_quantiles, upper_limit
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 
+UNDECIDED = 0.49
+"""Entries of a class that was not learned are at most so probably wrong: they stay as given."""
 ENOUGH = 0.05
 """With very few rows nothing would be significant: this much above chance is enough there."""
 
@@ -38,7 +41,7 @@ def judge_entries(
     usable = _usable(reference, labels)
     labels = labels.masked_fill(~usable, torch.nan)
     (noise, cautious), knows = fit_entry_noise_range(reference.log_odds, labels), ranks_rows(reference.log_odds, labels)
-    named = labels[usable] > 0.5
+    learned, named = learned_classes(reference.log_odds, labels), labels[usable] > 0.5
     ceiling = upper_limit((noise.log_odds(reference.log_odds) > 0)[usable] != named)
     rate = noise.rate if knows else min(ceiling / 2, 0.49)
     values, low_values = (
@@ -49,6 +52,7 @@ def judge_entries(
     def judged(rows: EntryEvidence, given: Tensor) -> tuple[Tensor, Tensor]:
         wrong = _wrong(rows, given, noise, values, named, rate)
         surely_wrong = _wrong(rows, given, cautious, low_values, named, rate)
+        surely_wrong = surely_wrong.where(learned, surely_wrong.clamp_max(UNDECIDED))
         present = torch.where(given > 0.5, 1 - surely_wrong, surely_wrong)
         present = present.where(~given.isnan(), noise.log_odds(rows.log_odds).sigmoid() if knows else torch.tensor(0.5))
         return present, row_issue_scores(wrong)
@@ -73,15 +77,30 @@ def ranks_rows(log_odds: Tensor, given: Tensor) -> bool:
     By the rank sums of all classes together. The mAP of a random ranking is no fixed mark: with few rows of a class it
     is far above the class's frequency (0.11 instead of 0.025 with one row of forty).
     """
-    known, above, pairs, variance = ~given.isnan(), 0.0, 0.0, 0.0
-    for k in range(given.shape[1]):
-        seen = known[:, k]
+    above, pairs, variance = rank_sums(log_odds, given).sum(dim=0).tolist()
+    return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
+
+
+def learned_classes(log_odds: Tensor, given: Tensor) -> Tensor:
+    """Return of each class whether rows that name it are ranked significantly above those that do not."""
+    above, pairs, variance = rank_sums(log_odds, given).unbind(dim=1)
+    return above > 0.5 * pairs + SIGNIFICANT * variance.sqrt()
+
+
+def rank_sums(log_odds: Tensor, given: Tensor) -> Tensor:
+    """Return for each class three numbers, (classes, 3).
+
+    How many pairs of a row that names it and one that does not are in this order (equal ones count half), how many
+    there are, and the variance of the first number in a random order.
+    """
+    sums = torch.zeros(given.shape[1], 3, dtype=torch.float64)
+    for k, seen in enumerate((~given.isnan()).unbind(dim=1)):
         named = given[seen, k] > 0.5
         one, other = int(named.sum()), int((~named).sum())
         if one and other:
-            above += one * other * float(roc_auc_score(named.numpy(), log_odds[seen, k].numpy()))
-            pairs, variance = pairs + one * other, variance + one * other * (one + other + 1) / 12
-    return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
+            above = one * other * float(roc_auc_score(named.numpy(), log_odds[seen, k].numpy()))
+            sums[k] = torch.tensor([above, one * other, one * other * (one + other + 1) / 12])
+    return sums
 
 
 def _usable(rows: EntryEvidence, given: Tensor) -> Tensor:
