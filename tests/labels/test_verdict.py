@@ -7,7 +7,7 @@ import pytest
 from pencil.labels.verdict import DO_NOT_USE, DOUBTFUL, RELIABLE, Facts, decide
 
 GOOD = Facts(
-    knows=True, held_out_rows=500, epochs=30, score=0.8, best_score=0.81, low=0.08, high=0.2, ceiling=0.25,
+    knows=True, held_out_rows=500, epochs=30, score=0.8, best_score=0.81, rate=0.12, low=0.08, high=0.2, ceiling=0.25,
     expected_before=0.88, expected_after=0.95, changed=0.1, mismatch=0.01,
 )  # fmt: skip
 
@@ -29,6 +29,8 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"held_out_rows": 20}, DOUBTFUL, "only 20 rows were held out"),
         ({"epochs": 3}, DOUBTFUL, "only 3 epochs"),
         ({"low": 0.0, "high": 0.5}, DOUBTFUL, "from 0.0 % to 50.0 %"),
+        ({"high": 0.29}, DOUBTFUL, "12.0 % of the labels seem to be wrong, but 29.0 % cannot be excluded"),
+        ({"high": 0.27}, RELIABLE, "80.0 %"),
         ({"changed": 0.22}, DOUBTFUL, "22.0 % of the labels changed, but at most 20.0 % seem to be wrong"),
         ({"low": 0.03, "score": 0.75, "best_score": 0.75}, DOUBTFUL, "changed, but as few as 3.0 % may be wrong"),
         ({"low": 0.03}, RELIABLE, "80.0 %"),  # the network disagrees with 20 %, no more than may be wrong

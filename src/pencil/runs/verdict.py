@@ -45,6 +45,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
         score=scores[-1] if scores else None,
         best_score=max(scores) if scores else None,
         score_name="mAP on" if train.multilabel else "agreement with",
+        rate=judgement.noise.rate,
         low=judgement.noise.low,
         high=judgement.noise.high,
         ceiling=judgement.ceiling,
