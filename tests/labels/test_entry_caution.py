@@ -57,3 +57,15 @@ def test_cautious_values_are_the_lowest_on_the_border():
         torch.testing.assert_close(shared[k], moved[:SHARED])
         torch.testing.assert_close(own[k], moved[SHARED:].reshape(3, -1)[:, k])
         assert float((moved - POINT) @ dense @ (moved - POINT)) == pytest.approx(NORMAL_95**2)
+
+
+def test_a_direction_in_which_the_cost_falls_says_nothing():
+    def saddle(values):
+        return cost(values) - 50 * values[SHARED] ** 2
+
+    curvature = arrow_curvature(saddle, POINT, SHARED)
+    assert torch.linalg.eigvalsh(curvature.own).min() > -1e-9
+    assert torch.linalg.eigvalsh(curvature.shared).min() > -1e-9
+    assert all(
+        values.isfinite().all() and values.abs().max() < 1e3 for values in cautious_values(curvature, by_class, POINT)
+    )

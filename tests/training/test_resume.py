@@ -12,7 +12,10 @@ from pencil.data import Splits, from_arrays
 from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.inputs import ReadOptions
 from pencil.data.transform import IMAGENET
+from pencil.errors import RunError
 from pencil.methods import METHODS, find_method
+from pencil.methods.auto import AutoState
+from pencil.methods.state import load_state, state_tree
 from pencil.models import mlp, small_cnn
 from pencil.runs.checkpoints import Checkpoints
 from pencil.training import Trainer, TrainingSettings
@@ -160,7 +163,7 @@ def test_automatic_correction_of_several_classes_goes_on(tmp_path):
     splits = Splits(examples.subset(torch.arange(140)), examples.subset(torch.arange(140, 200)))
 
     def trainer(pause):
-        return build(find_method("auto")(lr=0.3, max_backbone=0.3), pause, epochs=8, splits=splits)
+        return build(find_method("auto")(lr=0.3, patience=1, max_backbone=0.3), pause, epochs=8, splits=splits)
 
     whole = trainer(None).run()
     assert {record["phase"] for record in whole.records} == {"backbone", "correction", "finetune"}
@@ -201,3 +204,8 @@ def test_the_automatic_method_may_stop_anywhere(tmp_path):
         assert {record["phase"] for record in whole.records} == {"backbone", "correction", "finetune"}
         for call in range(next(places)):
             same(whole, gone_on(lambda pause: build(automatic(), pause, epochs=5), call, tmp_path / str(call)))
+
+
+def test_a_state_of_another_version_is_refused():
+    with pytest.raises(RunError, match="has no best_epoch of AutoState; expected one of this version"):
+        load_state(AutoState(total=3), {k: v for k, v in state_tree(AutoState(total=3)).items() if k != "best_epoch"})

@@ -16,7 +16,7 @@ def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
 
     A method that can plan by the clock gets the time. For any other the speed of its phases is timed first, and the
     number of epochs chosen that fits, so that its schedules end where training ends. Neither loading and timing nor the
-    features of a frozen backbone are part of the time, except that a clock also counts the loading.
+    features of a frozen backbone are part of the time.
     """
     device = pick_device(recipe.training.device)
     trial = try_networks(recipe, loaded, gpu=device.type == "cuda")

@@ -17,6 +17,8 @@ from torch.autograd.functional import jacobian, jvp, vhp
 
 NORMAL_95 = 1.96
 TINY = 1e-24
+SMALL = 1e-12
+"""Curvatures below this part of the largest are none."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,17 @@ def arrow_curvature(cost: Callable[[Tensor], Tensor], values: Tensor, shared: in
         rows = torch.stack([vhp(cost, values, direction)[1] for direction in directions])
     mixed = rows[:shared, shared:].reshape(shared, 3, classes).permute(2, 0, 1)
     own = rows[shared:, shared:].reshape(3, 3, classes).permute(2, 0, 1)
-    own = torch.linalg.pinv((own + own.mT) / 2, hermitian=True)
+    own = _positive_inverse(own)
     left = rows[:shared, :shared] - torch.einsum("ksi,kij,ktj->st", mixed, own, mixed)
-    return Curvature(torch.linalg.pinv((left + left.mT) / 2, hermitian=True), own, mixed)
+    return Curvature(_positive_inverse(left), own, mixed)
+
+
+def _positive_inverse(matrix: Tensor) -> Tensor:
+    """Inverse in the directions in which the cost rises: one in which it falls is no minimum, and says nothing."""
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    rises = values > SMALL * values.abs().amax(dim=-1, keepdim=True)
+    inverse: Tensor = (vectors * torch.where(rises, 1 / values, 0.0)[..., None, :]) @ vectors.mT
+    return inverse
 
 
 def squared_error(curvature: Curvature, quantity: Callable[[Tensor], Tensor], values: Tensor) -> float:

@@ -110,7 +110,7 @@ def fit_entry_noise(log_odds: Tensor, given: Tensor) -> EntryNoise:
     given
         Given probabilities of the same shape; NaN entries are left out.
     """
-    return fit_entry_noise_range(log_odds, given)[0]
+    return _fit(_some_entries(log_odds, given), given.shape[1])[0]
 
 
 def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, CautiousNoise]:
@@ -120,6 +120,12 @@ def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, 
     differs by chance.
     """
     entries, classes = _some_entries(log_odds, given), given.shape[1]
+    model, best, curvature = _fit(entries, classes)
+    return model, _cautious(best, curvature, entries, classes)
+
+
+def _fit(entries: tuple[Tensor, Tensor, Tensor], classes: int) -> tuple[EntryNoise, Tensor, Curvature]:
+    """Return the most probable noise model, its values, and the curvature of the cost there."""
     found = [_minimize(start, entries, classes) for start in STARTS]
     best = min(found, key=lambda values: float(_cost(values, *entries)))
     curvature = arrow_curvature(lambda values: _cost(values, *entries), best, SHARED)
@@ -127,7 +133,7 @@ def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, 
     variance = squared_error(curvature, lambda values: _rate(values, *entries), best)
     error = (variance + rate * (1 - rate) / max(1, len(entries[0]))) ** 0.5
     low, high = max(0.0, rate - NORMAL_95 * error), min(0.5, rate + NORMAL_95 * error)
-    return _as_model(best, rate, low, high), _cautious(best, curvature, entries, classes)
+    return _as_model(best, rate, low, high), best, curvature
 
 
 def entry_log_likelihoods(log_odds: Tensor, given: Tensor, noise: EntryNoise) -> Tensor:

@@ -12,10 +12,10 @@ FEW_EPOCHS = 5
 FEW_HELD_OUT = 40
 WIDE = 0.35
 """An interval of the noise rate wider than this leaves open whether labels or network are wrong."""
-FAR_ABOVE = 0.16
+FAR_ABOVE = 0.18
 """If so many more labels may be wrong than are estimated to be, confidences may be too high by as much.
 
-On tuning draws 8 of 12 such runs had a calibration error above 0.08, and 5 of 55 others."""
+On tuning draws 7 of 10 such runs had a calibration error above 0.08, and 6 of 57 others."""
 GAP = 0.03
 """Noise rates of training and of held-out rows that differ more than this cannot both be right."""
 MISMATCH = 0.04

@@ -49,7 +49,7 @@ class AutoState:
     round: int = 1
     backbone_epochs: int = 0
     best_epoch: int = 0
-    best_likelihood: float = -math.inf
+    best_likelihoods: Tensor | None = None
     best_weights: list[Tensor] = field(default_factory=list)
     best_logits: Tensor | None = None
     recent_likelihoods: list[Tensor] = field(default_factory=list)
@@ -84,8 +84,9 @@ class Auto(Method):
         Weight of ELR's regulariser in the backbone phase of single-label data.
     patience, max_backbone
         The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
-        predicted worse by more than a standard error, and at the latest at this fraction of the budget. A network that
-        still improves gains more by this than by its own corrections.
+        predicted worse by more than a standard error, and at the latest at this fraction of the budget (of multi-label
+        data only if labels are worth correcting by then). A network that still improves gains more by this than by its
+        own corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
@@ -283,34 +284,34 @@ class Auto(Method):
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         if self.form.is_chance(held_out):
             return False
-        self._keep_if_best(context, held_out)
-        ended = (state.done - state.best_epoch >= self.patience and self._is_worse(held_out)) or (
+        by_row = self.form.log_likelihoods(held_out)
+        self._keep_if_best(context, held_out, by_row)
+        ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (
             state.done >= min(self.max_backbone, self.form.correct_from) * state.total
             and self.form.is_worth_correcting(held_out, self._progress())
         )
         return ended and state.done < state.total
 
-    def _is_worse(self, held_out: HeldOut) -> bool:
-        """Return whether held-out labels are less likely than by the best network, by more than a standard error."""
-        assert self.state.best_logits is not None
-        best = self.form.log_likelihoods((self.state.best_logits, held_out[1]))
-        return _z_score(self.form.log_likelihoods(held_out) - best) < -1
-
-    def _keep_if_best(self, context: Context, held_out: HeldOut) -> None:
+    def _keep_if_best(self, context: Context, held_out: HeldOut, by_row: Tensor) -> None:
         """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.
 
         The likelihood of a few rows goes up and down by chance. So a network that predicts more labels is better,
         unless the labels are less likely by more than a standard error: then it is surer of mistakes.
         """
-        state, by_row = self.state, self.form.log_likelihoods(held_out)
+        state = self.state
         state.recent_likelihoods = [*state.recent_likelihoods, by_row][-1 - self.patience :]
-        better = float(by_row.mean()) > state.best_likelihood
+        gain = self._gain(by_row)
+        better = gain > 0
         if not better and state.best_logits is not None:
-            before = self.form.log_likelihoods((state.best_logits, held_out[1]))
-            better = _z_score(self.form.gains(held_out, state.best_logits)) > 1 and _z_score(by_row - before) > -1
+            better = gain > -1 and _z_score(self.form.gains(held_out, state.best_logits)) > 1
         if better:
-            state.best_likelihood, state.best_epoch = float(by_row.mean()), state.done
+            state.best_likelihoods, state.best_epoch = by_row, state.done
             state.best_weights, state.best_logits = context.snapshot(), held_out[0]
+
+    def _gain(self, by_row: Tensor) -> float:
+        """Return how much more likely held-out labels are than by the best network so far, in standard errors."""
+        best = self.state.best_likelihoods
+        return math.inf if best is None else _z_score(by_row - best)
 
     def _progress(self) -> float:
         """Return what the held-out labels became more likely by in ``patience`` epochs, in standard errors."""
@@ -323,9 +324,10 @@ class Auto(Method):
         if context.held_out() is None:
             self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch by")
         else:
+            assert state.best_likelihoods is not None
             self._note(
                 f"backbone phase ended after epoch {state.done}; network restored to epoch {state.best_epoch}, which "
-                f"has the best held-out log-likelihood ({state.best_likelihood:.3f} per row)"
+                f"has the best held-out log-likelihood ({float(state.best_likelihoods.mean()):.3f} per row)"
             )
             context.restore_weights(state.best_weights)
         self.relabel(context)

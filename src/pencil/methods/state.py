@@ -6,6 +6,8 @@ from typing import Any, get_args, get_type_hints
 
 from torch import Tensor
 
+from pencil.errors import RunError
+
 
 def state_tree(state: Any) -> Any:
     """Return a dataclass, with the dataclasses and deques in its fields, as dicts and lists."""
@@ -18,11 +20,22 @@ def load_state(state: Any, tree: Any) -> Any:
     """Return a state of the same type as ``state`` with the values of a tree that :func:`state_tree` made.
 
     Tensors are moved to the device of those that they replace; a deque keeps its maximum length.
+
+    Raises
+    ------
+    RunError
+        If the tree is of another version of pencil, whose state had other parts.
     """
     if not is_dataclass(state):
         return tree
     build: Any = type(state)
     kinds = get_type_hints(build)
+    missing = [part.name for part in fields(state) if part.name not in tree]
+    if missing:
+        raise RunError(
+            f"the checkpoint has no {', '.join(missing)} of {build.__name__}; expected one of this version of pencil; "
+            "resume with the version that started the run, or start it again."
+        )
     values = {
         part.name: _load_field(getattr(state, part.name), tree[part.name], kinds[part.name]) for part in fields(state)
     }
