@@ -67,6 +67,9 @@ class Known:
     bad: BadRows | None = None
 
 
+NOTHING = Known()
+
+
 def from_table(
     path: Path,
     columns: Columns | None = None,
@@ -124,14 +127,9 @@ def read_splits(
     root: Path,
     multilabel: bool | None,
     bad_rows: OnBadRows,
-    keys: np.ndarray | None = None,
-    known: "Known | None" = None,
+    known: Known = NOTHING,
 ) -> Splits:
-    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages.
-
-    ``keys`` are used where no column of keys is named.
-    """
-    known = known or Known()
+    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
     bad = known.bad or BadRows(str(where))
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
@@ -140,7 +138,7 @@ def read_splits(
         inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
-    keys = own_keys if keys is None or columns.key is not None else keys
+    keys = own_keys if known.keys is None or columns.key is not None else known.keys
     assert keys is not None  # inputs that are known have keys
     clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
@@ -320,11 +318,22 @@ def read_columns(
 
 def has_images(table: pa.Table, columns: Columns) -> bool:
     """Return whether a table holds images: a column is named for them, or has a usual name and no other role."""
-    if columns.path or columns.image:
+    if columns.path or image_column(table, columns) is not None:
         return True
+    return usual_column(_without_role(table, columns), PATH_COLUMNS, is_string) is not None
+
+
+def image_column(table: pa.Table, columns: Columns) -> str | None:
+    """Return the column of encoded images: the one that is named, or one with a usual name and no other role."""
+    if columns.path or columns.image:
+        return columns.image
+    return usual_column(_without_role(table, columns), IMAGE_COLUMNS, is_bytes)
+
+
+def _without_role(table: pa.Table, columns: Columns) -> pa.Table:
+    """Return the columns that are neither named to be encoded nor to be ignored."""
     named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
-    found = usual_column(table, IMAGE_COLUMNS, is_bytes), usual_column(table, PATH_COLUMNS, is_string)
-    return any(name is not None and name not in named for name in found)
+    return table.select([name for name in table.column_names if name not in named])
 
 
 def _inputs(
@@ -345,19 +354,14 @@ def _inputs(
     if not has_images(table, columns):
         return read_columns(path, table, columns, labelled=labelled)
     keys = read_keys(path, table, columns)
-    image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, is_bytes))
+    image = image_column(table, columns)
     if image is not None:
-        column = table[image]
-        if pa.types.is_struct(column.type):  # as the datasets library stores images
-            column = pc.struct_field(column, "bytes")
-        if not is_bytes(column.type):
-            raise DataError(
-                f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes; "
-                "name the right column with data.columns.image."
-            )
+        column, field = table[image], bytes_field(path, table, image)
+        column = column if field is None else pc.struct_field(column, field)
         keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    free = _without_role(table, columns)
+    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
@@ -413,6 +417,24 @@ def is_bytes(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return any(field.name == "bytes" for field in kind)
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def bytes_field(where: Path | str, table: pa.Table, image: str) -> str | None:
+    """Return the field of a column of images that holds the bytes, None where it holds them by itself.
+
+    Raises
+    ------
+    DataError
+        If it does not hold bytes.
+    """
+    kind = table.schema.field(image).type
+    is_struct = pa.types.is_struct(kind)  # as the datasets library stores images
+    if not is_bytes(kind) or (is_struct and not is_bytes(kind.field("bytes").type)):
+        raise DataError(
+            f"column {image!r} of {where} is of type {kind}; expected encoded images as bytes; name the right column "
+            "with data.columns.image."
+        )
+    return "bytes" if is_struct else None
 
 
 def column_keys(column: Any) -> np.ndarray:

@@ -77,7 +77,7 @@ def ranks_rows(log_odds: Tensor, given: Tensor) -> bool:
     By the rank sums of all classes together. The mAP of a random ranking is no fixed mark: with few rows of a class it
     is far above the class's frequency (0.11 instead of 0.025 with one row of forty).
     """
-    above, pairs, variance = rank_sums(log_odds, given).sum(dim=0).tolist()
+    above, pairs, variance = (float(one) for one in rank_sums(log_odds, given).sum(dim=0))
     return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
 
 
