@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -405,6 +406,17 @@ def test_texts_that_no_table_can_hold(tmp_path):
     with pytest.warns(UserWarning, match="2 bad rows"):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
     assert len(set(read_inputs([path], settings(path))[1])) == 6
+
+
+def test_one_long_name_does_not_make_all_keys_long(tmp_path):
+    members = [(f"{name}.{suffix}", b"1") for name in ("x" * 4000, *range(1000)) for suffix in ("png", "cls")]
+    path = write_tar(tmp_path / "0.tar", members)
+    tracemalloc.start()
+    try:
+        assert len(load(settings(path)).train) == 1001
+        assert tracemalloc.get_traced_memory()[1] < 8e6  # 1,001 names of 4,000 characters in UCS-4 are 16 MB
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
