@@ -190,17 +190,14 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
 def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield the regular files of a tar file."""
     last = -1
-    while True:
-        with _header_faults():
-            member = tar.next()
-        if member is None:
-            return
-        tar.members = []  # type: ignore[attr-defined]  # it would keep all that it has seen
-        if member.size < 0 or member.offset_data <= last:  # as further headers may have it
-            raise _impossible(member)
-        last = member.offset_data
-        if member.isreg() and not member.issparse():
-            yield member
+    with _header_faults():
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all that it has seen
+            if member.size < 0 or member.offset_data <= last:  # as further headers may have it
+                raise _impossible(member)
+            last = member.offset_data
+            if member.isreg() and not member.issparse():
+                yield member
 
 
 def _taken_apart(name: str) -> tuple[str, str]:
