@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from pencil.data.columns import LABEL_COLUMNS, Columns, refuse_repeated_columns, refuse_unknown, usual_column
 from pencil.data.given import shorten
+from pencil.data.image_columns import bytes_field, image_column
 from pencil.data.images import cell_bytes
 from pencil.data.regular_files import version_of
 from pencil.data.shard_files import ShardFiles, ShardImages, refuse_changed
-from pencil.data.table import bytes_field, image_column
 from pencil.errors import DataError
 
 SUFFIXES = (".parquet",)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, refuse_unknown
 from pencil.data.examples import Splits
 from pencil.data.folder import find_images
+from pencil.data.image_columns import has_images
 from pencil.data.images import SUFFIXES as IMAGES
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import Inputs
@@ -28,7 +29,7 @@ from pencil.data.parquet_shards import SUFFIXES as PARQUET
 from pencil.data.parquet_shards import ParquetIndex
 from pencil.data.regular_files import is_within, refuse_undecodable
 from pencil.data.settings import DataSettings
-from pencil.data.table import SPLIT_NAMES, Known, has_images, read_keys, read_splits, unlabelled_inputs
+from pencil.data.table import SPLIT_NAMES, Known, read_keys, read_splits, unlabelled_inputs
 from pencil.data.tar_shards import SUFFIXES as TAR
 from pencil.data.tar_shards import TarIndex
 from pencil.errors import DataError

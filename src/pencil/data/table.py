@@ -17,7 +17,6 @@ from torch import Tensor
 from pencil.data import delimited
 from pencil.data.bad_rows import BadRows, OnBadRows
 from pencil.data.columns import (
-    IMAGE_COLUMNS,
     LABEL_COLUMNS,
     NOT_INPUTS,
     PATH_COLUMNS,
@@ -30,12 +29,13 @@ from pencil.data.columns import (
 )
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels
+from pencil.data.image_columns import bytes_field, has_images, image_column, without_role
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
 from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
-from pencil.data.roles import find_roles, is_string
+from pencil.data.roles import find_roles
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -316,26 +316,6 @@ def read_columns(
     return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
 
 
-def has_images(table: pa.Table, columns: Columns) -> bool:
-    """Return whether a table holds images: a column is named for them, or has a usual name and no other role."""
-    if columns.path or image_column(table, columns) is not None:
-        return True
-    return usual_column(_without_role(table, columns), PATH_COLUMNS, is_string) is not None
-
-
-def image_column(table: pa.Table, columns: Columns) -> str | None:
-    """Return the column of encoded images: the one that is named, or one with a usual name and no other role."""
-    if columns.path or columns.image:
-        return columns.image
-    return usual_column(_without_role(table, columns), IMAGE_COLUMNS, is_bytes)
-
-
-def _without_role(table: pa.Table, columns: Columns) -> pa.Table:
-    """Return the columns that are neither named to be encoded nor to be ignored."""
-    named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
-    return table.select([name for name in table.column_names if name not in named])
-
-
 def _inputs(
     path: Path | str,
     table: pa.Table,
@@ -360,7 +340,7 @@ def _inputs(
         column = column if field is None else pc.struct_field(column, field)
         keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    free = _without_role(table, columns)
+    free = without_role(table, columns)
     name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
@@ -410,31 +390,6 @@ def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     if not len(parts["train"]):
         raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether a column of this type holds bytes, by itself or as the datasets library stores images."""
-    if pa.types.is_struct(kind):
-        return any(field.name == "bytes" for field in kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def bytes_field(where: Path | str, table: pa.Table, image: str) -> str | None:
-    """Return the field of a column of images that holds the bytes, None where it holds them by itself.
-
-    Raises
-    ------
-    DataError
-        If it does not hold bytes.
-    """
-    kind = table.schema.field(image).type
-    is_struct = pa.types.is_struct(kind)  # as the datasets library stores images
-    if not is_bytes(kind) or (is_struct and not is_bytes(kind.field("bytes").type)):
-        raise DataError(
-            f"column {image!r} of {where} is of type {kind}; expected encoded images as bytes; name the right column "
-            "with data.columns.image."
-        )
-    return "bytes" if is_struct else None
 
 
 def column_keys(column: Any) -> np.ndarray:
