@@ -243,7 +243,7 @@ def _settle_damaged(shard: Path, reason: str | None, rows: int, expected: str, s
             f"{seen}; expected {expected}; {'unpack it' if packed else 'copy it again'}, or leave its damaged rows out "
             f"with data.bad_rows=skip ({rows:,} rows of it would be left)."
         )
-    warnings.warn(f"{seen}; of its rows the first {rows:,} are used", stacklevel=5)
+    warnings.warn(f"{seen}; of its rows the first {rows:,} are used", stacklevel=4)
 
 
 def _is_compressed(shard: Path) -> bool:
