@@ -1,7 +1,9 @@
 """A Ray cluster: the one that ``RAY_ADDRESS`` names, or a local one for as long as it is needed."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,10 +46,11 @@ def joined_cluster() -> Iterator[Any]:
     if joins:
         address = os.environ.get("RAY_ADDRESS", "local")
         try:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            with _sigterm_kept():
+                ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RecipeError(
-                f"cannot join the Ray cluster {address!r}: {str(error).splitlines()[0]}; expected one that runs; check "
+                f"cannot join the Ray cluster {address!r}: {reason_of(error)}; expected one that runs; check "
                 "RAY_ADDRESS, or unset it for a local cluster."
             ) from error
     try:
@@ -57,10 +60,37 @@ def joined_cluster() -> Iterator[Any]:
             ray.shutdown()
 
 
-def as_task(ray: Any, function: Callable[..., Any], *, gpu: bool = True) -> Any:
-    """Return a function as a task for a core, and where ``gpu`` allows it and the cluster has some, for a GPU."""
-    gpus = 1 if gpu and ray.cluster_resources().get("GPU", 0) else 0
-    return ray.remote(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)(function)
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Restore what SIGTERM does: ``ray.init`` sets a handler that ends the process, and never takes it back."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and before is not None:  # only the main thread can, and only handlers that Python has set
+            signal.signal(signal.SIGTERM, before)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in one line why something has failed: the error that a task raised, where it is known."""
+    cause = getattr(error, "cause", None)
+    found = cause if isinstance(cause, BaseException) else error
+    lines = [line.strip() for line in str(found).splitlines() if line.strip()]
+    if not lines:
+        return type(found).__name__
+    is_trace = found is error and "(pid=" in lines[0]  # the text of a task's error ends in what was raised
+    return lines[-1] if is_trace else f"{type(found).__name__}: {lines[0]}"
+
+
+def has_gpus(ray: Any) -> bool:
+    """Return whether a machine of the cluster has a GPU."""
+    return bool(ray.cluster_resources().get("GPU", 0))
+
+
+def as_task(ray: Any, function: Callable[..., Any], *, gpu: bool) -> Any:
+    """Return a function as a task for a core, and with ``gpu`` for a GPU."""
+    return ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES)(function)
 
 
 def finished_tasks(
@@ -69,8 +99,10 @@ def finished_tasks(
     arguments: Sequence[tuple[Any, ...]],
     at_a_time: int | None = None,
     idle: Callable[[], None] | None = None,
-) -> Iterator[tuple[int, Any]]:
+) -> Generator[tuple[int, Any], None, None]:
     """Submit a task for each tuple of arguments, and yield their numbers and references as they end.
+
+    Closing the generator cancels the tasks that still run.
 
     Parameters
     ----------
@@ -84,12 +116,16 @@ def finished_tasks(
         Called every second while no task ends; it may raise.
     """
     waiting, running = list(reversed(range(len(arguments)))), dict[Any, int]()
-    while waiting or running:
-        while waiting and (at_a_time is None or len(running) < at_a_time):
-            number = waiting.pop()
-            running[task.remote(*arguments[number])] = number
-        done, _ = ray.wait(list(running), num_returns=1, timeout=LOOK)
-        for reference in done:
-            yield running.pop(reference), reference
-        if not done and idle is not None:
-            idle()
+    try:
+        while waiting or running:
+            while waiting and (at_a_time is None or len(running) < at_a_time):
+                number = waiting.pop()
+                running[task.remote(*arguments[number])] = number
+            done, _ = ray.wait(list(running), num_returns=1, timeout=LOOK)
+            for reference in done:
+                yield running.pop(reference), reference
+            if not done and idle is not None:
+                idle()
+    finally:
+        for reference in running:
+            ray.cancel(reference)

@@ -94,9 +94,8 @@ def run_recipe(
         request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
         device = pick_device(recipe.training.device)
         world = stack.enter_context(joined(device))
-        resumes = any(
-            flag for (flag,) in world.all_gather_ints(int(resume))
-        )  # of some, torchrun has restarted the agent
+        # an agent that was replaced counts its restarts from 0, so any rank that resumes decides for all
+        resumes = any(flag for (flag,) in world.all_gather_ints(int(resume)))
         start = _on_first_rank(world, lambda: _start_or_resume(out, resumes, stack))
         if start.finished:
             assert start.path is not None

@@ -6,7 +6,7 @@ import sys
 import pytest
 from test_bench import SMALL
 
-from pencil.bench.ray_engine import run_cells_on_ray
+from pencil.bench.ray_engine import _result, run_cells_on_ray
 from pencil.bench.runner import run_cell
 from pencil.bench.spec import Spec
 from pencil.errors import RecipeError
@@ -22,6 +22,19 @@ def test_without_ray_one_line_says_so(tmp_path, monkeypatch):
         RecipeError, match=r"--engine ray needs Ray; install it with pip install 'pencil-labels\[ray\]'"
     ):
         run_cells_on_ray(list(one_cell().cells()), tmp_path, None, lambda *_: None)
+
+
+def test_a_cell_that_failed_says_what_was_raised():
+    ray = pytest.importorskip("ray")
+
+    class Cluster:
+        exceptions = ray.exceptions
+
+        def get(self, _task):
+            trace = "ray::run_cell() (pid=7, ip=192.0.2.2)\nTraceback\nMemoryError: no memory"
+            raise ray.exceptions.RayTaskError("run_cell", trace, MemoryError("no memory"))
+
+    assert _result(Cluster(), None) == {"status": "failed", "error": "MemoryError: no memory"}
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """Folders of tar and Parquet files: rows by shard and name, images read from their place, damage named."""
 
+import gzip
 import io
 import json
 import os
 import subprocess
 import sys
 import tarfile
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -20,9 +22,11 @@ from ranks import in_ranks
 
 import pencil
 from pencil import recipe
+from pencil.data.parquet_shards import ParquetIndex
 from pencil.data.settings import DataSettings
 from pencil.data.shards import find_shards
 from pencil.data.sources import load, read_inputs
+from pencil.data.tar_shards import TarIndex
 from pencil.errors import DataError, Stopped
 from pencil.job import run_recipe
 from pencil.training.checkpointing import Checkpointer
@@ -162,18 +166,21 @@ def test_bad_samples_are_all_named_or_left_out(tmp_path):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
 
 
-@pytest.mark.parametrize("cut", ["in an image", "between two", "garbage"])
-def test_a_damaged_tar_is_refused_or_used_up_to_the_damage(cut, tmp_path):
+@pytest.mark.parametrize(
+    ("cut", "left"), [("in an image", 2), ("in a label", 2), ("before a label", 2), ("garbage", 1), ("between two", 1)]
+)
+def test_a_damaged_tar_is_refused_or_used_up_to_the_damage(cut, left, tmp_path):
+    """A sample that may go on behind the damage is not used: its label may be missing."""
     path = write_tar(tmp_path / "data/0.tar", samples(0, 6))
     content = path.read_bytes()
     with tarfile.open(path) as tar:
-        third = tar.getmember("0002.png")
-    end = third.offset if cut != "in an image" else third.offset_data + 100
+        third = tar.getmember("0002.cls" if "label" in cut else "0002.png")
+    end = third.offset_data + (0 if "label" in cut else 100) if cut.startswith("in") else third.offset
     path.write_bytes(content[:end] + (b"x" * 2000 if cut == "garbage" else b""))
     with pytest.raises(DataError, match=r"0.tar is damaged: .*; expected an uncompressed tar file; copy it again, or "):
         load(settings(path.parent))
-    with pytest.warns(UserWarning, match="is damaged: .*the first 2 are used"):
-        assert len(load(settings(path.parent, bad_rows="skip")).train) == 2
+    with pytest.warns(UserWarning, match=f"is damaged: .*the first {left} are used"):
+        assert load(settings(path.parent, bad_rows="skip")).sizes() == {"train": left}
 
 
 def test_a_damaged_or_different_parquet_file(tmp_path):
@@ -231,8 +238,11 @@ def test_links_out_of_the_folder_are_refused_unless_root_allows_them(tmp_path):
 def test_a_shard_that_changes_while_it_is_read(tmp_path):
     path = write_tar(tmp_path / "one.tar", samples(0, 4))
     encoded = load(settings(path)).train.inputs.encoded
-    path.write_bytes(b"")
-    with pytest.raises(OSError, match=r"one.tar ends before it"):
+    size, version = path.stat().st_size, encoded.version(2)
+    write_tar(path, samples(4, 4))
+    os.utime(path, (1, 1))
+    assert path.stat().st_size == size and encoded.version(2) == version
+    with pytest.raises(ValueError, match=r"one.tar has changed since it was opened"):
         encoded.read(2)
     path = write_parquet(tmp_path / "data/0.parquet", 0, 4)
     encoded = load(settings(path.parent)).train.inputs.encoded
@@ -240,6 +250,250 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path):
     os.utime(path, (1, 1))
     with pytest.raises(ValueError, match=r"0.parquet has changed since it was opened"):
         encoded.read(2)
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_shard_that_changes_while_it_is_indexed(kind, tmp_path, monkeypatch):
+    path = tmp_path / f"data/0.{kind}"
+    write_tar(path, samples(0, 4)) if kind == "tar" else write_parquet(path, 0, 4)
+    index = TarIndex if kind == "tar" else ParquetIndex
+    add = index.add
+
+    def then_changed(self, shard):
+        add(self, shard)
+        os.utime(path, (1, 1))
+
+    monkeypatch.setattr(index, "add", then_changed)
+    with pytest.raises(ValueError, match="has changed since it was opened"):
+        load(settings(path.parent)).train.inputs.encoded.read(2)
+
+
+# ---- names, splits and places of shards
+
+
+def test_a_shard_without_a_split_beside_others_is_refused(tmp_path):
+    for number, name in enumerate(("train-0", "test-0", "unsupervised-0")):
+        write_parquet(tmp_path / f"data/{name}.parquet", 4 * number, 4, part="train")
+    with pytest.raises(DataError, match=r"'test-0.parquet' in .* begins with a split, and that of 'unsupervised-0"):
+        load(settings(tmp_path / "data"))
+    assert load(settings(tmp_path / "data", columns={"split": "part"})).sizes() == {"train": 12}
+    assert len(read_inputs([tmp_path / "data"], settings(tmp_path / "data"))[0]) == 12
+
+
+def test_shards_in_another_place_are_named(tmp_path):
+    write_parquet(tmp_path / "repo/data/0.parquet", 0, 4)
+    with pytest.raises(DataError, match=r"there are shards in data/; name that folder: .*repo/data"):
+        load(settings(tmp_path / "repo"))
+    (tmp_path / "repo/data/logs").mkdir()
+    for read in (load, lambda found: read_inputs([tmp_path / "repo/data"], found)):
+        with pytest.raises(DataError, match=r"has shards, such as '0.parquet', beside the folder 'logs'.*move it away"):
+            read(settings(tmp_path / "repo/data"))
+    packed = tmp_path / "packed/0.tar.gz"
+    packed.parent.mkdir()
+    packed.write_bytes(gzip.compress(write_tar(tmp_path / "one.tar", samples(0, 4)).read_bytes()))
+    with pytest.raises(DataError, match=r"has compressed tar files, such as '0.tar.gz'; .*unpack them"):
+        load(settings(packed.parent))
+    packed.rename(tmp_path / "packed.tar")
+    with pytest.raises(DataError, match=r"is compressed; expected an uncompressed tar file; unpack it, or leave its"):
+        load(settings(tmp_path / "packed.tar"))
+
+
+def test_one_file_that_is_named_may_be_a_link(tmp_path):
+    write_tar(tmp_path / "elsewhere/0.tar", samples(0, 4))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/0.tar").symlink_to(tmp_path / "elsewhere/0.tar")
+    assert len(load(settings(tmp_path / "here/0.tar")).train) == 4
+
+
+# ---- tar files that others have made
+
+
+def header(name, size, kind=tarfile.REGTYPE, pax=b""):
+    """A header with any size in base 256, and further headers before it."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    block[124:136] = b"\xff" + (size % 256**11).to_bytes(11, "big") if size < 0 else b"\x80" + size.to_bytes(11, "big")
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    before = b""
+    if pax:
+        before = header("pax", len(pax), tarfile.XHDTYPE) + pax.ljust(512, b"\0")
+    return before + bytes(block)
+
+
+def pax_record(keyword, value):
+    text = f" {keyword}={value}\n"
+    length = len(text) + len(str(len(text) + 2))
+    return f"{length}{text}".encode()
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (header("0002.png", -512), "'0002.png' has an impossible size"),
+        (header("0002.png", 0, pax=pax_record("size", "-512")), "'0002.png' has an impossible size"),
+        (header("long", 2**62, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
+        (header("long", 2**70, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
+        (header("long", -1024, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
+        (header("pax", 2**40, tarfile.XHDTYPE), "'pax' has an impossible size"),
+        (header("0002.png", 2**70), "'0002.png' is cut off"),
+        (header("0002.png", 0, pax=pax_record("GNU.sparse.map", "1,x")), "a header cannot be read: ValueError"),
+        (header("name", 512, tarfile.GNUTYPE_LONGNAME).ljust(1024, b"x") * 2000, "a header cannot be read: Recursion"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 2])
+def test_headers_that_make_no_sense(damage, reason, first, tmp_path):
+    path = write_tar(tmp_path / "0.tar", samples(0, 4))
+    with tarfile.open(path) as tar:
+        start = tar.getmember(f"{first:04}.png").offset
+    path.write_bytes(path.read_bytes()[:start] + damage + bytes(1024))
+    with pytest.raises(DataError, match=rf"0.tar is damaged: {reason}.*leave its damaged rows out with data.bad_rows"):
+        load(settings(path))
+
+
+def test_members_of_no_sample_do_not_part_a_sample(tmp_path):
+    between = [("._0.png", b"resource"), ("README", b"text"), (".hidden", b"")]
+    members = [*samples(0, 2), ("0002.png", picture(2)), *between, ("0002.cls", b"0")]
+    train = load(settings(write_tar(tmp_path / "0.tar", members))).train
+    assert train.keys.tolist() == [f"0.tar/{number:04}.png" for number in range(3)]
+    assert train.given_labels.tolist() == [0, 1, 0]
+
+
+def labelled(tmp_path, *labels, suffix="json"):
+    """One shard whose samples have these labels, as JSON or as text."""
+    members = [
+        member
+        for number, label in enumerate(labels)
+        for member in (
+            (f"{number}.png", picture(number)),
+            (f"{number}.{suffix}", label.encode() if suffix == "cls" else json.dumps(label).encode()),
+        )
+    ]
+    return write_tar(tmp_path / "0.tar", members)
+
+
+def test_keys_and_classes_are_as_they_are_written(tmp_path):
+    path = labelled(tmp_path, {"label": "3", "id": "0001", "part": "train"}, {"label": "4", "id": "2", "part": "train"})
+    train = load(settings(path, columns={"key": "id", "split": "part"})).train
+    assert train.keys.tolist() == ["0001", "2"] and train.classes == ("3", "4")
+    path = labelled(tmp_path, "007", "012", suffix="cls")
+    assert load(settings(path)).train.classes == ("007", "012")
+    path = labelled(tmp_path, "1" * 5000, "1", suffix="cls")
+    assert load(settings(path)).train.classes == ("1", "1" * 5000)
+
+
+def test_labels_of_mixed_types(tmp_path):
+    path = labelled(tmp_path, {"label": "a"}, {"label": ["a", "b"]}, {"label": "b"}, {"label": {"x": 1}})
+    with pytest.raises(DataError, match=r"2 bad rows of 4: row 1 .*: the field 'label' is a list .*row 3 .*an object"):
+        load(settings(path))
+    with pytest.warns(UserWarning, match="2 bad rows of 4"):
+        train = load(settings(path, bad_rows="skip")).train
+    assert train.classes == ("a", "b") and len(train) == 2
+    path = labelled(tmp_path, {"label": "a"}, {"label": 1})
+    assert load(settings(path)).train.classes == ("1", "a")
+
+
+def test_texts_that_no_table_can_hold(tmp_path):
+    path = labelled(tmp_path, {"label": "a"}, {"label": "\ud800"}, {"label": "b"})
+    with pytest.raises(DataError, match=r"1 bad row of 3: row 1 .*'1.json' cannot be read as JSON: .*surrogates"):
+        load(settings(path))
+    members = [*samples(0, 4), ("caf\udce9.png", picture(5)), ("caf\udce9.cls", b"1")]
+    path = write_tar(tmp_path / "0.tar", [*members, ("x" * 5000 + ".png", picture(6)), ("x" * 5000 + ".cls", b"1")])
+    with pytest.raises(DataError, match=r"2 bad rows of 6: .*0.tar/caf.*not UTF-8 .*has 5,004 characters") as found:
+        load(settings(path))
+    assert len(str(found.value)) < 1000
+    with pytest.warns(UserWarning, match="2 bad rows"):
+        assert len(load(settings(path, bad_rows="skip")).train) == 4
+    assert len(set(read_inputs([path], settings(path))[1])) == 6
+
+
+def test_one_long_name_does_not_make_all_keys_long(tmp_path):
+    members = [(f"{name}.{suffix}", b"1") for name in ("x" * 4000, *range(1000)) for suffix in ("png", "cls")]
+    path = write_tar(tmp_path / "0.tar", members)
+    tracemalloc.start()
+    try:
+        assert len(load(settings(path)).train) == 1001
+        assert tracemalloc.get_traced_memory()[1] < 8e6  # 1,001 names of 4,000 characters in UCS-4 are 16 MB
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("value", "columns"), [({"label": "a", "id": [1]}, {"key": "id"}), ({"label": {"x": 1}}, {})], ids=["key", "label"]
+)
+def test_values_that_cannot_be_keys_or_labels(value, columns, tmp_path):
+    path = labelled(tmp_path, value, value)
+    with pytest.raises(
+        DataError, match=r"cannot read .*0.tar: .*; expected labels, keys and splits as text or numbers"
+    ):
+        load(settings(path, columns=columns))
+
+
+# ---- Parquet files that differ
+
+
+def parquet_shards(folder, *tables):
+    folder.mkdir(exist_ok=True)
+    for number, columns in enumerate(tables):
+        names = list(columns)
+        table = pa.table([pa.array(columns[name]) for name in names], [name.removesuffix("*") for name in names])
+        parquet.write_table(table, folder / f"{number}.parquet")
+    return folder
+
+
+PICTURES = [picture(0), picture(1, bright=True)]
+STRUCT = [{"bytes": one, "path": None} for one in PICTURES]
+GOOD = {"image": PICTURES, "label": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("other", "columns", "message"),
+    [
+        ({"image": STRUCT, "label": ["a", "b"]}, {}, "have different columns: 1.parquet has images in 'image.bytes'"),
+        (
+            {"label": ["a", "b"]},
+            {},
+            "have different columns: 1.parquet has no images and 'label', 0.parquet has images",
+        ),
+        ({"image": PICTURES, "target": ["a", "b"]}, {}, "1.parquet has images in 'image' and 'target', 0.parquet"),
+        ({**GOOD, "label*": ["a", "b"]}, {}, "1.parquet has the column 'label' more than once"),
+        (
+            {"image": [1, 2], "label": ["a", "b"]},
+            {"image": "image"},
+            "'image' of .*1.parquet is of type int64; expected",
+        ),
+        ({"image": [[1], [2]], "label": ["a", "b"]}, {"image": "image"}, "is of type list<.*expected encoded images"),
+        ({"image": ["x", "y"], "label": ["a", "b"]}, {"image": "image"}, "is of type string; expected encoded images"),
+        ({"image": [{"x": b"1"}] * 2, "label": ["a", "b"]}, {"image": "image"}, "is of type struct<.*expected encoded"),
+        (
+            {"image": [{"bytes": 1}] * 2, "label": ["a", "b"]},
+            {"image": "image"},
+            "is of type struct<.*expected encoded",
+        ),
+    ],
+)
+def test_a_parquet_file_that_is_unlike_the_first(other, columns, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        load(settings(parquet_shards(tmp_path / "data", GOOD, other), columns=columns))
+
+
+@pytest.mark.parametrize("images", [PICTURES, STRUCT], ids=["bytes", "struct"])
+def test_a_column_of_images_may_have_any_name(images, tmp_path):
+    other = {"my": [1, 2], "my.image.bytes.size": [3, 4], "my.image": images, "my.label": ["a", "b"]}
+    columns = {"image": "my.image", "label": "my.label"}
+    train = load(settings(parquet_shards(tmp_path / "data", other, other), columns=columns)).train
+    assert [train.inputs.encoded.read(row) for row in (0, 3)] == PICTURES and train.classes == ("a", "b")
+
+
+def test_columns_may_be_ignored_beside_images_or_instead(tmp_path):
+    rows = {"image": PICTURES, "caption": ["a red house", "a blue boat"], "label": ["a", "b"]}
+    folder = parquet_shards(tmp_path / "data", rows, rows)
+    train = load(settings(folder, columns={"ignore": "caption"})).train
+    assert train.inputs.encoded.read(3) == PICTURES[1]
+    as_text = settings(folder, columns={"ignore": "image", "text": "caption"})
+    assert load(as_text).train.inputs.records is not None
+    assert read_inputs([folder], as_text)[0].records is not None
 
 
 # ---- whole runs

@@ -22,7 +22,7 @@ from pencil.errors import RunError
 from pencil.review import read_reviews
 from pencil.review.guard import HEADERS, Access
 from pencil.review.queue import Filter
-from pencil.review.server import build_app
+from pencil.review.server import PAGE_ROWS, build_app
 from pencil.review.session import Review
 
 PORT = 8123
@@ -369,6 +369,8 @@ def test_the_page_puts_text_in_as_text_only(browser):
 def test_the_page_holds_what_it_would_ask_for_first(browser):
     sent = re.search(r'type="application/json">(.*?)</script>', browser.get("/").text)[1]
     assert json.loads(sent) == {"begin": browser.get("/api/begin").json(), "page": browser.get("/api/page").json()}
+    assert json.loads(sent)["begin"]["page_rows"] == PAGE_ROWS
+    assert "begin.page_rows" in browser.get("/static/review.js").text  # which has no such number of its own
 
 
 def test_hostile_class_names_travel_as_json(tmp_path, access):

@@ -81,7 +81,7 @@ def test_a_second_run_finds_the_features(photos, tmp_path, monkeypatch):
     def fail(*_words):
         raise AssertionError("features are computed again")
 
-    monkeypatch.setattr(features_module._Extraction, "_compute", lambda self, part, places: places and fail())
+    monkeypatch.setattr(features_module._Extraction, "_compute", fail)
     run_recipe(photo_recipe(photos, settings, method="cross_entropy"))
     with pytest.raises(AssertionError, match="computed again"):
         run_recipe(photo_recipe(photos, settings, ("data.resize", 80)))

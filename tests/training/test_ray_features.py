@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -14,7 +15,7 @@ from pencil.assembly import assemble
 from pencil.data.feature_store import FeatureStore
 from pencil.data.inputs import DIGEST
 from pencil.data.sources import load
-from pencil.errors import DataError, RecipeError, Stopped
+from pencil.errors import DataError, RecipeError, Stopped, TrainingError
 from pencil.job import run_recipe
 from pencil.training import features as features_module
 from pencil.training import ray_features
@@ -34,13 +35,24 @@ class FakeRay:
         register_pickle_by_value = staticmethod(lambda _module: None)
 
     class exceptions:  # noqa: N801
-        RayError = RuntimeError
+        class RayError(Exception): ...
 
     def __init__(self):
-        self.most = 0
+        self.most = self.joined = self.idle = 0
+        self.initialized, self.cancelled = True, []
 
     def is_initialized(self):
-        return True
+        return self.initialized
+
+    def init(self, **_options):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as Ray does
+        self.joined += 1
+
+    def shutdown(self):
+        pass
+
+    def cancel(self, reference):
+        self.cancelled.append(reference)
 
     def cluster_resources(self):
         return {"CPU": 2.0}
@@ -54,6 +66,9 @@ class FakeRay:
 
     def wait(self, references, num_returns, timeout):
         self.most = max(self.most, len(references))
+        if self.idle:
+            self.idle -= 1
+            return [], references
         return references[-1:], references[:-1]
 
     def get(self, reference):
@@ -122,8 +137,8 @@ def test_a_machine_that_sees_other_files_is_refused(photos, tmp_path, fake, monk
     job = as_job(photos)
     compute_chunk = ray_features._compute_chunk
 
-    def other_files(shared, number, rows):
-        found = compute_chunk(shared, number, rows)
+    def other_files(*arguments):
+        found = compute_chunk(*arguments)
         return found._replace(digests=[bytes([7] * DIGEST), *found.digests[1:]])
 
     monkeypatch.setattr(ray_features, "_compute_chunk", other_files)
@@ -134,11 +149,82 @@ def test_a_machine_that_sees_other_files_is_refused(photos, tmp_path, fake, monk
 
 def test_a_dead_machine_is_one_clear_line(photos, tmp_path, fake, monkeypatch):  # noqa: F811
     def died(_reference):
-        raise RuntimeError("NodeDied\nlong text")
+        raise fake.exceptions.RayError("the node died\nlong text")
 
     monkeypatch.setattr(fake, "get", lambda one: one.value if not isinstance(one.value, tuple) else died(one))
-    with pytest.raises(Exception, match=r"could not be computed on the cluster: RuntimeError: NodeDied; expected"):
+    with pytest.raises(TrainingError, match=r"computed on the cluster: RayError: the node died; expected"):
         as_job(photos, ("data.cache", str(tmp_path))).with_features(engine="ray")
+
+
+def test_the_reason_is_what_the_task_raised():
+    exceptions = pytest.importorskip("ray.exceptions")
+    cause = MemoryError("no memory for 3 GB\nmore")
+    trace = "ray::f() (pid=7, ip=192.0.2.2)\nTraceback\n  f()\nMemoryError: no memory"
+    assert cluster.reason_of(exceptions.RayTaskError("f", trace, cause)) == "MemoryError: no memory for 3 GB"
+    assert cluster.reason_of(exceptions.RayTaskError("f", trace, None)) == "MemoryError: no memory"
+    assert cluster.reason_of(exceptions.WorkerCrashedError()).startswith("WorkerCrashedError: The worker died")
+    assert cluster.reason_of(ConnectionError()) == "ConnectionError"
+
+
+def test_a_cluster_is_joined_once_and_only_for_work(photos, tmp_path, fake):  # noqa: F811
+    fake.initialized, job = False, as_job(photos)
+    assert job.prepared.splits.validation is not None
+    for _ in range(2):
+        compute_features(job.prepared.splits, job.network, tmp_path / "store", engine=ray_features.on_ray())
+    assert fake.joined == 1  # for two splits; the second pass finds all features
+
+
+def test_a_stop_is_still_a_stop_when_ray_has_been_joined(fake, monkeypatch):
+    fake.initialized = False
+
+    def save_and_stop(*_): ...
+
+    before = signal.signal(signal.SIGTERM, save_and_stop)
+    try:
+        with cluster.joined_cluster():
+            assert signal.getsignal(signal.SIGTERM) is save_and_stop
+        assert signal.getsignal(signal.SIGTERM) is save_and_stop and fake.joined == 1
+
+        def fails(**_options):
+            fake.__class__.init(fake)
+            raise ConnectionError
+
+        monkeypatch.setattr(fake, "init", fails)
+        with pytest.raises(RecipeError, match=r"cannot join the Ray cluster '.*': ConnectionError; expected"):
+            cluster.joined_cluster().__enter__()
+        assert signal.getsignal(signal.SIGTERM) is save_and_stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_what_still_runs_is_cancelled_when_something_raises(photos, tmp_path, fake):  # noqa: F811
+    job = as_job(photos)
+
+    def stop(_done, _total):
+        raise Stopped("at once")
+
+    fake.idle = 1  # the stop is seen while no task ends
+    with pytest.raises(Stopped) as stopped:
+        compute_features(
+            job.prepared.splits, job.network, tmp_path / "store", engine=ray_features.on_ray(), report=stop
+        )
+    assert stopped.traceback  # holds the frames: nothing is closed by chance
+    assert len(fake.cancelled) == ray_features.AHEAD * 2
+
+
+def test_no_gpu_is_used_where_tasks_have_none(photos, tmp_path, fake, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(fake, "cluster_resources", lambda: {"CPU": 2.0, "GPU": 4.0})
+    compute_chunk, asked = ray_features._compute_chunk, set()
+
+    def look(shared, on_gpu, number, rows):
+        asked.add(on_gpu)
+        return compute_chunk(shared, on_gpu, number, rows)
+
+    monkeypatch.setattr(ray_features, "_compute_chunk", look)
+    as_job(photos, ("training.device", "cpu"), ("data.cache", str(tmp_path))).with_features(engine="ray")
+    assert asked == {False} and fake.most == ray_features.AHEAD * 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # Ray hides no GPU from such a task
+    assert ray_features._extractor(torch.nn.Identity(), on_gpu=False).compute.device.type == "cpu"
 
 
 def test_a_network_that_is_trained_as_a_whole_has_nothing_to_spread(pets):
@@ -168,7 +254,7 @@ def test_a_run_on_a_local_cluster_is_the_run_on_one_machine(photos, tmp_path, mo
     assert here.labels.table.equals(there.labels.table)
     for name, value in here.model.state_dict().items():
         assert torch.equal(value, there.model.state_dict()[name]), name
-    stores = [FeatureStore(next((tmp_path / name).iterdir()), 1280) for name in ("here", "there")]
+    stores = [FeatureStore(next((tmp_path / name).glob("*/")), 1280) for name in ("here", "there")]
     digests = list(stores[0]._rows)
     assert (stores[0].read(digests) == stores[1].read(digests)).all() and len(digests) == 40
 
@@ -182,11 +268,11 @@ def test_a_task_whose_process_dies_runs_once_more(photos, tmp_path, monkeypatch)
     monkeypatch.setattr(features_module, "CHUNK", 8)
     compute_chunk, mark = ray_features._compute_chunk, tmp_path / "died"
 
-    def dies_once(shared, number, rows):
+    def dies_once(shared, on_gpu, number, rows):
         if number == 2 and not mark.exists():
             mark.touch()
             os._exit(1)
-        return compute_chunk(shared, number, rows)
+        return compute_chunk(shared, on_gpu, number, rows)
 
     monkeypatch.setattr(ray_features, "_compute_chunk", dies_once)
     job = as_job(photos)

@@ -1,12 +1,13 @@
 """Cells on the machines of a Ray cluster: the same cells and result files as on one machine."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pencil.bench.runner import Result, read_results, run_cell, unfinished
 from pencil.bench.spec import Cell
-from pencil.cluster import as_task, finished_tasks, joined_cluster
+from pencil.cluster import as_task, finished_tasks, has_gpus, joined_cluster, reason_of
 from pencil.files import write_json
 
 
@@ -31,12 +32,13 @@ def run_cells_on_ray(
     """
     with joined_cluster() as ray:
         todo = unfinished(cells, folder)
-        left, task = len(todo), as_task(ray, run_cell)
-        for number, reference in finished_tasks(ray, task, [(cell,) for cell in todo], at_a_time):
-            cell, left = todo[number], left - 1
-            result = _result(ray, reference)
-            write_json(folder / f"{cell.identity()}.json", result, indent=None)
-            report(cell, result, left)
+        left, task = len(todo), as_task(ray, run_cell, gpu=has_gpus(ray))
+        with closing(finished_tasks(ray, task, [(cell,) for cell in todo], at_a_time)) as finished:
+            for number, reference in finished:
+                cell, left = todo[number], left - 1
+                result = _result(ray, reference)
+                write_json(folder / f"{cell.identity()}.json", result, indent=None)
+                report(cell, result, left)
     return read_results(cells, folder)
 
 
@@ -45,5 +47,5 @@ def _result(ray: Any, task: Any) -> Result:
     try:
         result: Result = ray.get(task)
     except ray.exceptions.RayError as error:
-        return {"status": "failed", "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+        return {"status": "failed", "error": reason_of(error)}
     return result

@@ -17,6 +17,8 @@ IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
 NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
 """Keys of columns that new inputs need not have."""
+OF_INPUTS = ("path", "image", "numbers", "categories", "text", "vectors", "ignore")
+"""Keys of columns that say what the inputs are."""
 Names = str | tuple[str, ...] | None
 
 

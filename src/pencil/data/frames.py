@@ -20,7 +20,7 @@ from pencil.data.inputs import Inputs, TensorInputs
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.data.settings import DataSettings
-from pencil.data.table import read_keys, read_splits, table_inputs, unlabelled_inputs
+from pencil.data.table import Known, read_keys, read_splits, table_inputs, unlabelled_inputs
 from pencil.errors import DataError
 
 WHERE = "the table"
@@ -174,7 +174,8 @@ def from_frame(frame: Any, settings: DataSettings, classes: Sequence[str] | None
     if keys is not None and settings.columns.key is None:
         _refuse_repeated(keys)
     root = Path() if settings.root is None else settings.root.expanduser()
-    return read_splits(WHERE, table, settings.columns, classes, root, settings.multilabel, settings.bad_rows, keys)
+    known = Known(keys=keys)
+    return read_splits(WHERE, table, settings.columns, classes, root, settings.multilabel, settings.bad_rows, known)
 
 
 def from_frame_and_labels(

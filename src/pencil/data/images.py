@@ -98,6 +98,14 @@ class ImageFiles:
         return version_of(self.file_of(row))
 
 
+def cell_bytes(cell: Any) -> bytes:
+    """Return the bytes in a cell of an Arrow column; an empty one is a ValueError."""
+    content = cell.as_py()
+    if content is None:
+        raise ValueError("there are no bytes")
+    return bytes(content)
+
+
 @dataclass(frozen=True)
 class ImageBytes:
     """Images in a binary column of an Arrow table."""
@@ -109,10 +117,7 @@ class ImageBytes:
         return len(self.column)
 
     def read(self, row: int) -> bytes:
-        content = self.column[row].as_py()
-        if content is None:
-            raise ValueError("there are no bytes")
-        return bytes(content)
+        return cell_bytes(self.column[row])
 
     def file_of(self, row: int) -> None:
         return None

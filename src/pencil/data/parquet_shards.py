@@ -9,82 +9,72 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pencil.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, Columns, refuse_unknown, usual_column
+from pencil.data.columns import LABEL_COLUMNS, Columns, refuse_repeated_columns, refuse_unknown, usual_column
+from pencil.data.given import shorten
+from pencil.data.image_columns import bytes_field, image_column
+from pencil.data.images import cell_bytes
 from pencil.data.regular_files import version_of
-from pencil.data.table import is_bytes
+from pencil.data.shard_files import ShardFiles, ShardImages, refuse_changed
+from pencil.errors import DataError
 
 SUFFIXES = (".parquet",)
 HELD = 2
 """Row groups of images that a process holds: neighbours in the data are neighbours in the file."""
+ImageColumn = tuple[str, str | None]
+"""A column of images, and the field of it that holds the bytes, where it is not the column itself."""
 
 
 @dataclass(frozen=True)
-class ParquetImages:
+class ParquetImages(ShardImages):
     """Images in a column of several Parquet files; the row group of an image is read when it is asked for.
 
     Parameters
     ----------
-    folder, shards
-        The files, by their paths relative to a folder.
-    versions
-        Size and time of change of each shard when it was opened.
-    names
-        Names the images in messages.
+    shards, names
+        As in :class:`~pencil.data.shard_files.ShardImages`.
     column
-        The column of the bytes, ``image.bytes`` where it is within another.
+        Where the bytes are.
     starts
         The first row of each row group.
     shard, group
         The file of each row group, and its number in it.
     """
 
-    folder: Path
-    shards: tuple[str, ...]
-    versions: tuple[bytes, ...]
-    names: np.ndarray
-    column: str
+    column: ImageColumn
     starts: np.ndarray
     shard: np.ndarray
     group: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def read(self, row: int) -> bytes:
         """Return the bytes of an image, as :class:`~pencil.data.images.Encoded` asks."""
-        place = int(np.searchsorted(self.starts, row, side="right")) - 1
-        shard = int(self.shard[place])
-        path, version = self.folder / self.shards[shard], self.versions[shard]
-        values = _row_group(path, version, int(self.group[place]), self.column)
-        content = values[row - int(self.starts[place])].as_py()
-        if content is None:
-            raise ValueError("there are no bytes")
-        return bytes(content)
-
-    def file_of(self, row: int) -> None:
-        return None
+        place = self._place(row)
+        values = _row_group(*self.shards.place(self.shard[place]), int(self.group[place]), self.column)
+        return cell_bytes(values[row - int(self.starts[place])])
 
     def version(self, row: int) -> bytes:
         """Return what changes with the shard, and with the place of the image in it."""
-        place = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return b"%s %d" % (self.versions[self.shard[place]], row)
+        return b"%s %d" % (self.shards.versions[self.shard[self._place(row)]], row)
+
+    def _place(self, row: int) -> int:
+        """Return the row group that a row is in, counted over all shards."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
 
 
 @lru_cache(maxsize=HELD)
-def _row_group(path: Path, version: bytes, group: int, column: str) -> Any:
+def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> Any:
     """Return a column of a row group, read without threads: worker processes are forked from one that may have some."""
     from pyarrow import parquet
 
-    if version_of(path) != version:
-        raise ValueError(f"{path.name} has changed since it was opened")
+    refuse_changed(path, version)
+    name, field = column
     try:
         with parquet.ParquetFile(path, pre_buffer=False) as file:
-            table = file.read_row_group(group, columns=[column], use_threads=False)
+            wanted = name if field is None else f"{name}.{field}"
+            values = file.read_row_group(group, columns=[wanted], use_threads=False)[name]
     except pa.ArrowException as error:
         raise ValueError(f"{path.name} cannot be read: {str(error).splitlines()[0]}") from error
-    values = table.column(0)
-    for name in column.split(".")[1:]:
-        values = pa.chunked_array([chunk.field(name) for chunk in values.chunks])
+    if field is not None:
+        values = pa.chunked_array([chunk.field(field) for chunk in values.chunks])
     return values.cast(pa.large_binary()).combine_chunks()
 
 
@@ -96,36 +86,52 @@ class ParquetIndex:
     folder
         Of the shards.
     columns
-        Which column is what.
+        Which column is what; ignored ones need not be there.
     """
 
     def __init__(self, folder: Path, columns: Columns):
         self.folder, self.columns = folder, columns
-        self.shards: list[str] = []
+        self.versions: dict[str, bytes] = {}
         self.rows: list[int] = []
-        self.image: str | None = None
+        self.image: ImageColumn | None = None
+        self._names: list[str] = []
         self._tables: list[pa.Table] = []
         self._groups: list[tuple[int, int, int]] = []
 
     def __len__(self) -> int:
         return sum(self.rows)
 
+    @property
+    def shards(self) -> list[str]:
+        """The shards that have been added."""
+        return list(self.versions)
+
     def add(self, shard: str) -> None:
-        """Add the rows of a shard; an error of Arrow or of the system leaves the index as it was."""
+        """Add the rows of a shard; an error leaves the index as it was.
+
+        Raises
+        ------
+        DataError
+            If it has not the columns that are named, or others than the first shard.
+        OSError, pyarrow.ArrowException
+            If it is damaged.
+        """
         from pyarrow import parquet
 
         path = self.folder / shard
+        version = version_of(path)  # first: a change while it is read is seen later
         with parquet.ParquetFile(path) as file:
             empty = file.schema_arrow.empty_table()
-            refuse_unknown(path, empty, self.columns)
-            image = self.columns.image or (None if self.columns.path else usual_column(empty, IMAGE_COLUMNS, is_bytes))
-            small = empty.column_names if image is None else self._small(empty)
-            table = file.read(columns=small)
+            refuse_repeated_columns(path, empty.column_names)
+            refuse_unknown(path, empty, self.columns.model_copy(update={"ignore": None}))
+            name = image_column(empty, self.columns)
+            image = None if name is None else (name, bytes_field(path, empty, name))
+            small = empty.column_names if name is None else self._small(empty)
+            self._refuse_others(path, image, small)
+            table = file.read(columns=small).select(small)
             counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
-        if image is not None:
-            self.image = f"{image}.bytes" if pa.types.is_struct(empty.schema.field(image).type) else image
-        self._groups += [(len(self.shards), number, count) for number, count in enumerate(counts)]
-        self.shards.append(shard)
+        self._groups += [(len(self.versions), number, count) for number, count in enumerate(counts)]
+        self.image, self._names, self.versions[shard] = image, small, version
         self.rows.append(sum(counts))
         self._tables.append(table)
 
@@ -134,6 +140,16 @@ class ParquetIndex:
         label = usual_column(empty, LABEL_COLUMNS)
         wanted = {*self.columns.beside_inputs, *([] if label is None else [label])}
         return [name for name in empty.column_names if name in wanted]
+
+    def _refuse_others(self, path: Path, image: ImageColumn | None, small: Sequence[str]) -> None:
+        """Raise if a shard has its images or labels in other columns than the first: they would be left out."""
+        if not self.versions or (image == self.image and sorted(small) == sorted(self._names)):
+            return
+        (seen, first), name = (_described(*one) for one in ((image, small), (self.image, self._names))), self.shards[0]
+        raise DataError(
+            f"the files of {self.folder} have different columns: {path.name} {seen}, {name} {first}; expected the same "
+            "columns in all of them; convert them."
+        )
 
     def table(self) -> pa.Table:
         """Return the columns that are in memory, of all shards."""
@@ -149,5 +165,10 @@ class ParquetIndex:
         assert self.image is not None
         shard, group, counts = (np.array(part, dtype=np.int64) for part in zip(*self._groups, strict=True))
         starts = np.cumsum(counts) - counts
-        versions = tuple(version_of(self.folder / one) for one in self.shards)
-        return ParquetImages(self.folder, tuple(self.shards), versions, names, self.image, starts, shard, group)
+        shards = ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
+        return ParquetImages(shards, names, self.image, starts, shard, group)
+
+
+def _described(image: ImageColumn | None, small: Sequence[str]) -> str:
+    images = "no images" if image is None else f"images in {'.'.join(filter(None, image))!r}"
+    return f"has {images} and {shorten(list(map(repr, sorted(small))), 12) or 'no other column'}"

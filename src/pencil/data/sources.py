@@ -156,6 +156,7 @@ def _read_any(source: str, settings: DataSettings, classes: Sequence[str] | None
     if path.is_dir():
         if shards.find_shards(path):
             return shards.from_shards(path, settings, classes)
+        shards.refuse_misplaced(path)
         return folder.from_folder(path, classes, settings.root)
     form = _format_of(path)
     if form is not None and path.is_file():
@@ -244,6 +245,7 @@ def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]
     if path.is_dir() and shards.find_shards(path):
         return shards.read_shard_inputs(path, settings)
     if path.is_dir():
+        shards.refuse_misplaced(path)
         names = _images_in(path)
         return ImageInputs(ImageFiles(path, as_keys(names), within=(path,))), names
     if path.suffix.lower() in SUFFIXES:

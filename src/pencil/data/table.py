@@ -17,7 +17,6 @@ from torch import Tensor
 from pencil.data import delimited
 from pencil.data.bad_rows import BadRows, OnBadRows
 from pencil.data.columns import (
-    IMAGE_COLUMNS,
     LABEL_COLUMNS,
     NOT_INPUTS,
     PATH_COLUMNS,
@@ -30,12 +29,13 @@ from pencil.data.columns import (
 )
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels
+from pencil.data.image_columns import bytes_field, has_images, image_column, without_role
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
 from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
-from pencil.data.roles import find_roles, is_string
+from pencil.data.roles import find_roles
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -65,6 +65,9 @@ class Known:
     keys: np.ndarray | None = None
     splits: np.ndarray | None = None
     bad: BadRows | None = None
+
+
+NOTHING = Known()
 
 
 def from_table(
@@ -124,14 +127,9 @@ def read_splits(
     root: Path,
     multilabel: bool | None,
     bad_rows: OnBadRows,
-    keys: np.ndarray | None = None,
-    known: "Known | None" = None,
+    known: Known = NOTHING,
 ) -> Splits:
-    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages.
-
-    ``keys`` are used where no column of keys is named.
-    """
-    known = known or Known()
+    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
     bad = known.bad or BadRows(str(where))
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
@@ -140,7 +138,7 @@ def read_splits(
         inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
-    keys = own_keys if keys is None or columns.key is not None else keys
+    keys = own_keys if known.keys is None or columns.key is not None else known.keys
     assert keys is not None  # inputs that are known have keys
     clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
@@ -318,15 +316,6 @@ def read_columns(
     return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
 
 
-def has_images(table: pa.Table, columns: Columns) -> bool:
-    """Return whether a table holds images: a column is named for them, or has a usual name and no other role."""
-    if columns.path or columns.image:
-        return True
-    named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
-    found = usual_column(table, IMAGE_COLUMNS, is_bytes), usual_column(table, PATH_COLUMNS, is_string)
-    return any(name is not None and name not in named for name in found)
-
-
 def _inputs(
     path: Path | str,
     table: pa.Table,
@@ -345,19 +334,14 @@ def _inputs(
     if not has_images(table, columns):
         return read_columns(path, table, columns, labelled=labelled)
     keys = read_keys(path, table, columns)
-    image = columns.image or (None if columns.path else usual_column(table, IMAGE_COLUMNS, is_bytes))
+    image = image_column(table, columns)
     if image is not None:
-        column = table[image]
-        if pa.types.is_struct(column.type):  # as the datasets library stores images
-            column = pc.struct_field(column, "bytes")
-        if not is_bytes(column.type):
-            raise DataError(
-                f"column {image!r} of {path} is of type {column.type}; expected encoded images as bytes; "
-                "name the right column with data.columns.image."
-            )
+        column, field = table[image], bytes_field(path, table, image)
+        column = column if field is None else pc.struct_field(column, field)
         keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    name = columns.path or find_column(path, table, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    free = without_role(table, columns)
+    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
@@ -406,13 +390,6 @@ def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     if not len(parts["train"]):
         raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
-
-
-def is_bytes(kind: pa.DataType) -> bool:
-    """Return whether a column of this type holds bytes, by itself or as the datasets library stores images."""
-    if pa.types.is_struct(kind):
-        return any(field.name == "bytes" for field in kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def column_keys(column: Any) -> np.ndarray:

@@ -25,8 +25,8 @@ from pencil.review.session import RefusedError, Review
 MAX_ROWS, MAX_BODY, MAX_KEY = 200, 65536, 500
 SCRIPTS = ("common.js", "draw.js", "details.js", "lot.js", "app.js")
 """The parts of the page's script, which is sent as one: a request takes longer than its content."""
-FIRST_ROWS = 48
-"""As many rows are in the page itself, so that it need not ask for them (``PAGE`` in app.js)."""
+PAGE_ROWS = 48
+"""As many rows are shown at a time; the first are in the page itself, so that it need not ask for them."""
 PLACE = b"{{first}}"
 DECIDED = {"any": None, "yes": True, "no": False}
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -91,19 +91,22 @@ class _Answers:
         """The page, with what it would ask for first: that is one wait less."""
         first = json.dumps(
             {
-                "begin": await run_in_threadpool(self.review.begin) | {"csrf": self.access.csrf},
-                "page": await run_in_threadpool(self.review.page, Filter(), FIRST_ROWS),
+                "begin": await self._begin(),
+                "page": await run_in_threadpool(self.review.page, Filter(), PAGE_ROWS),
             }
         )
         content = self._index.replace(PLACE, first.replace("<", "\\u003c").encode())
         return Response(content, media_type=MEDIA[".html"])
 
     async def begin(self, _request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self.review.begin) | {"csrf": self.access.csrf})
+        return JSONResponse(await self._begin())
+
+    async def _begin(self) -> dict[str, Any]:
+        return await run_in_threadpool(self.review.begin) | {"csrf": self.access.csrf, "page_rows": PAGE_ROWS}
 
     async def page(self, request: Request) -> Response:
         asked = request.query_params
-        count = min(max(whole(asked.get("count", "48")), 1), MAX_ROWS)
+        count = min(max(whole(asked.get("count", str(PAGE_ROWS))), 1), MAX_ROWS)
         start, row, after = (None if name not in asked else whole(asked[name]) for name in ("start", "row", "after"))
         return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start, row, after))
 

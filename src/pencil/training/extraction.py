@@ -1,7 +1,7 @@
 """Features of chunks of rows: the backbone on a device, and where it is run."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class Extractor:
         self.network = self.compute.place_network(network)
         self.dtype = next((value.dtype for value in self.network.parameters()), torch.float32)
 
-    def chunks(self, inputs: Inputs, chunks: Sequence[Tensor]) -> Iterator["Chunk"]:
+    def chunks(self, inputs: Inputs, chunks: Sequence[Tensor]) -> Generator["Chunk", None, None]:
         """Yield the features of each chunk of rows in turn."""
         on_cpu = self.compute.device.type == "cpu"
         with in_threads(self._features) if on_cpu else nullcontext(self._features) as features:
@@ -73,18 +73,20 @@ class Chunk(NamedTuple):
     digests: list[bytes] | None = None
 
 
-Engine = Callable[[FrozenNetwork, Inputs, Sequence[Tensor], Callable[[], None]], Iterator[Chunk]]
-"""Called as ``engine(network, inputs, chunks, idle)``: yields the features of all chunks of rows, in any order.
+ComputeChunks = Callable[[Inputs, Sequence[Tensor], Callable[[], None]], Generator[Chunk, None, None]]
+"""Called as ``compute_chunks(inputs, chunks, idle)``: yields the features of all chunks of rows, in any order.
 
-``idle`` is called now and then while it waits; it may raise."""
+``idle`` is called now and then while it waits; it may raise. Closing the generator ends what it has begun."""
+Engine = Callable[[FrozenNetwork], AbstractContextManager[ComputeChunks]]
+"""Called as ``engine(network)`` once for all splits: what they need in common lasts as long as its context."""
 
 
 def on_this_machine(compute: Compute = CPU) -> Engine:
     """Return the engine that computes features in this process."""
 
-    def engine(
-        network: FrozenNetwork, inputs: Inputs, chunks: Sequence[Tensor], _idle: Callable[[], None]
-    ) -> Iterator[Chunk]:
-        return Extractor(network.extractor(), compute).chunks(inputs, chunks)
+    @contextmanager
+    def engine(network: FrozenNetwork) -> Iterator[ComputeChunks]:
+        extractor = Extractor(network.extractor(), compute)
+        yield lambda inputs, chunks, _idle: extractor.chunks(inputs, chunks)
 
     return engine

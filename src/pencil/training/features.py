@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from pencil.errors import DataError
 from pencil.models import FrozenNetwork, ModelSettings
 from pencil.models.weights import file_digest, tensors_digest
 from pencil.seeding import generator
-from pencil.training.extraction import Chunk, Engine, on_this_machine
+from pencil.training.extraction import Chunk, ComputeChunks, Engine, on_this_machine
 from pencil.user_file import split_reference
 
 VERSION = 1
@@ -156,26 +157,34 @@ class _Extraction:
             places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equal ones
             wanted.append((part, {digest: places[digest] for digest in dict.fromkeys(digests) if digest in missing}))
         self.total = sum(len(places) for _, places in wanted)
-        for part, places in wanted:
-            if places:
-                self._compute(part, places)
+        if not self.total:
+            return
+        with self.engine(self.network) as compute_chunks:
+            for part, places in wanted:
+                if places:
+                    self._compute(part, places, compute_chunks)
 
-    def _compute(self, part: Examples, places: dict[bytes, int]) -> None:
+    def _compute(self, part: Examples, places: dict[bytes, int], compute_chunks: ComputeChunks) -> None:
         """Compute and save the features of these rows, given by digest."""
         digests, rows = list(places), torch.tensor(list(places.values()), dtype=torch.int64)
         chunks = rows.split(CHUNK)
-        for found in self.engine(self.network, part.inputs, chunks, self._report):
-            of_chunk = digests[found.number * CHUNK : (found.number + 1) * CHUNK]
-            if found.digests is not None:
-                _refuse_other_content(part, chunks[found.number], of_chunk, found)
-            if found.kept is not None:
-                kept = found.kept.tolist()
-                self.unreadable |= {one for one, readable in zip(of_chunk, kept, strict=True) if not readable}
-                of_chunk = [one for one in of_chunk if one not in self.unreadable]
-            if found.features is not None:
-                self.store.add(of_chunk, found.features)
-            self.computed += len(of_chunk)
-            self._report()
+        with closing(compute_chunks(part.inputs, chunks, self._report)) as computed:
+            for found in computed:
+                of_chunk = digests[found.number * CHUNK : (found.number + 1) * CHUNK]
+                if found.digests is not None:
+                    _refuse_other_content(part, chunks[found.number], of_chunk, found)
+                self._save(of_chunk, found)
+
+    def _save(self, digests: list[bytes], found: Chunk) -> None:
+        """Save the features of a chunk whose rows have these digests."""
+        if found.kept is not None:
+            kept = found.kept.tolist()
+            self.unreadable |= {one for one, readable in zip(digests, kept, strict=True) if not readable}
+            digests = [one for one in digests if one not in self.unreadable]
+        if found.features is not None:
+            self.store.add(digests, found.features)
+        self.computed += len(digests)
+        self._report()
 
     def _report(self) -> None:
         if self.report is not None:

@@ -4,19 +4,20 @@ A task reads and computes one chunk as :class:`~pencil.training.extraction.Extra
 processor of the same kind features have the same bits. The calling process keeps them as they come.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pencil.cluster import as_task, finished_tasks, import_ray, joined_cluster
+from pencil.cluster import as_task, finished_tasks, has_gpus, import_ray, joined_cluster, reason_of
 from pencil.data.inputs import Inputs
 from pencil.errors import PencilError, TrainingError
 from pencil.models import FrozenNetwork
 from pencil.training.compute import Compute
-from pencil.training.extraction import Chunk, Engine, Extractor
+from pencil.training.extraction import Chunk, ComputeChunks, Engine, Extractor
 from pencil.user_file import loaded_modules
 
 AHEAD = 2
@@ -30,21 +31,34 @@ def on_ray(*, gpu: bool = True) -> Engine:
     more. Machines need pencil, and a common file system for images in files.
     """
 
-    def engine(
-        network: FrozenNetwork, inputs: Inputs, chunks: Sequence[Tensor], idle: Callable[[], None]
-    ) -> Iterator[Chunk]:
+    @contextmanager
+    def engine(network: FrozenNetwork) -> Iterator[ComputeChunks]:
         with joined_cluster() as ray:
             for module in loaded_modules():  # other machines do not know the module of a user's network by its name
                 ray.cloudpickle.register_pickle_by_value(module)
-            resources = ray.cluster_resources()
-            at_a_time = AHEAD * int((gpu and resources.get("GPU")) or resources.get("CPU", 1))
-            shared = ray.put(network.extractor()), ray.put(inputs.in_process())
-            task = as_task(ray, _compute_chunk, gpu=gpu)
-            arguments = [([*shared], number, chunk) for number, chunk in enumerate(chunks)]
-            for _, reference in finished_tasks(ray, task, arguments, at_a_time, idle):
-                yield _result(ray, reference)
+            extractor, on_gpu = ray.put(network.extractor()), gpu and has_gpus(ray)
+
+            def compute_chunks(
+                inputs: Inputs, chunks: Sequence[Tensor], idle: Callable[[], None]
+            ) -> Generator[Chunk, None, None]:
+                shared = [extractor, ray.put(inputs.in_process())]
+                return _compute_chunks(ray, shared, chunks, idle, on_gpu=on_gpu)
+
+            yield compute_chunks
 
     return engine
+
+
+def _compute_chunks(
+    ray: Any, shared: Sequence[Any], chunks: Sequence[Tensor], idle: Callable[[], None], *, on_gpu: bool
+) -> Generator[Chunk, None, None]:
+    """Yield the features of all chunks as their tasks end; ``shared`` refers to the network and the inputs."""
+    at_a_time = AHEAD * int(ray.cluster_resources().get("GPU" if on_gpu else "CPU", 1))
+    task = as_task(ray, _compute_chunk, gpu=on_gpu)
+    arguments = [(shared, on_gpu, number, chunk) for number, chunk in enumerate(chunks)]
+    with closing(finished_tasks(ray, task, arguments, at_a_time, idle)) as finished:
+        for _, reference in finished:
+            yield _result(ray, reference)
 
 
 def _result(ray: Any, reference: Any) -> Chunk:
@@ -53,20 +67,20 @@ def _result(ray: Any, reference: Any) -> Chunk:
         found: Chunk | PencilError = ray.get(reference)
     except ray.exceptions.RayError as error:
         raise TrainingError(
-            f"the features of some images could not be computed on the cluster: {type(error).__name__}: "
-            f"{str(error).strip().splitlines()[0]}; expected machines that have pencil and enough memory; start the "
-            "same command again, which goes on from here, or leave --engine ray out."
+            f"the features of some images could not be computed on the cluster: {reason_of(error)}; expected machines "
+            "that have pencil and enough memory; start the same command again, which goes on from here, or leave "
+            "--engine ray out."
         ) from error
     if isinstance(found, PencilError):
         raise found
     return found
 
 
-def _compute_chunk(shared: Sequence[Any], number: int, rows: Tensor) -> Chunk | PencilError:
+def _compute_chunk(shared: Sequence[Any], on_gpu: bool, number: int, rows: Tensor) -> Chunk | PencilError:
     """Return the features of these rows, on any machine; errors of pencil are returned: Ray would change their text."""
     network, inputs = (_fetched(reference) for reference in shared)
     try:
-        (found,) = _extractor(network).chunks(inputs, [rows])
+        (found,) = _extractor(network, on_gpu).chunks(inputs, [rows])
         return found._replace(number=number, digests=inputs.digests(rows))
     except PencilError as error:
         return error
@@ -79,5 +93,6 @@ def _fetched(reference: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _extractor(network: nn.Module) -> Extractor:
-    return Extractor(network, Compute(torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+def _extractor(network: nn.Module, on_gpu: bool) -> Extractor:
+    """Return the network on the device of its task: Ray does not hide the GPUs of a machine from a task without one."""
+    return Extractor(network, Compute(torch.device("cuda" if on_gpu else "cpu")))

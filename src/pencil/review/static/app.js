@@ -2,7 +2,6 @@
 "use strict";
 
 const COMMAND = "pencil review";
-const PAGE = 48;
 const TYPING = 200; // milliseconds after the last letter of a search
 
 let page = { total: 0, start: 0, rows: [] };
@@ -28,7 +27,7 @@ const filtered = () => ["show", "decided", "pair"].some((id) => $(id).selectedIn
   || ["low", "high", "key"].some((id) => $(id).value !== $(id).defaultValue);
 
 // Without `where`: the first row without a decision.
-const askPage = (where) => ask(`/api/page?${filters({ count: PAGE, ...where })}`);
+const askPage = (where) => ask(`/api/page?${filters({ count: begin.page_rows, ...where })}`);
 
 async function load(where) {
   show(await askPage(where));
@@ -158,7 +157,7 @@ const MOVE = {
   g: toggle, Enter: toggle, n: forward,
   ArrowRight: () => move(position + 1), ArrowLeft: () => move(position - 1),
   ArrowDown: () => move(position + columns()), ArrowUp: () => move(position - columns()),
-  PageDown: () => move(position + PAGE), PageUp: () => move(position - PAGE),
+  PageDown: () => move(position + begin.page_rows), PageUp: () => move(position - begin.page_rows),
   Home: () => move(0), End: () => move(page.total - 1),
 };
 

@@ -5,7 +5,7 @@
 const MANY = 200; // this many classes are listed at once; typing narrows them down
 const $ = (id) => document.getElementById(id);
 
-let begin = null; // classes, and the token for writing
+let begin = null; // classes, rows of a page, and the token for writing
 let pictures = { kind: "loading", reason: "" };
 let turn = Promise.resolve();
 

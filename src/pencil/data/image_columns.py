@@ -1,0 +1,54 @@
+"""Which column of a table holds images, as bytes or as paths."""
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from pencil.data.columns import IMAGE_COLUMNS, PATH_COLUMNS, Columns, as_names, usual_column
+from pencil.data.roles import is_string
+from pencil.errors import DataError
+
+
+def has_images(table: pa.Table, columns: Columns) -> bool:
+    """Return whether a table holds images: a column is named for them, or has a usual name and no other role."""
+    if columns.path or image_column(table, columns) is not None:
+        return True
+    return usual_column(without_role(table, columns), PATH_COLUMNS, is_string) is not None
+
+
+def image_column(table: pa.Table, columns: Columns) -> str | None:
+    """Return the column of encoded images: the one that is named, or one with a usual name and no other role."""
+    if columns.path or columns.image:
+        return columns.image
+    return usual_column(without_role(table, columns), IMAGE_COLUMNS, is_bytes)
+
+
+def without_role(table: pa.Table, columns: Columns) -> pa.Table:
+    """Return the columns that are neither named to be encoded nor to be ignored."""
+    named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
+    return table.select([place for place, name in enumerate(table.column_names) if name not in named])
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds bytes, by itself or as the datasets library stores images."""
+    if pa.types.is_struct(kind):
+        return any(field.name == "bytes" for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def bytes_field(where: Path | str, table: pa.Table, image: str) -> str | None:
+    """Return the field of a column of images that holds the bytes, None where it holds them by itself.
+
+    Raises
+    ------
+    DataError
+        If it does not hold bytes.
+    """
+    kind = table.schema.field(image).type
+    is_struct = pa.types.is_struct(kind)  # as the datasets library stores images
+    if not is_bytes(kind) or (is_struct and not is_bytes(kind.field("bytes").type)):
+        raise DataError(
+            f"column {image!r} of {where} is of type {kind}; expected encoded images as bytes; name the right column "
+            "with data.columns.image."
+        )
+    return "bytes" if is_struct else None
