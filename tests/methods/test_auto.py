@@ -72,6 +72,7 @@ def test_it_finds_the_noise_rate(noisy):
     found, noise = noisy[1].findings, noisy[1].judgement.noise
     assert noise.low <= 0.4 <= noise.high
     assert noise.rate == pytest.approx(0.4, abs=0.1)
+    assert found["network_noise_rate_high"] == pytest.approx(0.45, abs=0.1)
     assert np.asarray(found["transition"]).sum(axis=1) == pytest.approx(1.0)
 
 

@@ -40,8 +40,8 @@ class AutoState:
 
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
-    held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior. ``choices`` are
-    the decisions in words.
+    held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high`` the
+    upper end of the noise rate by the network that labels were last set by. ``choices`` are the decisions in words.
     """
 
     total: int
@@ -56,6 +56,7 @@ class AutoState:
     corrected: bool = False
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
+    network_high: float | None = None
     choices: list[str] = field(default_factory=list)
 
 
@@ -216,6 +217,7 @@ class Auto(Method):
         logits, given = context.predict().nan_to_num(0.0), self.task.given_labels
         held_out = context.held_out()
         self.state.noise = noise = self.form.fit_noise(logits, given, held_out)
+        self.state.network_high = None if held_out is None else noise.high
         self._fit_trust(held_out or (logits.cpu(), given.cpu()), self.form.agreement(logits, given))
         self._write_labels(self.form.posterior(noise, logits, given, self.state.trust))
         self._note(f"{self.form.describe(noise)}; every label set to its posterior")
@@ -397,7 +399,8 @@ class Auto(Method):
     def findings(self) -> dict[str, Any]:
         """The decisions in words, and the noise model."""
         found = {} if self.state.noise is None else self.form.findings(self.state.noise)
-        return {"choices": list(self.state.choices), **found}
+        limit = {} if self.state.network_high is None else {"network_noise_rate_high": self.state.network_high}
+        return {"choices": list(self.state.choices), **limit, **found}
 
     def _note(self, choice: str) -> None:
         self.state.choices.append(choice)

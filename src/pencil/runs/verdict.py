@@ -54,6 +54,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
         changed=_changed_fraction(splits, outcome, totals),
         mismatch=judgement.mismatch,
         gap=judgement.gap,
+        network_high=None if train.multilabel else outcome.findings.get("network_noise_rate_high"),
         halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
         kept_classes=tuple(train.classes[k] for k in judgement.lost_classes),
     )
