@@ -356,3 +356,11 @@ def test_compiled_training_agrees_with_eager(blobs):
         settings = TrainingSettings(batch_size=16, compile=compiled, device="cpu", epochs=3)
         results.append(train(blobs, settings=settings, model=model)[0].records[-1]["loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+def test_rows_are_judged_again_only_after_another_visit(blobs):
+    _, trainer = train(blobs, CrossEntropy(epochs=1))
+    before = trainer.judge()
+    assert trainer.judge() is before
+    trainer.dynamics.add(torch.arange(len(blobs)), torch.randn(len(blobs), 3))
+    assert not torch.equal(trainer.judge().issue_scores, before.issue_scores)

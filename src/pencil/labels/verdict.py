@@ -115,6 +115,18 @@ def _refusals(facts: Facts) -> tuple[str, ...]:
 
 
 def _doubts(facts: Facts) -> tuple[str, ...]:
+    found = [*_too_little_observed(facts), *_unsure_rate(facts), *_too_many_changes(facts)]
+    if facts.mismatch > MISMATCH:
+        found.append("training rows and held-out rows tell different stories: the network memorised its labels")
+    if DROP < _fall(facts) <= 2 * DROP:
+        found.append(_fallen(facts))
+    for names, what in ((facts.halved_classes, "lost more than half of its rows"),
+                        (facts.kept_classes, "was not learned, and its rows are left as given")):  # fmt: skip
+        found += [f"the class {name!r} {what}" for name in names]
+    return tuple(found)
+
+
+def _too_little_observed(facts: Facts) -> list[str]:
     found = []
     if not facts.held_out_rows:
         found.append("no rows were held out, so nothing checks what the network says of its own training labels")
@@ -122,6 +134,12 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
         found.append(f"only {facts.held_out_rows} rows were held out (expected at least {FEW_HELD_OUT})")
     if facts.epochs < FEW_EPOCHS:
         found.append(f"training had only {facts.epochs} epochs (expected at least {FEW_EPOCHS})")
+    return found
+
+
+def _unsure_rate(facts: Facts) -> list[str]:
+    """Doubts by the noise rate: its interval, and other evidence that contradicts it."""
+    found, limit = [], facts.network_high
     if facts.high - facts.low > WIDE:
         found.append(f"the noise rate may be anything from {_percent(facts.low)} to {_percent(facts.high)}")
     elif facts.high - facts.rate >= FAR_ABOVE:
@@ -134,21 +152,12 @@ def _doubts(facts: Facts) -> tuple[str, ...]:
             f"training shows {_percent(facts.gap)} more wrong labels than held-out rows do: either mistakes follow the "
             "inputs, as those of people do, or classes overlap"
         )
-    limit = facts.network_high
     if limit is not None and facts.changed > HARM and facts.rate > ABOVE_NETWORK * limit:
         found.append(
             f"training shows {_percent(facts.rate)} of wrong labels, but by the network's own predictions of held-out "
             f"labels at most {_percent(limit)} are wrong"
         )
-    found += _too_many_changes(facts)
-    if facts.mismatch > MISMATCH:
-        found.append("training rows and held-out rows tell different stories: the network memorised its labels")
-    if DROP < _fall(facts) <= 2 * DROP:
-        found.append(_fallen(facts))
-    for names, what in ((facts.halved_classes, "lost more than half of its rows"),
-                        (facts.kept_classes, "was not learned, and its rows are left as given")):  # fmt: skip
-        found += [f"the class {name!r} {what}" for name in names]
-    return tuple(found)
+    return found
 
 
 def _too_many_changes(facts: Facts) -> list[str]:

@@ -49,5 +49,6 @@ def drop(values: Tensor, probability: float) -> Tensor:
         return nn.functional.dropout(values, probability)
     draws = torch.randint(-(2**63), 2**63 - 1, (-(-values.numel() // 4),))
     first_kept = round(probability * 2**16) - 2**15
-    kept = draws.view(torch.int16)[: values.numel()].view(values.shape) >= first_kept
-    return values * kept.to(values.dtype).mul_(2**16 / (2**15 - first_kept))
+    kept = torch.empty(values.shape, dtype=values.dtype)
+    torch.ge(draws.view(torch.int16)[: values.numel()].view(values.shape), first_kept, out=kept)
+    return values * kept.mul_(2**16 / (2**15 - first_kept))

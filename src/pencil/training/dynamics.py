@@ -49,9 +49,11 @@ class RunDynamics:
         self.train = make(train.given_labels.to(device), train.num_classes, layout)
         self.held_out = None if held_out is None else make(held_out.given_labels, held_out.num_classes)
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._judged: Judgement | None = None
 
     def add(self, rows: Tensor, logits: Tensor) -> None:
         """Count a visit of training rows, each of them once in an epoch, with what was predicted before the step."""
+        self._judged = None
         if self.layout.sharded_over is not None:  # where all ranks record together
             self.train.add(rows, logits)
             return
@@ -68,6 +70,7 @@ class RunDynamics:
 
     def add_evaluation(self, held_out_logits: Tensor | None) -> None:
         """Count a visit of the held-out rows that can be read, at the end of an epoch."""
+        self._judged = None
         self._record()
         if self.held_out is not None and held_out_logits is not None:
             read = ~held_out_logits[:, 0].isnan()
@@ -79,6 +82,7 @@ class RunDynamics:
         if world is not None:
             rows = rows[world.rank :: world.size]
         rows = rows[~logits[rows, 0].isnan()]
+        self._judged = None
         self._record()
         self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
@@ -87,9 +91,13 @@ class RunDynamics:
         self._record()
         return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
 
-    def judge(self, evidence: RunEvidence | None = None) -> Judgement:
-        """Return the judgement of all rows by this evidence, or by that of now; then all ranks call this together."""
-        train, held_out = self.evidence() if evidence is None else evidence
+    def judge(self) -> Judgement:
+        """Return the judgement of all rows by their dynamics so far; all ranks call this together."""
+        if self._judged is None:
+            self._judged = self._judge(*self.evidence())
+        return self._judged
+
+    def _judge(self, train: Evidence | EntryEvidence, held_out: Evidence | EntryEvidence | None) -> Judgement:
         given, validation = self.splits.train.given_labels, self.splits.validation
         held_out_given = None if validation is None else validation.given_labels
         if isinstance(train, EntryEvidence):
@@ -154,7 +162,7 @@ class RunDynamics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the dynamics of the rows of this process."""
-        self._waiting = []
+        self._waiting, self._judged = [], None
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
 
