@@ -30,11 +30,12 @@ from pencil.training import Trainer, TrainingSettings
 
 BATCH = 128
 ROWS = 2048
-MODELS = {  # backbone, image size, channels, repeats
-    "small CNN, 8 x 8": ("small_cnn", 8, 1, 200),
-    "small CNN, 28 x 28": ("small_cnn", 28, 1, 40),
-    "ResNet-18, 32 x 32": ("timm/resnet18", 32, 3, 16),
+MODELS = {  # backbone, shape of the inputs, rows, repeats
+    "small CNN, 8 x 8": ("small_cnn", (1, 8, 8), ROWS, 200),
+    "small CNN, 28 x 28": ("small_cnn", (1, 28, 28), ROWS, 40),
+    "ResNet-18, 32 x 32": ("timm/resnet18", (3, 32, 32), ROWS, 16),
 }
+VECTORS = {"MLP, 50,000 vectors": ("mlp", (64,), 50_000, 40)}
 CLASSES = (10, 100, 1000)
 
 Row = dict[str, str | int | float]
@@ -64,13 +65,11 @@ def interleaved(calls: dict[str, Callable[[], None]], repeats: int) -> dict[str,
     }
 
 
-def make_trainer(method: Method, model: str, size: int, channels: int, classes: int) -> Trainer:
-    """Return a trainer on random images."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (ROWS, size, size, channels), dtype=np.uint8)
-    x = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous().float().div_(255)
-    examples = from_arrays(x, np.arange(ROWS) % classes, classes=classes)
-    network = build(ModelSettings(name=model), x.shape[1:], classes, seed=0)
+def make_trainer(method: Method, model: str, shape: tuple[int, ...], rows: int, classes: int) -> Trainer:
+    """Return a trainer on random images or vectors."""
+    x = torch.from_numpy(np.random.default_rng(0).random((rows, *shape), dtype=np.float32))
+    examples = from_arrays(x, np.arange(rows) % classes, classes=classes)
+    network = build(ModelSettings(name=model), shape, classes, seed=0)
     return Trainer(network, Splits(examples), method, TrainingSettings(batch_size=BATCH, device="cpu"))
 
 
@@ -105,15 +104,15 @@ def published_step(
 
 def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     """Measure steps (1)."""
-    model, size, channels, repeats = MODELS[name]
-    plain = make_trainer(CrossEntropy(), model, size, channels, classes)
-    corrected = make_trainer(Pencil(pull=1.0), model, size, channels, classes)
+    model, shape, rows, repeats = MODELS[name]
+    plain = make_trainer(CrossEntropy(), model, shape, rows, classes)
+    corrected = make_trainer(Pencil(pull=1.0), model, shape, rows, classes)
     train, correction = find_phase(plain, "train"), find_phase(corrected, "correction")
     batch = next(plain.splits.train.batches(BATCH))
-    published, control = (make_trainer(CrossEntropy(), model, size, channels, classes) for _ in range(2))
+    published, control = (make_trainer(CrossEntropy(), model, shape, rows, classes) for _ in range(2))
     for trainer in (plain, corrected, published, control):
         trainer.model.train()
-    labels = np.asarray(LabelStore(np.arange(ROWS) % classes, classes).label_logits, dtype=np.float64)
+    labels = np.asarray(LabelStore(np.arange(rows) % classes, classes).label_logits, dtype=np.float64)
     timings = interleaved(
         {
             "cross_entropy": lambda: plain.step(train, 0.0, batch),
@@ -144,10 +143,10 @@ def bare_epoch(model: nn.Module, x: Tensor, y: Tensor, optimizer: torch.optim.Op
 
 def epoch_case(name: str, repeats_scale: float) -> Row:
     """Measure epochs (2)."""
-    model, size, channels, repeats = MODELS[name]
-    trainer = make_trainer(CrossEntropy(), model, size, channels, 10)
+    model, shape, rows, repeats = (MODELS | VECTORS)[name]
+    trainer = make_trainer(CrossEntropy(), model, shape, rows, 10)
     train = find_phase(trainer, "train")
-    bare = build(ModelSettings(name=model), (channels, size, size), 10, seed=0)
+    bare = build(ModelSettings(name=model), shape, 10, seed=0)
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     x, y = trainer.splits.train.inputs.values, trainer.splits.train.given_labels
     timings = interleaved(
@@ -187,7 +186,7 @@ def main() -> None:
     torch.manual_seed(0)
     results = {
         "steps": [step_case(name, classes, options.repeats) for name in MODELS for classes in CLASSES],
-        "epochs": [epoch_case(name, options.repeats) for name in MODELS],
+        "epochs": [epoch_case(name, options.repeats) for name in MODELS | VECTORS],
         "store": [store_case(classes, options.repeats) for classes in CLASSES],
     }
     if options.json:
