@@ -165,10 +165,11 @@ class DataSettings(_Strict):
     crop
         Side of a square crop: random in training, centred otherwise.
     augmentation
-        Random changes of training images: "auto" (the default; nothing today), "none", "photos", or an
-        :class:`~pencil.data.augment.Augmentation`. None is "auto"; a run stores what it became.
+        Random changes of training images: "auto" (the default), "none", "photos", or an
+        :class:`~pencil.data.augment.Augmentation`. "auto" is "photos" where all of a named network is trained on 8-bit
+        colour images of more than 64 pixels, else "none". None is "auto"; a run stores what it became.
     normalize
-        "auto" (measured), "none", "imagenet", or means and deviations.
+        "auto" (measured; with pretrained weights, what these expect), "none", "imagenet", or means and deviations.
     cache
         Where decoded images are kept: "auto", "none", "memory", or a folder.
     delimiter
