@@ -29,6 +29,17 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
+def some_places(count: int, most: int) -> torch.Tensor:
+    """Return at most so many of ``count`` places in ascending order, drawn at random, but always the same ones.
+
+    Rows may be in the order of their classes, or the classes may take turns: neither the first rows nor every n-th one
+    are a fair sample.
+    """
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(0, "places", count))[:most].sort().values
+
+
 def reseed(seed: int, *purpose: str | int, gpu: bool = True) -> None:
     """Seed the global generators of torch, NumPy and Python for a purpose; ``gpu=False`` leaves the GPUs' alone."""
     derived = derive_seed(seed, *purpose)

@@ -99,3 +99,16 @@ def test_frames_name_the_classes_and_keep_their_index():
 def test_frames_that_do_not_fit(labels, probs, options, words):
     with pytest.raises(pencil.DataError, match=words):
         pencil.find_issues(labels, probs, **options)
+
+
+def test_the_order_of_many_rows_does_not_matter():
+    """Only some rows are used for the noise rate: a fair sample of all, not the first classes."""
+    rng, classes = np.random.default_rng(0), 10
+    clean = np.arange(24000) % classes
+    wrong = (clean >= 5) & (rng.random(len(clean)) < 0.4)
+    labels = np.where(wrong, 5 + (clean - 5 + rng.integers(1, 5, len(clean))) % 5, clean)
+    strength = np.exp(4 * np.eye(classes)[clean] + 1.4 * rng.normal(size=(len(clean), classes)))
+    probs = strength / strength.sum(axis=1, keepdims=True)
+    by_class = np.argsort(clean, kind="stable")
+    rates = [pencil.find_issues(labels[order], probs[order]).noise_rate for order in (slice(None), by_class)]
+    assert rates == pytest.approx([wrong.mean()] * 2, abs=0.03)

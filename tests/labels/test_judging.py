@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from pencil.labels.dynamics import TrainingDynamics
-from pencil.labels.judging import judge, match_quantiles
+from pencil.labels.judging import judge, match_quantiles, relative_ranks, sample_rows
 from pencil.labels.reading import reliability
 
 CLASSES = 5
@@ -96,7 +96,8 @@ def test_quantiles_keep_the_order_and_take_the_values():
     scores = torch.tensor([3.0, 1.0, 2.0])
     assert match_quantiles(scores, torch.tensor([0.1, 0.9, 0.5])).tolist() == pytest.approx([0.9, 0.1, 0.5])
     many = match_quantiles(torch.arange(101.0), torch.tensor([0.0, 1.0]))
-    assert many.tolist() == pytest.approx(np.linspace(0, 1, 101).tolist())
+    assert float(many[50]) == 0.5 and (many.diff() >= 0).all()
+    assert many[:25].tolist() == [0.0] * 25 and many[-25:].tolist() == [1.0] * 25  # beyond the middle of the two parts
 
 
 def test_rows_that_are_equally_sure_keep_their_order():
@@ -110,3 +111,32 @@ def test_rows_that_are_equally_sure_keep_their_order():
     for number in range(CLASSES):  # among classes their rarity counts too
         own = given == number
         assert scores[own].argsort(descending=True).equal(train.log_given[own].argsort())
+
+
+def test_a_few_rows_are_not_spread_over_the_values_of_many():
+    many = torch.cat([torch.zeros(90), torch.ones(10)])
+    assert match_quantiles(torch.tensor([0.3, 0.7]), many).tolist() == [0.0, 0.0]
+    assert torch.equal(match_quantiles(many, many), many.double())
+    assert relative_ranks(torch.tensor([5.0, 1.0])).tolist() == [0.75, 0.25]
+
+
+def test_the_sample_of_training_rows_has_all_classes():
+    given = torch.arange(20_000) % 10
+    counts = given[sample_rows(torch.ones(len(given)), given)].bincount(minlength=10)
+    assert int(counts.sum()) == 2000 and counts.min() > 150
+
+
+@pytest.mark.parametrize("tied", ["held-out rows", "training rows"])
+def test_rows_that_all_tie_say_nothing(tied):
+    train, given, _ = simulate(60, 0.2)
+    held_out, held_given, _ = simulate(8, 0.2, seed=1)
+    half = torch.zeros(1, CLASSES)
+    half[0, :2] = 0.5
+    if tied == "held-out rows":
+        held_given = half.expand(8, -1)
+    else:
+        given = half.expand(60, -1)
+    found = judge(train, given, held_out, held_given)
+    assert found.probs.isfinite().all() and found.issue_scores.isfinite().all()
+    if tied == "training rows":
+        assert not found.knows and found.noise.high == 1.0

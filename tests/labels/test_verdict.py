@@ -35,7 +35,11 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"low": 0.03, "score": 0.75, "best_score": 0.75}, DOUBTFUL, "changed, but as few as 3.0 % may be wrong"),
         ({"low": 0.03}, RELIABLE, "80.0 %"),  # the network disagrees with 20 %, no more than may be wrong
         ({"gap": 0.05}, DOUBTFUL, "training shows 5.0 % more wrong labels than held-out rows do"),
-        ({"network_high": 0.1}, DOUBTFUL, "12.0 % of wrong labels, but by the network's own predictions of held-out"),
+        (
+            {"network_high": 0.1},
+            DOUBTFUL,
+            "12.0 % of wrong labels, but by the network's predictions of held-out labels",
+        ),
         ({"network_high": 0.11}, RELIABLE, "80.0 %"),  # hardly above
         ({"network_high": 0.1, "changed": 0.004}, RELIABLE, "80.0 %"),  # nothing to spoil
         ({"mismatch": 0.2}, DOUBTFUL, "memorised"),

@@ -266,3 +266,19 @@ def test_a_rare_class_is_not_unlearned_before_it_is_learned():
     settings = TrainingSettings(batch_size=32, epochs=30, device="cpu")
     outcome = Trainer(mlp(24, 2, width=64), splits, Auto(lr=0.05), settings, seed=1).run()
     assert outcome.records[-1]["test_accuracy"] > 0.93  # 0.9 by predicting the frequent class
+
+
+def test_rows_that_cannot_be_read_do_not_count_as_the_first_class():
+    trainer = trainer_of(Auto(lr=0.05), 0.1, epochs=6, held_out=0)
+    trainer.run()
+    method, logits = trainer.method, trainer.predict()
+
+    class Partly:
+        held_out = staticmethod(lambda: None)
+
+        def predict(self):
+            return logits.clone().index_fill_(0, torch.arange(0, len(logits), 5), torch.nan)
+
+    method.relabel(Partly())
+    assert method.state.noise.rate == pytest.approx(0.1, abs=0.05)
+    assert method.state.noise.transition[0, 0] > 0.8

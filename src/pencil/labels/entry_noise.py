@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pencil.labels.entry_caution import NORMAL_95, Curvature, arrow_curvature, cautious_values, squared_error
+from pencil.seeding import some_places
 
 MAX_ENTRIES = 50_000
 """More entries than this change nothing."""
@@ -182,7 +183,7 @@ def _as_model(values: Tensor, rate: float, low: float, high: float) -> EntryNois
 def _some_entries(log_odds: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-odds, given probability and class of known entries, at most ``MAX_ENTRIES``."""
     rows, classes = (~given.isnan()).cpu().nonzero(as_tuple=True)
-    some = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:MAX_ENTRIES]
+    some = some_places(len(rows), MAX_ENTRIES)
     rows, classes = rows[some], classes[some]
     z = log_odds.cpu()[rows, classes].float().double()  # the last bits, which differ between processes, are cut off
     return z, given.cpu()[rows, classes].double(), classes

@@ -25,6 +25,7 @@ from pencil.labels.noise_model import (
     shape_by_top,
     with_rate,
 )
+from pencil.seeding import some_places
 
 MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64).tolist()
 MATCH_TRUSTS = torch.linspace(0.0, 1.5, 11, dtype=torch.float64).tolist()
@@ -60,7 +61,8 @@ class Judgement:
     knows
         Whether held-out labels are predicted better than chance. If not, labels are left as given.
     mismatch
-        How far the averages over training rows remain from those over held-out rows, from 0 to 1.
+        The least distance between averages over training rows and over held-out rows that any temperature and trust
+        reach, from 0 to 1.
     gap
         How far the noise rate that training shows is above what held-out rows allow; see :func:`estimate_noise`.
     lost_classes
@@ -84,7 +86,8 @@ class Judgement:
 
 TIE_BREAK = 0.002
 """Weight of a row's rank in its issue score: values of sure reference rows are equal, and rows keep their order."""
-EVENLY = torch.tensor([0.1, 1.0])  # above 0, which rows have whose label is known to be right
+LEAST = 0.1
+"""Of these ranks; above 0, which rows have whose label is known to be right."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,9 @@ class Survey:
 
 
 def sample_rows(visits: Tensor, given: Tensor) -> Tensor:
-    """Return about ``MATCH_ROWS`` of the rows that were met and have a given label, evenly spread over all."""
-    met = ((visits > 0) & ~has_tie(given)).nonzero()[:, 0]
-    return met[:: max(1, -(-len(met) // MATCH_ROWS))]  # rows may be in the order of their classes
+    """Return at most ``MATCH_ROWS`` of the rows that were met and have a given label, drawn at random."""
+    met = _usable(visits, given).nonzero()[:, 0]
+    return met[some_places(len(met), MATCH_ROWS)]
 
 
 def survey(train: Evidence, given: Tensor) -> Survey:
@@ -202,7 +205,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     held_out, held_out_given
         Those of the held-out rows, if there are any; their dynamics are from evaluations.
     """
-    if can_match(held_out):
+    if can_match(held_out, held_out_given):
         assert held_out is not None and held_out_given is not None
         rule = fit_rule(survey(train, given), given, held_out, held_out_given)
     else:
@@ -213,9 +216,14 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     return rule.judgement(probs, rule.issue_scores(train, given), held_out, held_out_given)
 
 
-def can_match(held_out: Evidence | None) -> bool:
-    """Return whether there are enough held-out rows to judge all rows by; else training rows judge themselves."""
-    return held_out is not None and int((held_out.visits > 0).sum()) >= ENOUGH_TO_MATCH
+def can_match(held_out: Evidence | None, given: Tensor | None) -> bool:
+    """Return whether enough held-out rows have a label to judge all rows by; else training rows judge themselves."""
+    return held_out is not None and given is not None and int(_usable(held_out.visits, given).sum()) >= ENOUGH_TO_MATCH
+
+
+def _usable(visits: Tensor, given: Tensor) -> Tensor:
+    """Which rows were met and have a given label."""
+    return (visits > 0) & ~has_tie(given)
 
 
 def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: Tensor, *, match: bool = True) -> Rule:
@@ -230,10 +238,12 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
     match
         The reference rows are held-out rows, with which the averages over training rows are to agree.
     """
-    usable = (reference.visits > 0) & ~has_tie(reference_given)
+    usable, met = _usable(reference.visits, reference_given), _usable(rows.visits, given)
     logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
     num_classes = logits.shape[1]
-    met, sample = (rows.visits > 0) & ~has_tie(given), hard_labels(given)[sample_rows(rows.visits, given)]
+    if not (usable.any() and met.any()):
+        return _rule_without_labels(num_classes)
+    sample = hard_labels(given)[sample_rows(rows.visits, given)]
     shape = shape_by_top(rows.confidence[met], rows.predicted[met], hard_labels(given)[met], num_classes)
     predicted = logits.argmax(dim=1)
     knows, ceiling = not is_chance(predicted, labels, ABOVE_CHANCE), upper_limit(predicted != labels)
@@ -248,6 +258,12 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
     probs = posterior(logits, reference_given[usable], noise, rarity=rarity).exp()
     wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
     return Rule(noise, ceiling, knows, mismatch, gap, matched, trust, rarity, wrong)
+
+
+def _rule_without_labels(num_classes: int) -> Rule:
+    """What rows are judged by where none of them has a given label: nothing is known, and any rate possible."""
+    noise = NoiseModel(0.0, 0.0, 1.0, 1.0, torch.eye(num_classes, dtype=torch.float64))
+    return Rule(noise, 1.0, False, 0.0, 0.0, noise, 1.0, torch.zeros(num_classes).double(), torch.zeros(1).double())
 
 
 def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -328,12 +344,21 @@ def match_held_out(
 
 
 def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
-    """Return the scores in their order with the values that ``reference`` has at the same ranks."""
-    ordered = reference.double().sort().values
+    """Return the scores in their order with the values that ``reference`` has at the same ranks.
+
+    Each score is in the middle of its part of the ranks: the largest of two need not be as large as that of thousands.
+    """
+    ordered, last = reference.double().sort().values, len(reference) - 1
+    places = (relative_ranks(scores) * len(reference) - 0.5).clamp(0, last)
+    below = places.floor().long()
+    return torch.lerp(ordered[below], ordered[(below + 1).clamp_max(last)], places - below)
+
+
+def relative_ranks(scores: Tensor) -> Tensor:
+    """Return the rank of each score, evenly from above 0 for the smallest to below 1 for the largest."""
     ranks = torch.empty(len(scores), dtype=torch.float64)
-    ranks[scores.argsort(stable=True)] = torch.linspace(0, len(ordered) - 1, len(scores), dtype=torch.float64)
-    below = ranks.floor().long()
-    return torch.lerp(ordered[below], ordered[(below + 1).clamp_max(len(ordered) - 1)], ranks - below)
+    ranks[scores.argsort(stable=True)] = (torch.arange(len(scores), dtype=torch.float64) + 0.5) / len(scores)
+    return ranks
 
 
 def _by_row(probs: Tensor, given: Tensor) -> Tensor:
@@ -362,11 +387,12 @@ def _issue_scores(rows: Evidence | Survey, given: Tensor, rate: float, wrong: Te
 
     A row whose classes tie has no given label that could be wrong: 0.
     """
-    met = (rows.visits > 0) & ~has_tie(given)
+    met = _usable(rows.visits, given)
     scores = torch.full((len(met),), rate, dtype=torch.float64)
     if met.any():
         boosted = rows.log_given[met].double() + rarity[hard_labels(given)[met]]
-        scores[met] = torch.lerp(match_quantiles(-boosted, wrong), match_quantiles(-boosted, EVENLY), TIE_BREAK)
+        evenly = LEAST + (1 - LEAST) * relative_ranks(-boosted)
+        scores[met] = torch.lerp(match_quantiles(-boosted, wrong), evenly, TIE_BREAK)
     return scores.clamp(0, 1).masked_fill(has_tie(given), 0.0)
 
 
@@ -382,10 +408,10 @@ def _ordered(rows: Evidence | Survey, given: Tensor, rate: float) -> Tensor:
 
     A few held-out rows that are predicted no better than chance do not show that the order is of no use.
     """
-    met = (rows.visits > 0) & ~has_tie(given)
+    met = _usable(rows.visits, given)
     scores = torch.full((len(met),), rate, dtype=torch.float64)
     if met.any():
-        scores[met] += TIE_BREAK * (match_quantiles(-rows.log_given[met].double(), EVENLY) - EVENLY.mean())
+        scores[met] += TIE_BREAK * (1 - LEAST) * (relative_ranks(-rows.log_given[met].double()) - 0.5)
     return scores
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import hard_labels, has_tie
+from pencil.seeding import some_places
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
 RATES = torch.cat([torch.linspace(0.0, 0.1, 11), torch.linspace(0.12, 0.98, 44)]).double()
@@ -50,7 +51,7 @@ SIGNIFICANT = 2.0
 RARITY = 2.0
 """Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
-"""More held-out rows than this change nothing."""
+"""More rows than this, drawn at random, change nothing."""
 VALUES = 2**21
 """Probabilities that are in memory at a time while rates are compared."""
 
@@ -232,7 +233,8 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     Nor can it separate a network that predicts noisy labels from right labels; but a network that is surer of some rows
     than noisy labels would allow sets an upper limit. Among equally likely rates the largest one is taken.
     """
-    logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
+    some = some_places(len(given), MAX_ROWS)
+    logits, given = logits.cpu()[some], given.cpu()[some]
     num_classes = len(shape)
     chance = (1 - 1 / num_classes) / float(shape.sum(dim=1).max().clamp_min(1.0))  # a label would carry no information
     rates = RATES[chance > RATES]
@@ -291,8 +293,9 @@ def calibrated(
     absorbed
         Candidates for the absorbed fraction; by default all.
     """
-    logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
-    weights = None if weights is None else weights[:MAX_ROWS].cpu()
+    some = some_places(len(given), MAX_ROWS)
+    logits, given = logits.cpu()[some], given.cpu()[some]
+    weights = None if weights is None else weights.cpu()[some]
     shape = model.transition.clone().fill_diagonal_(0.0)  # at rate 1
     rates = torch.ones(1, dtype=torch.float64)
     logs = TEMPERATURES.log()
@@ -352,7 +355,8 @@ def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, agreement:
     twice. The part ``m`` is found on held-out rows: the weight at which their posterior agrees with their labels as
     often (``agreement``) as predictions for training rows agree with theirs. ``1 - m`` is returned.
     """
-    logits, given = logits[:MAX_ROWS].cpu(), given[:MAX_ROWS].cpu()
+    some = some_places(len(given), MAX_ROWS)
+    logits, given = logits.cpu()[some], given.cpu()[some]
     for weight in torch.linspace(0.0, 1.0, 21).tolist():
         with_labels = posterior(logits, given, model, trust=weight)
         if float((with_labels.argmax(dim=1) == given).double().mean()) >= agreement:

@@ -55,7 +55,8 @@ class Facts:
     gap
         How far the noise rate that training shows is above what held-out rows allow.
     network_high
-        Upper end of the noise rate by the network's last predictions of held-out labels alone, where a method fits it.
+        Upper end of the noise rate by the predictions of held-out labels alone, of the network that labels were last
+        set by; None where a method does not fit it.
     halved_classes, kept_classes
         Names of classes that lost more than half of their rows, and of those left as given for fear of losing them.
     """
@@ -154,8 +155,8 @@ def _unsure_rate(facts: Facts) -> list[str]:
         )
     if limit is not None and facts.changed > HARM and facts.rate > ABOVE_NETWORK * limit:
         found.append(
-            f"training shows {_percent(facts.rate)} of wrong labels, but by the network's own predictions of held-out "
-            f"labels at most {_percent(limit)} are wrong"
+            f"training shows {_percent(facts.rate)} of wrong labels, but by the network's predictions of held-out "
+            f"labels at most {_percent(limit)} were wrong when labels were set"
         )
     return found
 

@@ -214,12 +214,13 @@ class Auto(Method):
 
     def relabel(self, context: Context) -> None:
         """Estimate the noise model, and set every label to its posterior."""
-        logits, given = context.predict().nan_to_num(0.0), self.task.given_labels
-        held_out = context.held_out()
-        self.state.noise = noise = self.form.fit_noise(logits, given, held_out)
+        logits, given, held_out = context.predict(), self.task.given_labels, context.held_out()
+        read = ~logits[:, 0].isnan()
+        logits_read, given_read = logits[read], given[read.to(given.device)]
+        self.state.noise = noise = self.form.fit_noise(logits_read, given_read, held_out)
         self.state.network_high = None if held_out is None else noise.high
-        self._fit_trust(held_out or (logits.cpu(), given.cpu()), self.form.agreement(logits, given))
-        self._write_labels(self.form.posterior(noise, logits, given, self.state.trust))
+        self._fit_trust(held_out or (logits_read.cpu(), given_read.cpu()), self.form.agreement(logits_read, given_read))
+        self._write_labels(self.form.posterior(noise, logits.nan_to_num(0.0), given, self.state.trust))
         self._note(f"{self.form.describe(noise)}; every label set to its posterior")
 
     def refit(self, context: Context) -> None:
@@ -338,7 +339,7 @@ class Auto(Method):
         """The budget ended in the backbone phase: relabel, if the network has learned anything."""
         state, held_out = self.state, context.held_out()
         if held_out is not None and state.best_logits is None:
-            message = "held-out labels were never predicted better than chance: labels are left as given"
+            message = "held-out labels were never predicted better than chance"
             self._note(message)
             if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
                 warnings.warn(message, stacklevel=2)

@@ -113,7 +113,10 @@ class RunDynamics:
         """
         if self.layout.sharded_over is None or not isinstance(self.train, TrainingDynamics):
             return False
-        return isinstance(self.held_out, TrainingDynamics) and can_match(self.held_out.evidence())
+        held_out, validation = self.held_out, self.splits.validation
+        if not isinstance(held_out, TrainingDynamics) or validation is None:
+            return False
+        return can_match(held_out.evidence(), validation.given_labels)
 
     def judge_shards(self) -> "ShardedJudgement":
         """Return the judgement of all rows, each process for its own; all ranks call this together.
