@@ -210,3 +210,7 @@ def test_the_automatic_method_may_stop_anywhere(tmp_path):
 def test_a_state_of_another_version_is_refused():
     with pytest.raises(RunError, match="has no best_epoch of AutoState; expected one of this version"):
         load_state(AutoState(total=3), {k: v for k, v in state_tree(AutoState(total=3)).items() if k != "best_epoch"})
+    trainer = build(make("cross_entropy"))
+    state = trainer.state_dict()
+    with pytest.raises(RunError, match="has no known of RunningMeans; expected one of this version"):
+        trainer.load_state_dict({**state, "means": {k: v for k, v in state["means"].items() if k != "known"}})
