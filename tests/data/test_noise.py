@@ -185,6 +185,12 @@ def table_of_two_groups(path, rows=1200):
     return load(DataSettings(source=str(path))), group
 
 
+@pytest.mark.parametrize(("rate", "produced"), [(0.02, 0.088), (0.05, 0.101), (0.1, 0.129), (0.2, 0.206), (0.3, 0.3)])
+def test_small_rates_of_instance_noise_come_out_higher_as_documented(rate, produced):
+    clean, x = np.arange(40_000) % 4, np.random.default_rng(0).normal(size=(40_000, 2))
+    assert noise.flip_by_instance(clean, x, 4, rate, seed=1).rate == pytest.approx(produced, abs=0.006)
+
+
 def test_instance_noise_on_a_table_depends_on_its_cells(tmp_path):
     splits, group = table_of_two_groups(tmp_path / "t.csv")
     settings = RateNoise(kind="instance", rate=0.4)

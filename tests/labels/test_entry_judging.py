@@ -28,21 +28,19 @@ def seen_entries(rows, classes=5, *, false_positives=0.05, false_negatives=0.2, 
     log_odds = signal * (clean.float() - 0.5) + torch.randn(rows, classes, generator=generator) - 1.5
     flips = torch.rand(rows, classes, generator=generator)
     wrong = flips < torch.where(clean, false_negatives, false_positives)
-    evidence = EntryEvidence(log_odds, torch.zeros(rows, classes), torch.full((rows,), 5))
+    evidence = EntryEvidence(log_odds, torch.full((rows,), 5))
     return evidence, (clean ^ wrong).float(), wrong
 
 
 def test_means_weigh_a_visit_by_its_number():
-    logits, given = visits(), given_entries()
-    dynamics = EntryDynamics(given, 3)
+    logits = visits()
+    dynamics = EntryDynamics(given_entries(), 3)
     for one in logits:
         order = torch.randperm(6)
         dynamics.add(order, one[order])
     found = dynamics.evidence()
     weights = torch.arange(1.0, 6.0)[:, None, None] / 15
     torch.testing.assert_close(found.log_odds, (weights * logits.clamp(FLOOR, -FLOOR)).sum(dim=0))
-    against = ((logits > 0) != (given > 0.5)).float().mean(dim=0)
-    torch.testing.assert_close(found.disagreement, against.where(~given.isnan(), torch.tensor(0.0)))
     assert found.visits.tolist() == [5] * 6
 
 
@@ -93,7 +91,7 @@ def test_scores_find_wrong_rows_and_are_probabilities():
 
 def test_what_was_memorised_is_matched_to_held_out_rows():
     (train, given, wrong), (held, held_given, _) = seen_entries(800), seen_entries(400, seed=1)
-    sure = EntryEvidence(train.log_odds + 1.5 * (2 * given - 1), train.disagreement, train.visits)
+    sure = EntryEvidence(train.log_odds + 1.5 * (2 * given - 1), train.visits)
     found = judge_entries(sure, given, held, held_given)
     assert float(found.issue_scores.mean()) == pytest.approx(float(wrong.any(dim=1).double().mean()), abs=0.06)
     assert found.mismatch > 0.04

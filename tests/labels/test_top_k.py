@@ -49,6 +49,23 @@ def test_the_largest_entries_are_kept_and_the_rest_is_shared(given):
     torch.testing.assert_close(found[others], torch.full((10,), -0.1))
 
 
+def test_close_classes_keep_their_order_whatever_the_others_have():
+    """A posterior gives improbable classes logits of -87; the sum of a row then moves the probable ones up to +87."""
+    first = torch.rand(500, generator=torch.Generator().manual_seed(0)) * 0.2 + 0.4
+    logits = torch.full((500, 1000), -87.3)
+    logits[:, 0], logits[:, 1] = first.log(), (1 - first).log()
+    dense, top = LabelStore(torch.zeros(500, dtype=torch.int64), 1000), TopKLabelStore([0] * 500, 1000, k=8)
+    rows, predicted = torch.arange(500), torch.randn(500, 1000, generator=torch.Generator().manual_seed(1))
+    for store in (dense, top):
+        store.write(rows, logits)
+    torch.testing.assert_close(top.probs(), dense.probs(), rtol=0, atol=1e-4)
+    assert ((top.probs()[:, 0] > top.probs()[:, 1]) == (first > 0.5)).all()
+    for store in (dense, top):
+        store.update(rows, predicted, step=0.1)
+    torch.testing.assert_close(top.probs(), dense.probs(), rtol=0, atol=3e-4)
+    assert sum(one[0].numel() * one.element_size() for one in top.state_dict().values()) == 36  # bytes of a row
+
+
 def test_it_is_small_and_starts_as_given(given):
     top, dense = TopKLabelStore(given, CLASSES, k=2), LabelStore(given, CLASSES)
     torch.testing.assert_close(top.probs(), dense.probs(), rtol=0, atol=1e-6)

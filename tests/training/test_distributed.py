@@ -38,6 +38,7 @@ def many_labels(rows, seed):
     labels = (points[:, :3] > 0).float()
     given = torch.where(torch.rand(rows, 3, generator=generator) < 0.2, 1 - labels, labels)
     given[5, 1] = torch.nan
+    given[9:15] = torch.nan  # rows without any known entry
     return from_arrays(points, given.numpy(), multilabel=True, clean_labels=labels.numpy())
 
 

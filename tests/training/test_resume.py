@@ -155,11 +155,12 @@ def test_images_with_augmentation_and_several_classes_go_on(name, tmp_path):
 
 
 def test_automatic_correction_of_several_classes_goes_on(tmp_path):
-    """Stopped in every phase: the noise model of entries is part of the state."""
+    """Stopped in every phase: the noise model of entries and the sums of an epoch are part of the state."""
     generator = torch.Generator().manual_seed(0)
     points = torch.randn(200, 4, generator=generator)
-    given = (points[:, :3] > 0) ^ (torch.rand(200, 3, generator=generator) < 0.1)
-    examples = from_arrays(points, given.int().numpy(), multilabel=True)
+    given = ((points[:, :3] > 0) ^ (torch.rand(200, 3, generator=generator) < 0.1)).float()
+    given[::9], given[1::9, 0] = torch.nan, torch.nan
+    examples = from_arrays(points, given.numpy(), multilabel=True)
     splits = Splits(examples.subset(torch.arange(140)), examples.subset(torch.arange(140, 200)))
 
     def trainer(pause):
@@ -209,3 +210,7 @@ def test_the_automatic_method_may_stop_anywhere(tmp_path):
 def test_a_state_of_another_version_is_refused():
     with pytest.raises(RunError, match="has no best_epoch of AutoState; expected one of this version"):
         load_state(AutoState(total=3), {k: v for k, v in state_tree(AutoState(total=3)).items() if k != "best_epoch"})
+    trainer = build(make("cross_entropy"))
+    state = trainer.state_dict()
+    with pytest.raises(RunError, match="has no known of RunningMeans; expected one of this version"):
+        trainer.load_state_dict({**state, "means": {k: v for k, v in state["means"].items() if k != "known"}})

@@ -10,6 +10,7 @@ from torch import nn
 from pencil import ModelError, RecipeError, TrainingError
 from pencil.data import Splits, from_arrays, from_dataset
 from pencil.data.augment import Augmentation
+from pencil.labels.entry_noise import entry_agreement
 from pencil.labels.losses import cross_entropy
 from pencil.labels.store import LabelStore
 from pencil.methods import CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
@@ -56,6 +57,24 @@ def test_metrics_of_every_epoch(blobs):
     assert expected == set(last)
     assert all(math.isfinite(value) for key, value in last.items() if key != "phase")
     assert [record["label_step"] for record in outcome.records] == [0.0] * 3 + [2.0] * 6 + [0.0] * 3
+
+
+def test_training_agreement_of_several_classes_is_over_known_entries():
+    """A row without known entries says nothing, and a row with one known entry counts for one."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(50, 3, generator=generator)
+    given = (points > 0).float()
+    given[:15], given[15:30, 1:] = torch.nan, torch.nan
+    examples = from_arrays(points, given.numpy(), multilabel=True)
+    model = nn.Linear(3, 3)
+    nn.init.eye_(model.weight)
+    nn.init.constant_(model.bias, 0.3)
+    expected = entry_agreement(model(points).detach(), given)
+    settings = TrainingSettings(batch_size=16, device="cpu", optimizer=OptimizerSettings(weight_decay=0.0))
+    method = short_pencil(backbone_epochs=1, correction_epochs=0, finetune_epochs=0, lr=1e-12)
+    outcome, trainer = train(examples, method, settings=settings, model=model)
+    assert 0.5 < expected < 1
+    assert trainer.train_accuracy == outcome.records[0]["train_accuracy"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_it_corrects_the_wrong_labels_of_an_easy_task(blobs):

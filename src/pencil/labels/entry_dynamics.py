@@ -18,14 +18,11 @@ class EntryEvidence:
     ----------
     log_odds
         Mean log-odds that the class is present, over all visits, later ones weighing more, (rows, classes).
-    disagreement
-        Fraction of the visits in which the network disagreed with the given entry, (rows, classes); 0 where unknown.
     visits
         How often each row was met; a row that could not be read was never met.
     """
 
     log_odds: Tensor
-    disagreement: Tensor
     visits: Tensor
 
 
@@ -34,8 +31,8 @@ class EntryDynamics:
 
     Visit t has the weight t: in its first epochs a network predicts that all classes are absent.
 
-    Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`). An entry takes four bytes for its mean,
-    two with more than 32 classes, and four for its label and how often the network disagreed.
+    Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`). An entry takes four bytes, two with
+    more than 32 classes.
 
     Parameters
     ----------
@@ -50,11 +47,9 @@ class EntryDynamics:
     def __init__(self, given_labels: Tensor, num_classes: int, layout: LabelLayout = REPLICATED):
         self.world = world = layout.sharded_over
         given = given_labels if world is None else given_labels[world.rank :: world.size]
-        self.known, self.present = ~given.isnan(), given > 0.5
         shape, device = given.shape, given_labels.device
         precision = torch.float32 if num_classes <= DENSE_CLASSES else torch.float16
         self.means = torch.zeros(shape, device=device, dtype=precision)
-        self.against = torch.zeros(shape, device=device, dtype=torch.int16)
         self.visits = torch.zeros(shape[0], device=device, dtype=torch.int32)
 
     @torch.no_grad()
@@ -69,23 +64,20 @@ class EntryDynamics:
             return
         visits = self.visits.index_select(0, rows) + 1
         moved = self.means.index_select(0, rows).float().lerp_(logits, 2 / (visits[:, None].float() + 1))
-        against = ((logits > 0) != self.present.index_select(0, rows)) & self.known.index_select(0, rows)
         self.means.index_copy_(0, rows, moved.to(self.means.dtype))
-        self.against.index_add_(0, rows, against.to(self.against.dtype))
         self.visits.index_copy_(0, rows, visits)
 
     def evidence(self) -> EntryEvidence:
         """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
-        parts = (self.means, self.against.int(), self.visits)  # gloo and NCCL send no int16
-        means, against, visits = (self._gather(part).cpu() for part in parts)
-        return EntryEvidence(means.float(), against / visits.clamp_min(1)[:, None], visits)
+        means, visits = (self._gather(part).cpu() for part in (self.means, self.visits))
+        return EntryEvidence(means.float(), visits)
 
     def _gather(self, values: Tensor) -> Tensor:
         return values if self.world is None else gather_rows(self.world, values)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what :meth:`load_state_dict` needs; not a copy."""
-        return {"means": self.means, "against": self.against, "visits": self.visits}
+        return {"means": self.means, "visits": self.visits}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the dynamics of the rows of this process."""

@@ -16,9 +16,11 @@ from pencil.labels.store import CHUNK, PAPER_INIT_SCALE, anchor_free, scaled_giv
 class TopKLabelStore:
     """The ``k`` largest label logits of each row in half precision; all other classes have equal logits.
 
-    An update never changes the sum of a row's logits (Proposition 1), so the other classes need no memory: each has
-    ``(sum - sum of the k) / (c - k)``. With ``k = c`` nothing is rounded, and the store equals
-    :class:`pencil.LabelStore`. A row takes ``k * (2 + 2)`` bytes (4 + 2 above 32,767 classes) instead of ``4 * c``.
+    An update never changes the sum of a row's logits (Proposition 1), which is K of Eq. 8, so the other classes need no
+    memory: each has ``(K - sum of the k) / (c - k)``. What is kept is relative to the largest logit of the row: half
+    precision is fine near zero, where the probable classes are then. With ``k = c`` nothing is rounded, and the store
+    equals :class:`pencil.LabelStore`. A row takes ``k * (2 + 2) + 4`` bytes (4 + 2 above 32,767 classes) instead of
+    ``4 * c``.
 
     Parameters
     ----------
@@ -38,9 +40,9 @@ class TopKLabelStore:
     Attributes
     ----------
     top, index
-        The ``k`` largest label logits of each row, and their classes.
-    row_sums
-        The sum of each row's label logits.
+        The ``k`` largest label logits of each row, relative to ``largest``, and their classes.
+    largest
+        The largest label logit of each row; 0 with ``k = c``, where ``top`` are the label logits themselves.
     pinned
         True for the rows that never move; None where every row may move.
     """
@@ -62,6 +64,7 @@ class TopKLabelStore:
         given, self.num_classes = as_given_labels(given_labels, num_classes)
         self.given_labels = given.to(device) if given.ndim == 1 else given.to(device, dtype)
         self.k = min(k, self.num_classes)
+        self.exact = self.k == self.num_classes
         self.scale, self.dtype = scale, dtype
         self.pinned: Tensor | None = None
         self.reset()
@@ -77,15 +80,13 @@ class TopKLabelStore:
 
     def reset(self) -> None:
         """Replace all labels by the given labels, chunk by chunk: the dense matrix may not fit into memory."""
-        given, exact = self.given_labels, self.k == self.num_classes
+        given = self.given_labels
         index_type = torch.int16 if self.num_classes <= 2**15 - 1 else torch.int32
         self.index = torch.empty(len(given), self.k, dtype=index_type, device=given.device)
-        self.top = self.index.new_empty(self.index.shape, dtype=self.dtype if exact else torch.float16)
-        self.row_sums = self.index.new_empty(len(given), dtype=self.dtype)
+        self.top = self.index.new_empty(self.index.shape, dtype=self.dtype if self.exact else torch.float16)
+        self.largest = self.index.new_zeros(len(given), dtype=self.dtype)
         for chunk in torch.arange(len(given), device=given.device).split(CHUNK):
-            dense = self.initial_logits(chunk)
-            self.row_sums[chunk] = dense.sum(dim=1)
-            self._set(chunk, dense)
+            self._set(chunk, self.initial_logits(chunk))
 
     @property
     def label_logits(self) -> Tensor:
@@ -97,8 +98,8 @@ class TopKLabelStore:
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the label logits of these rows, dense."""
-        top, index = self.top[rows].to(self.dtype), self.index[rows].long()
-        rest = (self.row_sums[rows] - top.sum(dim=1)) / max(1, self.num_classes - self.k)
+        top, index = self.top[rows].to(self.dtype) + self.largest[rows].unsqueeze(1), self.index[rows].long()
+        rest = (self.scale - top.sum(dim=1)) / max(1, self.num_classes - self.k)
         return rest.unsqueeze(1).repeat(1, self.num_classes).scatter_(1, index, top)
 
     def update(
@@ -116,17 +117,17 @@ class TopKLabelStore:
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         """Keep the ``k`` largest label logits of these rows, each named once; pinned rows stay as they are.
 
-        A constant is added to each row so that its sum stays what it was: the other classes are computed from the sum,
-        and the distribution does not depend on the constant. An update needs none (Proposition 1).
+        A constant is added to each row so that its sum is K: the other classes are computed from the sum, and the
+        distribution does not depend on the constant. An update needs none (Proposition 1).
         """
-        rows, label_logits = drop_pinned(self.pinned, rows, label_logits)
-        if self.k < self.num_classes:
-            shift = (self.row_sums[rows] - label_logits.sum(dim=1)) / self.num_classes
-            label_logits = label_logits + shift.unsqueeze(1)
-        self._set(rows, label_logits)
+        self._set(*drop_pinned(self.pinned, rows, label_logits))
 
     def _set(self, rows: Tensor, label_logits: Tensor) -> None:
         top, index = label_logits.topk(self.k, dim=1, sorted=False)
+        if not self.exact:
+            largest = top.amax(dim=1)
+            self.largest[rows] = largest + (self.scale - label_logits.sum(dim=1)) / self.num_classes
+            top = top - largest.unsqueeze(1)
         self.top[rows] = top.to(self.top.dtype)
         self.index[rows] = index.to(self.index.dtype)
 
@@ -152,8 +153,9 @@ class TopKLabelStore:
         return local_values
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"top": self.top, "index": self.index}
+        return {"top": self.top, "index": self.index, "largest": self.largest}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.top.copy_(state["top"])
         self.index.copy_(state["index"])
+        self.largest.copy_(state["largest"])

@@ -78,14 +78,15 @@ def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> 
     }
 
 
-def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> float:
-    """Return how many rows agree with their given label; multi-label rows count by their fraction of known entries."""
+def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> tuple[float, float]:
+    """Return how many rows (known entries of multi-label data) agree with their given label, and of how many."""
     if multilabel:
         known = ~given_labels.isnan()
         agree = ((logits > 0) == (given_labels > 0.5)) & known
-        return float((agree.sum(dim=1) / known.sum(dim=1).clamp(min=1)).sum())
+        hits, entries = torch.stack([agree.sum(), known.sum()]).tolist()  # one wait for the device
+        return float(hits), float(entries)
     labels = hard_labels(given_labels).unsqueeze(1)  # a maximum costs a tenth of an argmax
-    return float((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum())
+    return float((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum()), float(len(labels))
 
 
 class LabelTotals:

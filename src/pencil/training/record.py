@@ -99,16 +99,21 @@ class Outcome:
 
 @dataclass
 class RunningMeans:
-    """Sums over the steps of an epoch, weighted by batch size."""
+    """Sums over the steps of an epoch, weighted by batch size.
+
+    ``hits`` of ``known`` given labels agree with the prediction: rows, or entries of multi-label data.
+    """
 
     rows: int = 0
     hits: float = 0.0
+    known: float = 0.0
     losses: dict[str, float] = field(default_factory=dict)
 
-    def add(self, terms: Terms, loss: float, hits: float, rows: int) -> None:
-        """Add a step on this many rows, of which ``hits`` agree with their given label."""
+    def add(self, terms: Terms, loss: float, hits: tuple[float, float], rows: int) -> None:
+        """Add a step on this many rows; ``hits`` says how many labels agree with the prediction, and of how many."""
         self.rows += rows
-        self.hits += hits
+        self.hits += hits[0]
+        self.known += hits[1]
         self.losses["loss"] = self.losses.get("loss", 0.0) + loss * rows
         for name, part in terms.parts.items():
             self.losses[f"loss_{name}"] = self.losses.get(f"loss_{name}", 0.0) + float(part) * rows
@@ -116,7 +121,7 @@ class RunningMeans:
     def means(self) -> Record:
         """Return the means so far."""
         losses = {name: total / self.rows for name, total in self.losses.items()}
-        return losses | {"train_accuracy": self.hits / self.rows}
+        return losses | {"train_accuracy": self.hits / max(1.0, self.known)}
 
 
 @dataclass

@@ -29,14 +29,15 @@ class StepResult:
 
     ``loss`` is this rank's part: the gradients of all ranks add up to that of the batch. ``terms`` are those of the
     whole batch, ``batch`` and ``logits`` the rows that this rank computed the loss of and what was predicted for them,
-    ``hits`` the rows of the whole batch whose prediction agrees with the given label, ``rows`` their number.
+    ``hits`` how many labels (entries of multi-label data) of the whole batch are predicted as given, and of how many
+    known ones, ``rows`` the rows of the whole batch.
     """
 
     loss: Tensor
     terms: Terms
     batch: Batch
     logits: Tensor
-    hits: float
+    hits: tuple[float, float]
     rows: int
 
 
@@ -193,14 +194,14 @@ class TrainingStep:
         )  # without rows it is NaN, but all ranks have to fetch labels together
         loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward
         hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
-        sums = torch.zeros(2 + len(terms.parts), dtype=torch.float64)
+        sums = torch.zeros(3 + len(terms.parts), dtype=torch.float64)
         if own:
             losses = [own * float(term.detach()) for term in (terms.loss, *terms.parts.values())]
-            sums += torch.tensor([*losses, hits], dtype=torch.float64)
-        *totals, hits = self.world.all_reduce_sum(sums).tolist()
+            sums += torch.tensor([*losses, *hits], dtype=torch.float64)
+        *totals, agreeing, known = self.world.all_reduce_sum(sums).tolist()
         whole, *parts = [torch.tensor(one / total, dtype=torch.float64) for one in totals]
         whole_terms = Terms(whole, dict(zip(terms.parts, parts, strict=True)), terms.carry)
-        return StepResult(loss, whole_terms, batch, logits, hits, sum(counts))
+        return StepResult(loss, whole_terms, batch, logits, (agreeing, known), sum(counts))
 
     def _weighted(self, outputs: Outputs, rows: Tensor) -> Outputs:
         """Return the same logits, whose gradients are multiplied by the weight of each row.

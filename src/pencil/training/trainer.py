@@ -15,6 +15,7 @@ from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.methods.base import Method, Phase, Task, Views, fit_budget
+from pencil.methods.state import load_state
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
@@ -379,7 +380,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Return to where :meth:`state_dict` was taken, in a trainer that was built in the same way."""
-        self.position, self._means = Position(**state["position"]), RunningMeans(**state["means"])
+        self.position, self._means = Position(**state["position"]), load_state(RunningMeans(), state["means"])
         self.records, self._visited = list(state["records"]), state["visited"]
         self.networks.load_state_dict(state["networks"])
         self.method.load_state_dict(state["method"])
