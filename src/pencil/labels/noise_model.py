@@ -243,7 +243,7 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     profile = found.min(dim=0)
     best = profile.values.min()
     place = int((profile.values <= best + SLACK).nonzero().max())
-    place = max(place, int((rates <= max(0.0, _disagreement_of_surest(logits, given))).nonzero().max()))
+    place = max(place, int((rates <= max(0.0, disagreement_of_surest(logits, given))).nonzero().max()))
     inside = (profile.values <= best + INTERVAL).nonzero()
     low, high = float(rates[inside.min()]), float(rates[inside.max()])
     rate = max(float(rates[place]), 0.5 / max(1, len(given)))
@@ -404,7 +404,7 @@ def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:
     return rank
 
 
-def _disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
+def disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
     """Return the disagreement with given labels, extrapolated to the most confident predictions.
 
     For the most confident half of each predicted class a line is fitted to disagreement over confidence rank, and read

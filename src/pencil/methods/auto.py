@@ -56,6 +56,7 @@ class AutoState:
     corrected: bool = False
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
+    early_learning_share: float = 1.0
     network_high: float | None = None
     choices: list[str] = field(default_factory=list)
 
@@ -82,7 +83,8 @@ class Auto(Method):
     warmup
         Fraction of the epochs in which the learning rate rises first; for high learning rates.
     early_learning
-        Weight of ELR's regulariser in the backbone phase of single-label data.
+        Largest weight of ELR's regulariser in the backbone phase of single-label data; its share follows the noise that
+        held-out labels show, and is whole from 30 % on.
     patience, max_backbone
         The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
         predicted worse by more than a standard error, and at the latest at this fraction of the budget (of multi-label
@@ -180,7 +182,10 @@ class Auto(Method):
         """Eq. 1 on the given labels; of single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
         stored = self.labels.to_probs(self.labels[batch.rows])
-        return self.form.backbone_terms(outputs.logits, batch.given_labels, stored, self.state.done)
+        state = self.state
+        return self.form.backbone_terms(
+            outputs.logits, batch.given_labels, stored, state.done, state.early_learning_share
+        )
 
     def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
         """Store ELR's targets of these rows."""
@@ -287,6 +292,7 @@ class Auto(Method):
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         if self.form.is_chance(held_out):
             return False
+        state.early_learning_share = self.form.early_learning_share(held_out)
         by_row = self.form.log_likelihoods(held_out)
         self._keep_if_best(context, held_out, by_row)
         ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (

@@ -28,6 +28,7 @@ from pencil.labels.noise_model import (
     SIGNIFICANT,
     NoiseModel,
     calibrated,
+    disagreement_of_surest,
     fit_noise,
     is_chance,
     log_likelihoods,
@@ -42,6 +43,11 @@ from pencil.methods.elr import early_learning_loss, moved_targets
 
 ELR_BETA = 0.7
 """ELR's beta: the weight of earlier predictions in the running mean."""
+FULL_EARLY_LEARNING = 0.3
+"""Noise rate from which on ELR's regulariser has its full weight.
+
+It makes predictions sure of themselves: where few labels are wrong, mistakes of the network would pass for such.
+"""
 WORTH_CORRECTING = 1 / 2
 """Labels are worth correcting where the posterior leaves at most this fraction of the wrong entries."""
 
@@ -67,11 +73,17 @@ class AutoForm(Protocol):
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
         """Return a new store of these labels."""
 
-    def backbone_terms(self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int) -> Terms:
+    def backbone_terms(
+        self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int, share: float
+    ) -> Terms:
         """Return the loss on the given labels; ``carry`` is what the label store keeps of these rows, None: nothing.
 
-        ``stored_probs`` are the probabilities in the store, after ``epochs`` epochs.
+        ``stored_probs`` are the probabilities in the store, after ``epochs`` epochs, and ``share`` is
+        :meth:`early_learning_share`.
         """
+
+    def early_learning_share(self, held_out: HeldOut) -> float:
+        """Return the share of the largest weight of ELR's regulariser that the noise of held-out labels asks for."""
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         """Return the "forward" or "inverse" KL divergence between labels and predictions."""
@@ -143,7 +155,7 @@ class SingleLabelForm:
     task
         The job, with the given labels of all training rows.
     early_learning
-        Weight of ELR's regulariser in the backbone phase.
+        Largest weight of ELR's regulariser in the backbone phase.
     """
 
     min_visits: ClassVar[int] = 0
@@ -167,8 +179,10 @@ class SingleLabelForm:
             given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype
         )
 
-    def backbone_terms(self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int) -> Terms:
-        """Eq. 1 on the given labels, plus ELR's regulariser.
+    def backbone_terms(
+        self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int, share: float
+    ) -> Terms:
+        """Eq. 1 on the given labels, plus a share of ELR's regulariser.
 
         Until labels are corrected, the label store holds ELR's targets, scaled to sum to one. The targets start at zero
         and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``. The regulariser gets them
@@ -179,7 +193,7 @@ class SingleLabelForm:
         classification = cross_entropy(logits, given_labels)
         regularizer = early_learning_loss(logits, relative_targets(targets, self.frequency))
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
-        return Terms(classification + self.early_learning * regularizer, parts, carry=targets)
+        return Terms(classification + share * self.early_learning * regularizer, parts, carry=targets)
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         return (forward_kl if direction == "forward" else inverse_kl)(logits, label_logits)
@@ -193,6 +207,9 @@ class SingleLabelForm:
 
     def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
         return True
+
+    def early_learning_share(self, held_out: HeldOut) -> float:
+        return min(1.0, max(0.0, disagreement_of_surest(held_out[0], hard_labels(held_out[1]))) / FULL_EARLY_LEARNING)
 
     def log_likelihoods(self, held_out: HeldOut, noise: NoiseModel | None = None) -> Tensor:
         transition = None if noise is None else noise.transition
@@ -258,9 +275,14 @@ class MultiLabelForm:
         task = self.task
         return label_form(True).store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
-    def backbone_terms(self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int) -> Terms:
+    def backbone_terms(
+        self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int, share: float
+    ) -> Terms:
         """Eq. 1 on the given labels of every class."""
         return Terms(label_form(True).given_loss(logits, given_labels))
+
+    def early_learning_share(self, held_out: HeldOut) -> float:
+        return 0.0  # there is no such term
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         divergence = forward_binary_kl if direction == "forward" else inverse_binary_kl
