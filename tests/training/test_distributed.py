@@ -14,6 +14,7 @@ from pencil.errors import RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import exit_code, join, launch
+from pencil.training.evaluation import predict_examples
 
 TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 LAYOUTS = ("replicated", "sharded")
@@ -116,6 +117,35 @@ def agree(one, other, name):
         assert record.keys() == theirs.keys()
         for key, value in record.items():
             assert theirs[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6)), (name, key)
+
+
+def train_with_batch_norm(name):
+    """Every buffer after training, what this rank predicts by itself, and what the ranks predict together."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).double()
+    settings = TrainingSettings(batch_size=16, epochs=2, device="cpu")
+    splits, world = Splits(blobs(83, 0), blobs(31, 1)), join(torch.device("cpu"))
+    trainer = Trainer(network, splits, find_method(name)(), settings, seed=5, world=world)
+    trainer.run()
+    networks = range(trainer.method.requirements.networks)
+    own = [predict_examples(trainer.networks.evaluated(number), splits.validation) for number in networks]
+    together = [trainer._logits(splits.validation, network=number) for number in networks]
+    buffers = [value.numpy() for value in trainer.networks.trained.buffers()]
+    accuracy = (own[0].argmax(dim=1) == splits.validation.given_labels).double().mean()
+    scores = trainer.records[-1]["validation_accuracy"], float(accuracy)
+    return buffers, [one.numpy() for one in own], [one.numpy() for one in together], scores
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "co_teaching", "auto"])  # without an average, two networks, with one
+def test_all_ranks_evaluate_one_network_with_one_set_of_batch_statistics(name):
+    """On a CPU each rank has statistics of its own part of a batch; those of rank 0 are kept."""
+    first, second = in_ranks(2, train_with_batch_norm, name)
+    for buffers, others in zip(first[0], second[0], strict=True):
+        np.testing.assert_array_equal(buffers, others)
+    for rank in (first, second):
+        for own, together in zip(rank[1], rank[2], strict=True):
+            np.testing.assert_allclose(own, together, rtol=0, atol=1e-6)
+        assert rank[3][0] == pytest.approx(rank[3][1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
