@@ -10,7 +10,7 @@ from ranks import in_ranks
 from torch import nn
 
 from pencil.data import Splits, from_arrays
-from pencil.errors import RecipeError
+from pencil.errors import DataError, RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import exit_code, join, launch
@@ -146,6 +146,58 @@ def test_all_ranks_evaluate_one_network_with_one_set_of_batch_statistics(name):
         for own, together in zip(rank[1], rank[2], strict=True):
             np.testing.assert_allclose(own, together, rtol=0, atol=1e-6)
         assert rank[3][0] == pytest.approx(rank[3][1], abs=1e-6)
+
+
+def unreadable(examples, rows):
+    """The same examples, without the inputs of these rows."""
+    readable = torch.ones(len(examples), dtype=torch.bool).index_fill(0, torch.as_tensor(rows), value=False)
+    return replace(examples, inputs=replace(examples.inputs, readable=readable))
+
+
+def train_with_unreadable_rows(layout="replicated"):
+    """Half of the training rows cannot be read, so neither can some whole batches; nor the last half held out."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    settings = TrainingSettings(batch_size=2, epochs=3, device="cpu", label_layout=layout)
+    splits = Splits(unreadable(blobs(40, 0), range(20)), unreadable(blobs(30, 1), range(15, 30)))
+    method = find_method("pencil")(**OPTIONS["pencil"])
+    trainer = Trainer(network, splits, method, settings, seed=5, world=join(torch.device("cpu")))
+    outcome = trainer.run()
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in outcome.records]
+    weights = {name: value.numpy() for name, value in outcome.model.state_dict().items()}
+    scores = outcome.judgement.issue_scores.numpy()
+    return {"weights": weights, "labels": outcome.label_probs.numpy(), "scores": scores, "records": records}
+
+
+def train_with_unreadable_rows_in_both_layouts():
+    return [train_with_unreadable_rows(layout) for layout in LAYOUTS]
+
+
+def test_ranks_that_can_read_nothing_go_on_like_one_process():
+    alone = train_with_unreadable_rows()
+    for found in in_ranks(2, train_with_unreadable_rows_in_both_layouts):
+        for layout, one in zip(LAYOUTS, found, strict=True):
+            agree(alone, one, layout)
+
+
+def predict_unreadable(rows):
+    world = join(torch.device("cpu"))
+    examples = unreadable(blobs(6, 0), rows)
+    torch.manual_seed(1)
+    network = nn.Linear(4, 3).double()
+    try:
+        return predict_examples(network, examples, world=world).numpy()
+    except DataError as error:
+        return str(error)
+
+
+def test_only_rows_that_no_rank_can_read_are_an_error():
+    some = predict_unreadable([3, 4, 5])
+    assert np.isnan(some).all(axis=1).tolist() == [False] * 3 + [True] * 3
+    for found in in_ranks(2, predict_unreadable, [3, 4, 5]):
+        np.testing.assert_allclose(found, some)
+    for found in (predict_unreadable(range(6)), *in_ranks(2, predict_unreadable, range(6))):
+        assert "none of these 6 inputs can be read" in found
 
 
 @pytest.mark.parametrize(
