@@ -285,6 +285,25 @@ def test_rows_that_came_or_went_are_refused_or_mapped_by_key(tmp_path, monkeypat
     assert held.isdisjoint(keys)
 
 
+@pytest.mark.parametrize("step", [30, 50])  # in the backbone phase, and in the correction that follows it
+def test_a_run_goes_on_to_its_end_with_rows_that_came_or_went(step, tmp_path, monkeypatch):
+    """The default method compares epochs by the held-out rows, which are others than before, and fewer."""
+    from pencil.data import Splits, from_arrays
+    from pencil.job import resume_run
+
+    path, (points, labels) = tmp_path / "run", blobs(100)
+    settings = {**OFTEN, "method.max_backbone": 0.7, "method.rounds": 2}
+    stopped(path, monkeypatch, step=step, data=keyed(np.arange(90), points, labels), settings=settings)
+    state = Checkpoints(path / "checkpoints").newest().part("training")["method"]["state"]
+    assert state["best_logits"] is not None and bool(state["backbone_epochs"]) == (step == 50)
+    splits = Splits(keyed(np.r_[10:100], points, labels), test=from_arrays(*blobs(30, 1), classes=3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = resume_run(path, data=splits, model=Net(), allow_changed=True, progress=False)
+    assert len(run.labels) == 90 and len(run.metrics) >= 8
+    assert any("the rows have changed after epoch" in choice for choice in run.summary.findings["choices"])
+
+
 def resumed_state(path, data, monkeypatch):
     """The state right after the trainer was restored with changed rows."""
     from pencil.data import Splits, from_arrays

@@ -111,7 +111,7 @@ def test_every_row_is_judged_by_a_network_that_has_not_seen_it(blobs):
     names = ["fold 1", "fold 2", "fold 3"]
     assert list(watch.rows) == [*names, "final"] and len({id(n) for n in watch.networks.values()}) == 4
     for number, name in enumerate(names):
-        held = (method.fold_of == number).nonzero()[:, 0]
+        held = (method.state.fold_of == number).nonzero()[:, 0]
         assert watch.rows[name] == set(range(90)) - set(held.tolist())
         torch.testing.assert_close(method.state.out_of_fold_probs[held], watch.said[name][held])
     wrong = (blobs.given_labels != blobs.clean_labels).nonzero()[:, 0].tolist()

@@ -10,10 +10,11 @@ from ranks import in_ranks
 from torch import nn
 
 from pencil.data import Splits, from_arrays
-from pencil.errors import RecipeError
+from pencil.errors import DataError, RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import exit_code, join, launch
+from pencil.training.evaluation import predict_examples
 
 TRANSITION = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]]
 LAYOUTS = ("replicated", "sharded")
@@ -117,6 +118,87 @@ def agree(one, other, name):
         assert record.keys() == theirs.keys()
         for key, value in record.items():
             assert theirs[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-6)), (name, key)
+
+
+def train_with_batch_norm(name):
+    """Every buffer after training, what this rank predicts by itself, and what the ranks predict together."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)).double()
+    settings = TrainingSettings(batch_size=16, epochs=2, device="cpu")
+    splits, world = Splits(blobs(83, 0), blobs(31, 1)), join(torch.device("cpu"))
+    trainer = Trainer(network, splits, find_method(name)(), settings, seed=5, world=world)
+    trainer.run()
+    networks = range(trainer.method.requirements.networks)
+    own = [predict_examples(trainer.networks.evaluated(number), splits.validation) for number in networks]
+    together = [trainer._logits(splits.validation, network=number) for number in networks]
+    buffers = [value.numpy() for value in trainer.networks.trained.buffers()]
+    accuracy = (own[0].argmax(dim=1) == splits.validation.given_labels).double().mean()
+    scores = trainer.records[-1]["validation_accuracy"], float(accuracy)
+    return buffers, [one.numpy() for one in own], [one.numpy() for one in together], scores
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "co_teaching", "auto"])  # without an average, two networks, with one
+def test_all_ranks_evaluate_one_network_with_one_set_of_batch_statistics(name):
+    """On a CPU each rank has statistics of its own part of a batch; those of rank 0 are kept."""
+    first, second = in_ranks(2, train_with_batch_norm, name)
+    for buffers, others in zip(first[0], second[0], strict=True):
+        np.testing.assert_array_equal(buffers, others)
+    for rank in (first, second):
+        for own, together in zip(rank[1], rank[2], strict=True):
+            np.testing.assert_allclose(own, together, rtol=0, atol=1e-6)
+        assert rank[3][0] == pytest.approx(rank[3][1], abs=1e-6)
+
+
+def unreadable(examples, rows):
+    """The same examples, without the inputs of these rows."""
+    readable = torch.ones(len(examples), dtype=torch.bool).index_fill(0, torch.as_tensor(rows), value=False)
+    return replace(examples, inputs=replace(examples.inputs, readable=readable))
+
+
+def train_with_unreadable_rows(layout="replicated"):
+    """Half of the training rows cannot be read, so neither can some whole batches; nor the last half held out."""
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    settings = TrainingSettings(batch_size=2, epochs=3, device="cpu", label_layout=layout)
+    splits = Splits(unreadable(blobs(40, 0), range(20)), unreadable(blobs(30, 1), range(15, 30)))
+    method = find_method("pencil")(**OPTIONS["pencil"])
+    trainer = Trainer(network, splits, method, settings, seed=5, world=join(torch.device("cpu")))
+    outcome = trainer.run()
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in outcome.records]
+    weights = {name: value.numpy() for name, value in outcome.model.state_dict().items()}
+    scores = outcome.judgement.issue_scores.numpy()
+    return {"weights": weights, "labels": outcome.label_probs.numpy(), "scores": scores, "records": records}
+
+
+def train_with_unreadable_rows_in_both_layouts():
+    return [train_with_unreadable_rows(layout) for layout in LAYOUTS]
+
+
+def test_ranks_that_can_read_nothing_go_on_like_one_process():
+    alone = train_with_unreadable_rows()
+    for found in in_ranks(2, train_with_unreadable_rows_in_both_layouts):
+        for layout, one in zip(LAYOUTS, found, strict=True):
+            agree(alone, one, layout)
+
+
+def predict_unreadable(rows):
+    world = join(torch.device("cpu"))
+    examples = unreadable(blobs(6, 0), rows)
+    torch.manual_seed(1)
+    network = nn.Linear(4, 3).double()
+    try:
+        return predict_examples(network, examples, world=world).numpy()
+    except DataError as error:
+        return str(error)
+
+
+def test_only_rows_that_no_rank_can_read_are_an_error():
+    some = predict_unreadable([3, 4, 5])
+    assert np.isnan(some).all(axis=1).tolist() == [False] * 3 + [True] * 3
+    for found in in_ranks(2, predict_unreadable, [3, 4, 5]):
+        np.testing.assert_allclose(found, some)
+    for found in (predict_unreadable(range(6)), *in_ranks(2, predict_unreadable, range(6))):
+        assert "none of these 6 inputs can be read" in found
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,14 @@ from pencil import recipe
 from pencil.assembly import assemble
 from pencil.check import check_recipe
 from pencil.data.feature_store import FeatureStore
+from pencil.data.inputs import TensorInputs
 from pencil.data.sources import load
 from pencil.errors import DataError, ModelError, RecipeError, Stopped
 from pencil.job import run_recipe
 from pencil.training import features as features_module
 from pencil.training.checkpointing import Checkpointer
+from pencil.training.compute import CPU
+from pencil.training.extraction import Extractor
 from pencil.training.features import compute_features, count_missing
 
 
@@ -57,6 +60,23 @@ def test_features_are_those_of_the_backbone(photos, tmp_path):
     again = compute_features(job.prepared.splits, job.network, tmp_path / "store")
     assert again.computed == 0 and count_missing(job.prepared.splits, 1280, tmp_path / "store") == 0
     torch.testing.assert_close(again.splits.train.inputs.in_memory, found.splits.train.inputs.in_memory)
+
+
+class Flat(torch.nn.Module):
+    def forward(self, images):
+        return images.flatten(1)
+
+
+@pytest.mark.parametrize("value", [70000.0, -70000.0, torch.inf, torch.nan])
+def test_features_that_half_precision_cannot_hold_are_refused(value):
+    """Kept as infinity, they would be found in the store by every later run."""
+    images = torch.full((6, 3, 2, 2), 65504.0)
+    extractor, chunks = Extractor(Flat(), CPU), [torch.arange(6)]
+    (found,) = extractor.chunks(TensorInputs(images), chunks)
+    assert (found.features == 65504).all()
+    images[4, 1, 0, 0] = value
+    with pytest.raises(ModelError, match=r"NaN, infinity or numbers beyond 65,504 as features; expected numbers"):
+        list(extractor.chunks(TensorInputs(images), chunks))
 
 
 def test_a_run_on_photos_predicts_and_opens_like_any_other(photos, tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,14 @@ from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.inputs import ReadOptions
 from pencil.data.transform import IMAGENET
 from pencil.errors import RunError
+from pencil.labels import LabelStore
+from pencil.labels.sharded import ShardedLabelStore
 from pencil.methods import METHODS, find_method
 from pencil.methods.auto import AutoState
 from pencil.methods.state import load_state, state_tree
 from pencil.models import mlp, small_cnn
 from pencil.runs.checkpoints import Checkpoints
+from pencil.runs.resume import StoredRows, _initial_labels, _matched_state
 from pencil.training import Trainer, TrainingSettings
 
 STATEFUL = {"pencil": {"step": 2.0, "rounds": 2}, "joint_optimization": {"update_from": 0.3, "window": 3}}
@@ -205,6 +209,73 @@ def test_the_automatic_method_may_stop_anywhere(tmp_path):
         assert {record["phase"] for record in whole.records} == {"backbone", "correction", "finetune"}
         for call in range(next(places)):
             same(whole, gone_on(lambda pause: build(automatic(), pause, epochs=5), call, tmp_path / str(call)))
+
+
+def dimensions(tree, length):
+    """The fields of a state that have tensors of this length, and in which dimension."""
+    found = {}
+    for name, value in tree.items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, torch.Tensor) and length in one.shape:
+                found[name] = one.shape.index(length)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_all_that_a_method_keeps_of_rows_is_matched_when_rows_change(name):
+    """Rows 11 to 90 stay and 11 come; what a row had goes with it, and a new row has what it has at first."""
+    before, now = blobs(91), blobs(102)
+    splits = Splits(now.subset(torch.arange(11, 102)), blobs(30, 1))
+    assert now.keys[:91].tolist() == before.keys.tolist()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        trained = build(make(name), halting_at(31), epochs=6, splits=Splits(before, blobs(30, 1)))
+        with pytest.raises(Halt):
+            trained.run()
+        fresh = build(make(name), epochs=6, splits=splits)
+    state, stored, first = trained.state_dict(), trained.method, state_tree(fresh.method.state)
+    declared = dict(stored.row_state or {})
+    assert stored.state is None or dimensions(state_tree(stored.state), 91) == declared
+    found = _matched_state(state, fresh, StoredRows(before.keys, splits.validation.keys))
+    for field, dimension in declared.items():
+        values, olds = found["method"]["state"][field], getattr(stored.state, field)
+        lists = [[one] if isinstance(one, torch.Tensor) else list(one) for one in (values, olds)]
+        for value, old in zip(*lists, strict=True):
+            assert value.shape[dimension] == 91
+            assert value.narrow(dimension, 0, 80).equal(old.narrow(dimension, 11, 80))
+            if isinstance(first[field], torch.Tensor):
+                assert value.narrow(dimension, 80, 11).equal(first[field].narrow(dimension, 80, 11))
+    if stored.labels is not None:
+        labels, initial = found["method"]["labels"]["label_logits"], fresh.method.labels.label_logits
+        assert labels[:80].equal(stored.labels.label_logits[11:]) and labels[80:].equal(initial[80:])
+    fresh.load_state_dict(found)
+    fresh.method.on_rows_changed()
+    assert fresh.run().label_probs.sum(dim=1).allclose(torch.ones(91))
+
+
+def test_weights_are_not_taken_for_values_of_rows():
+    """The first layer of this network has as many weights as there are rows."""
+    splits, others = Splits(blobs(16), blobs(30, 1)), Splits(blobs(20).subset(torch.arange(4, 20)), blobs(30, 1))
+    trained, fresh = build(make("auto"), splits=splits), build(make("auto"), splits=others)
+    trained.method.state.best_weights = trained.snapshot()
+    assert any(len(value) == 16 for value in trained.snapshot() if value.ndim)
+    state = _matched_state(trained.state_dict(), fresh, StoredRows(splits.train.keys, splits.validation.keys))
+    pairs = zip(state["method"]["state"]["best_weights"], trained.snapshot(), strict=True)
+    assert all(found.equal(weights) for found, weights in pairs)
+
+
+def test_a_method_that_does_not_declare_the_state_of_rows_is_refused_other_rows():
+    trained, others = build(make("elr")), Splits(blobs().subset(torch.arange(4, 90)), blobs(30, 1))
+    fresh = build(make("elr"), splits=others)
+    fresh.method.row_state = None
+    with pytest.raises(RunError, match="Elr does not say which of its state belongs to rows; expected row_state"):
+        _matched_state(trained.state_dict(), fresh, StoredRows(trained.splits.train.keys, others.validation.keys))
+
+
+def test_new_rows_of_sharded_labels_begin_as_given():
+    whole, world = LabelStore(blobs(7).given_labels, 3), SimpleNamespace(rank=1, size=2)
+    labels = ShardedLabelStore(LabelStore(blobs(7).given_labels[1::2], 3), world, 7)
+    assert _initial_labels(labels)["label_logits"][1::2].equal(whole.label_logits[1::2])
 
 
 def test_a_state_of_another_version_is_refused():

@@ -260,6 +260,20 @@ def test_rmsprop_has_the_papers_settings():
     assert (group["alpha"], group["momentum"], group["weight_decay"]) == (0.9, 0.9, 4e-5)
 
 
+@pytest.mark.parametrize("factors", [{"body": 0.1, "body.1": 5.0}, {"body.1": 5.0, "body": 0.1}])
+def test_the_longest_prefix_of_a_parameter_gives_its_learning_rate(factors):
+    network = nn.ModuleDict({"body": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "head": nn.Linear(2, 2)})
+    found = build_optimizer([network], OptimizerSettings(lr_factors=factors)).param_groups
+    parts = {0.1: network["body"][0], 5.0: network["body"][1], 1.0: network["head"]}
+    assert {group["factor"]: set(group["params"]) for group in found} == {
+        factor: set(part.parameters()) for factor, part in parts.items()
+    }
+    covered = OptimizerSettings(lr_factors={**factors, "body.0": 2.0})  # nothing is left for body itself
+    assert {group["factor"] for group in build_optimizer([network], covered).param_groups} == {1.0, 2.0, 5.0}
+    with pytest.raises(RecipeError, match=r"names 'bod'; the network's parts are body, head"):
+        build_optimizer([network], OptimizerSettings(lr_factors={"bod": 2.0}))
+
+
 def test_gradients_are_clipped(blobs):
     tight = TrainingSettings(batch_size=16, clip_norm=1e-6, optimizer=OptimizerSettings(momentum=0.0, weight_decay=0.0))
     model = nn.Linear(2, 3)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -111,6 +111,7 @@ class Auto(Method):
         ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, multilabel=True, wall_clock=True, row_losses=True
     )
     state: AutoState
+    row_state: ClassVar = {}
 
     def __init__(
         self,
@@ -272,6 +273,12 @@ class Auto(Method):
             self._undo_if_worse(context)
             self._settle(context)
 
+    def on_rows_changed(self) -> None:
+        """Forget what was predicted for the held-out rows: the best epoch is searched for again."""
+        state = self.state
+        state.best_likelihoods, state.best_logits, state.recent_likelihoods = None, None, []
+        self._note(f"the rows have changed after epoch {state.done}: earlier epochs are no longer compared with")
+
     def _plan_by_clock(self, context: Context) -> None:
         """Plan as many epochs as the time budget allows, again after each epoch of the backbone phase."""
         state = self.state
@@ -369,9 +376,11 @@ class Auto(Method):
     def _another_round_helps(self, context: Context) -> bool:
         """Return whether this round explains held-out labels significantly better than what was before it."""
         state, held_out = self.state, context.held_out()
-        if state.round >= self.rounds or self.task.seconds is not None or held_out is None:
+        if state.round >= self.rounds or self.task.seconds is not None:
             return False
-        assert state.best_logits is not None and state.noise is not None
+        if held_out is None or state.best_logits is None:  # none are held out, or others than before
+            return False
+        assert state.noise is not None
         both = held_out[0], state.best_logits
         now, before = (self.form.log_likelihoods((logits, held_out[1]), state.noise) for logits in both)
         if _z_score(now - before) <= SIGNIFICANT:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -289,11 +289,16 @@ class Method(ABC):
     changes, set in :meth:`start` and saved with every checkpoint. A method that learns labels keeps them in ``labels``
     and returns them from :meth:`label_probs`; for any other method the network's predictions on the training rows take
     their place.
+
+    ``row_state`` names the fields of ``state`` that have a value for every training row, with the dimension of the
+    rows: if rows came or went before a run is resumed, these are matched by key. A method that has state and does not
+    declare it cannot be resumed with other rows.
     """
 
     requirements: Requirements = Requirements()
     labels: Labels | None = None
     state: Any = None
+    row_state: ClassVar[Mapping[str, int] | None] = None
 
     @abstractmethod
     def start(self, task: Task) -> tuple[Phase, ...]:
@@ -316,6 +321,13 @@ class Method(ABC):
 
     def on_epoch_end(self, context: Context) -> None:  # noqa: B027 - most methods have nothing to decide
         """Observe held-out rows and decide; called after every epoch."""
+
+    def on_rows_changed(self) -> None:  # noqa: B027 - most methods keep nothing else of rows
+        """Drop what was computed from rows that are no longer the same; called after a resume with other rows.
+
+        ``row_state`` and labels are matched already: rows that stayed have theirs, new ones what :meth:`start` set, or
+        zeros in tensors that it did not set.
+        """
 
     def plan(self) -> tuple[Phase, ...] | None:
         """Return all phases, past ones included, as decided so far; None: as :meth:`start` returned them.

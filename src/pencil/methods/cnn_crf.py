@@ -6,7 +6,7 @@ graph has no loops, so that the expectation step, which is sampled in the paper,
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -74,6 +74,7 @@ class CnnCrf(Method):
 
     requirements = Requirements(transition_matrix=True)
     state: CnnCrfState
+    row_state: ClassVar = {"beliefs": 0}
 
     def __init__(
         self,

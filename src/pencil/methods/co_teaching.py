@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -58,6 +58,7 @@ class CoTeaching(Method):
 
     requirements = Requirements(networks=2)
     state: CoTeachingState
+    row_state: ClassVar = {}
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -46,8 +46,9 @@ def mixed_labels(given_probs: Tensor, probs: Tensor, issues: Tensor) -> Tensor:
 
 @dataclass
 class ConfidentLearningState:
-    """Out-of-fold predictions of all rows, and the rows that were found to have a label issue."""
+    """The fold and the out-of-fold prediction of every row, and the rows that were found to have a label issue."""
 
+    fold_of: Tensor
     out_of_fold_probs: Tensor
     issues: Tensor
 
@@ -60,6 +61,7 @@ class ConfidentLearning(Method):
     """
 
     state: ConfidentLearningState
+    row_state: ClassVar = {"fold_of": 0, "out_of_fold_probs": 0, "issues": 0}
 
     def __init__(
         self,
@@ -84,8 +86,8 @@ class ConfidentLearning(Method):
             )
         self.given_labels, self.pinned = task.given_labels, task.layout.pinned
         self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
-        self.fold_of = stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device)
         self.state = ConfidentLearningState(
+            stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device),
             self.given_probs.clone(),  # rows that cannot be read keep their given label
             torch.zeros(len(self.given_probs), dtype=torch.bool, device=task.device),
         )
@@ -112,7 +114,7 @@ class ConfidentLearning(Method):
 
     def rows_outside(self, fold: int) -> Tensor:
         """Return the rows of all other folds."""
-        return (self.fold_of != fold).nonzero()[:, 0]
+        return (self.state.fold_of != fold).nonzero()[:, 0]
 
     def rows_kept(self) -> Tensor:
         """Return the rows without an issue."""
@@ -121,7 +123,7 @@ class ConfidentLearning(Method):
     def collect(self, fold: int, context: Context) -> None:
         """Store the predictions for a fold by the network that was not trained on it."""
         logits, probs = context.predict(), self.state.out_of_fold_probs
-        chosen = (self.fold_of == fold) & ~logits[:, 0].isnan()
+        chosen = (self.state.fold_of == fold) & ~logits[:, 0].isnan()
         probs[chosen] = log_probs(logits[chosen]).exp().to(probs.dtype)
 
     def prune(self, context: Context) -> None:

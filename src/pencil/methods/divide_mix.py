@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -144,6 +144,7 @@ class DivideMix(Method):
 
     requirements = Requirements(networks=2)
     state: DivideMixState
+    row_state: ClassVar = {"clean": 1, "refined": 0}
 
     def __init__(
         self,

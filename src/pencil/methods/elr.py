@@ -1,6 +1,7 @@
 """Early-learning regularisation (Liu, Niles-Weed, Razavian and Fernandez-Granda, NeurIPS 2020)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,6 +53,7 @@ class Elr(Method):
     """
 
     state: ElrState
+    row_state: ClassVar = {"targets": 0}
 
     def __init__(
         self,

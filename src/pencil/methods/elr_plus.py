@@ -1,6 +1,7 @@
 """ELR+: two networks with the regulariser of ELR (Liu, Niles-Weed, Razavian and Fernandez-Granda, NeurIPS 2020)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -59,6 +60,7 @@ class ElrPlus(Method):
 
     requirements = Requirements(networks=2, ema=True, ema_logits=True)
     state: ElrPlusState
+    row_state: ClassVar = {"targets": 1}
 
     def __init__(
         self,

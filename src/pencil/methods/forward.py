@@ -7,7 +7,7 @@ that an example of class ``i`` was given the label ``j``, as in :mod:`pencil.dat
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -155,6 +155,7 @@ class ForwardEstimated(Method):
     """Cross-entropy, then the transition matrix from its predictions, then forward correction (Algorithm 1)."""
 
     state: ForwardEstimatedState
+    row_state: ClassVar = {}
 
     def __init__(
         self,

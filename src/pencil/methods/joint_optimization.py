@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -55,6 +55,7 @@ class JointOptimization(Method):
     """
 
     state: JointOptimizationState
+    row_state: ClassVar = {"soft_labels": 0, "history": 0}
 
     def __init__(
         self,
@@ -113,6 +114,12 @@ class JointOptimization(Method):
     def store_predictions(self, probs: Tensor, batch: Batch, _label_step: float) -> None:
         """Keep the predictions of this step for the mean."""
         self.state.history[-1][batch.rows] = probs
+
+    def on_rows_changed(self) -> None:
+        """A row that is new counts as predicted like its given label in the epochs before it came."""
+        for probs in self.state.history:
+            new = probs.sum(dim=1) == 0
+            probs[new] = self.state.soft_labels[new].to(probs)
 
     def joint_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """The loss of the first phase; the predictions are carried to :meth:`store_predictions`."""

@@ -6,7 +6,7 @@ learns fast and learns mistakes too, and mean absolute error, which is robust an
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
@@ -88,6 +88,7 @@ class TruncatedLq(Method):
     """
 
     state: TruncatedLqState
+    row_state: ClassVar = {"chosen": 0}
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Sparse over-parameterisation, SOP and SOP+ (Liu, Zhu, Qu and You, ICML 2022)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,7 @@ class Sop(Method):
     """
 
     state: SopState
+    row_state: ClassVar = {"u": 0, "v": 0}
     views: Views = ONE_VIEW
 
     def __init__(

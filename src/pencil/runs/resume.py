@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from pencil.data.columns import as_names
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
 from pencil.errors import DataError, PencilError, RecipeError, RunError
+from pencil.labels.protocol import Labels
+from pencil.methods.base import Method
+from pencil.methods.state import state_tree
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
@@ -183,6 +186,8 @@ def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: StoredRo
         state = _matched_state(state, trainer, changed_from)
     _take_shard(state, trainer)
     trainer.load_state_dict(state)
+    if changed_from is not None:
+        trainer.method.on_rows_changed()
 
 
 def _joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -208,34 +213,74 @@ def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
 
 def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: StoredRows) -> dict[str, Any]:
     """The state with every per-row tensor matched to the present rows; new rows have initial values."""
-    train, held_out = trainer.splits.train, trainer.splits.validation
-    now = {"train": train.keys, "held_out": train.keys[:0] if held_out is None else held_out.keys}
-    then = {"train": changed_from.train, "held_out": changed_from.validation}
-    position = {**state["position"], "step": 0}
-    method = _matched(state["method"], trainer.method.state_dict(), then["train"], now["train"])
-    fresh = trainer.dynamics.state_dict(sharded=False)  # for a separate validation set, which has no stored keys
-    dynamics = fresh | {
-        name: _matched(rows, None, then[name], now[name]) for name, rows in state["dynamics"].items() if len(then[name])
+    held_out = trainer.splits.validation
+    train = _Matching.by_key(changed_from.train, trainer.splits.train.keys)
+    matchings = {"train": train}
+    if held_out is not None and len(changed_from.validation):  # a separate validation set has no stored keys
+        matchings["held_out"] = _Matching.by_key(changed_from.validation, held_out.keys)
+    dynamics = trainer.dynamics.state_dict(sharded=False) | {
+        name: {part: matching.move(rows) for part, rows in state["dynamics"][name].items()}
+        for name, matching in matchings.items()
     }
+    position = {**state["position"], "step": 0}
+    method = _matched_method(state["method"], trainer.method, train)
     return {**state, "method": method, "dynamics": dynamics, "position": position, "visited": None}
 
 
-def _matched(tree: Any, initial: Any, then: np.ndarray, now: np.ndarray) -> Any:
-    """Return a tree whose per-row tensors are for the keys of ``now``; ``initial`` has the values of new rows, or 0."""
-    before = {key: i for i, key in enumerate(then.tolist())}
-    pairs = [(i, before[key]) for i, key in enumerate(now.tolist()) if key in before]
-    targets, sources = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).unbind(dim=1)
+def _matched_method(stored: dict[str, Any], method: Method, matching: "_Matching") -> dict[str, Any]:
+    """The state of a method with the fields that it declares as ``row_state``, and its labels, matched."""
+    tree, fresh = dict(stored), state_tree(method.state)
+    if stored["state"] is not None:
+        if method.row_state is None:
+            raise RunError(
+                f"rows have changed, and {type(method).__name__} does not say which of its state belongs to rows; "
+                "expected row_state in its class, empty if there is none; declare it, or train again."
+            )
+        rows = {name: dimension for name, dimension in method.row_state.items() if name in stored["state"]}
+        tree["state"] = stored["state"] | {
+            name: _moved(matching, stored["state"][name], fresh[name], dimension) for name, dimension in rows.items()
+        }
+    if method.labels is not None:
+        initial = _initial_labels(method.labels)
+        tree["labels"] = {name: matching.move(rows, initial[name]) for name, rows in stored["labels"].items()}
+    return tree
 
-    def matched(old: Any, initial: Any) -> Any:
-        if isinstance(old, Tensor) and old.ndim and len(old) == len(before):
-            values = initial.clone() if isinstance(initial, Tensor) else old.new_zeros(len(now), *old.shape[1:])
-            values[targets] = old[sources].to(values)
-            return values
-        if isinstance(old, dict):
-            inner = initial if isinstance(initial, dict) else {}
-            return {key: matched(value, inner.get(key)) for key, value in old.items()}
-        if isinstance(old, list | tuple):
-            return [matched(value, None) for value in old]
-        return old
 
-    return matched(tree, initial)
+def _moved(matching: "_Matching", stored: Any, initial: Any, dimension: int) -> Any:
+    if isinstance(stored, Tensor):
+        return matching.move(stored, initial if isinstance(initial, Tensor) else None, dimension)
+    return None if stored is None else [matching.move(rows, None, dimension) for rows in stored]
+
+
+def _initial_labels(labels: Labels) -> dict[str, Tensor]:
+    """The labels of all rows before training; zeros for rows that another process holds, which are left out later."""
+    state, local = labels.state_dict(), labels.local_rows
+    if local is None:
+        return state
+    whole = {name: rows.new_zeros(len(labels), *rows.shape[1:]) for name, rows in state.items()}
+    for name, rows in state.items():
+        whole[name][local] = rows
+    return whole
+
+
+@dataclass(frozen=True)
+class _Matching:
+    """Where the rows that stayed are ``now`` and were ``then``, and how many rows there are now."""
+
+    now: Tensor
+    then: Tensor
+    count: int
+
+    @classmethod
+    def by_key(cls, then: np.ndarray, now: np.ndarray) -> Self:
+        before = {key: i for i, key in enumerate(then.tolist())}
+        pairs = [(i, before[key]) for i, key in enumerate(now.tolist()) if key in before]
+        places = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+        return cls(places[:, 0], places[:, 1], len(now))
+
+    def move(self, old: Tensor, initial: Tensor | None = None, dimension: int = 0) -> Tensor:
+        """Return the values of the present rows; new rows have those of ``initial``, or 0."""
+        shape = (*old.shape[:dimension], self.count, *old.shape[dimension + 1 :])
+        values = old.new_zeros(shape) if initial is None else initial.cpu().clone()
+        kept = old.cpu().index_select(dimension, self.then).to(values)
+        return values.index_copy_(dimension, self.now, kept)

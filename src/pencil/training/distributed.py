@@ -100,6 +100,8 @@ class ProcessGroup(World):
 
     def all_gather(self, rows: Tensor, counts: list[int]) -> Tensor:
         longest = max(counts)
+        if longest == 0:  # a batch of which no rank can read a row
+            return rows
         sent = rows.detach().to(self.device)
         if len(sent) < longest:  # the collective needs parts of one length
             sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])

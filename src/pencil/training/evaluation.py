@@ -18,7 +18,10 @@ from pencil.training.distributed import SINGLE_PROCESS, World
 BATCH = 512
 
 
-@torch.inference_mode()
+Found = list[tuple[Tensor | None, Tensor]]
+"""Of each batch the outputs, None where no row of it can be read, and which rows can be read."""
+
+
 def predict_logits(
     model: nn.Module,
     inputs: Inputs,
@@ -47,29 +50,45 @@ def predict_logits(
     finite
         Raise ModelError, with the rows, if a logit of a row that can be read is NaN or infinite.
     """
-    run = model if forward is None else forward
-    was_training = model.training
-    model.eval()
-    found: list[tuple[Tensor | None, Tensor]] = []
     rows = torch.arange(len(inputs)) if rows is None else rows
-    for values, kept in inputs.batches(rows.split(batch_size)):
+    found = _outputs(model, inputs, rows.split(batch_size), forward or model, compute, after_batch)
+    shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
+    if shape is None:
+        raise _nothing_read(inputs, rows)
+    logits = torch.cat([_with_unreadable(outputs, kept, shape) for outputs, kept in found])
+    if finite:
+        _refuse_non_finite(logits, torch.cat([kept for _, kept in found]), rows, inputs)
+    return logits
+
+
+@torch.inference_mode()
+def _outputs(
+    model: nn.Module,
+    inputs: Inputs,
+    chunks: Sequence[Tensor],
+    run: Callable[[Tensor], Tensor],
+    compute: Compute,
+    after_batch: Callable[[], None] | None,
+) -> Found:
+    """Run the network in evaluation mode on each chunk of rows."""
+    was_training, found = model.training, Found()
+    model.eval()
+    for values, kept in inputs.batches(chunks):
         with compute.context():
             outputs = run(compute.place(values)).float().cpu() if len(values) else None
         found.append((outputs, torch.ones(len(values), dtype=torch.bool) if kept is None else kept))
         if after_batch is not None:
             after_batch()
     model.train(was_training)
-    shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
-    if shape is None:
-        reason = inputs.fault_of(int(rows[0]))
-        raise DataError(
-            f"none of these {len(rows)} inputs can be read{'' if reason is None else f', the first because {reason}'}; "
-            "expected at least one that can; check the files."
-        )
-    logits = torch.cat([_with_unreadable(outputs, kept, shape) for outputs, kept in found])
-    if finite:
-        _refuse_non_finite(logits, torch.cat([kept for _, kept in found]), rows, inputs)
-    return logits
+    return found
+
+
+def _nothing_read(inputs: Inputs, rows: Tensor) -> DataError:
+    reason = inputs.fault_of(int(rows[0]))
+    return DataError(
+        f"none of these {len(rows)} inputs can be read{'' if reason is None else f', the first because {reason}'}; "
+        "expected at least one that can; check the files."
+    )
 
 
 def _refuse_non_finite(logits: Tensor, kept: Tensor, rows: Tensor, inputs: Inputs) -> None:
@@ -110,15 +129,23 @@ def predict_examples(
 ) -> Tensor:
     """Return the logits of all examples; of several processes each predicts its part, and all get the whole.
 
-    ``after_batch`` is called equally often by all processes.
+    A row that cannot be read has NaN; it is an error only if no process can read any. ``after_batch`` is called equally
+    often by all processes.
     """
-    rows, logits = world.local(examples.rows), torch.empty(0, examples.num_classes)
+    rows, found = world.local(examples.rows), Found()
     if len(rows):
-        logits = predict_logits(model, examples.inputs, rows, forward=forward, compute=compute, after_batch=after_batch)
+        found = _outputs(model, examples.inputs, rows.split(BATCH), forward or model, compute, after_batch)
     most = math.ceil(len(examples) / world.size)
     if after_batch is not None and math.ceil(len(rows) / BATCH) < math.ceil(most / BATCH):
         after_batch()
-    return world.all_gather_local(logits, len(examples))
+    shape = (examples.num_classes,)
+    parts = [_with_unreadable(outputs, kept, shape) for outputs, kept in found]
+    logits = world.all_gather_local(torch.cat([torch.empty(0, *shape), *parts]), len(examples))
+    if len(logits) and logits[:, 0].isnan().all():  # on every process, or on none
+        read = any(outputs is not None for outputs, _ in found)  # by a network that predicts NaN
+        if not any(count for (count,) in world.all_gather_ints(int(read))):
+            raise _nothing_read(examples.inputs, examples.rows)
+    return logits
 
 
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:

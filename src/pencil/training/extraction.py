@@ -39,15 +39,17 @@ class Extractor:
         on_cpu = self.compute.device.type == "cpu"
         with in_threads(self._features) if on_cpu else nullcontext(self._features) as features:
             for number, (values, kept) in enumerate(inputs.batches(chunks)):
-                yield Chunk(number, kept, features(values).half().numpy() if len(values) else None)
+                yield Chunk(number, kept, features(values).numpy() if len(values) else None)
 
     @torch.inference_mode()
     def _features(self, images: Tensor) -> Tensor:
+        """Features in half precision. One that does not fit is refused: predictions are made from the exact ones."""
         with self.compute.context():
-            found: Tensor = self.network(self.compute.place(images).to(self.dtype)).float().cpu()
+            found: Tensor = self.network(self.compute.place(images).to(self.dtype)).float().cpu().half()
         if not found.isfinite().all():
             raise ModelError(
-                "the network returns NaN or infinity as features; expected numbers; check its weights and the inputs."
+                "the network returns NaN, infinity or numbers beyond 65,504 as features; expected numbers of half "
+                'precision, in which they are kept; check its weights and the inputs, or set model.train to "all".'
             )
         return found
 

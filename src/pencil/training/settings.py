@@ -16,7 +16,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 class OptimizerSettings(BaseModel):
     """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's.
 
-    ``lr_factors`` multiplies the learning rate of parameters by the prefix of their name: ``{head = 5.0}``.
+    ``lr_factors`` multiplies the learning rate of parameters by the longest prefix of their name: ``{head = 5.0}``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -110,13 +110,16 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
 
 
 def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
-    """Parameter groups by the factor on their learning rate; a prefix that no parameter has is an error."""
+    """Parameter groups by the factor on their learning rate, that of the longest prefix of their name.
+
+    A prefix that no parameter has is an error.
+    """
     groups: dict[float, list[nn.Parameter]] = {1.0: []}
-    used = set()
+    used = set[str]()
     for name, parameter in model.named_parameters():
-        prefix = next((prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")), None)
-        used.add(prefix)
-        groups.setdefault(factors[prefix] if prefix is not None else 1.0, []).append(parameter)
+        prefixes = [prefix for prefix in factors if f"{name}.".startswith(f"{prefix}.")]
+        used.update(prefixes)
+        groups.setdefault(factors[max(prefixes, key=len)] if prefixes else 1.0, []).append(parameter)
     unused = [prefix for prefix in factors if prefix not in used]
     if unused:
         parts = ", ".join(name for name, _ in model.named_children())

@@ -234,8 +234,9 @@ class TrainingStep:
                 nn.utils.clip_grad_norm_(network.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
-        for number, ema in enumerate(networks.emas):
-            self.world.broadcast_buffers(networks.trained[number])
+        for network in networks.trained:  # DDP does so before its next forward pass; what is evaluated bypasses DDP
+            self.world.broadcast_buffers(network)
+        for ema in networks.emas:
             ema.update()
 
     def _check_finite(self, loss: float, result: StepResult, where: str) -> None:

@@ -423,7 +423,7 @@ class Trainer:
         return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
-        """Return logits and given labels of the held-out rows that can be read."""
+        """Return logits and given labels of the held-out rows that can be read; None if there are no predictions."""
         if self.splits.validation is None:
             return None
         if self._held_out_logits is None:
