@@ -282,3 +282,21 @@ def test_rows_that_cannot_be_read_do_not_count_as_the_first_class():
     method.relabel(Partly())
     assert method.state.noise.rate == pytest.approx(0.1, abs=0.05)
     assert method.state.noise.transition[0, 0] > 0.8
+
+
+@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.1), (0.1, 0.15, 0.6), (0.4, 1.0, 1.0)])
+def test_the_early_learning_term_follows_the_noise(rate, low, high):
+    trainer = trainer_of(Auto(lr=0.05), rate, epochs=6, rows=1500, held_out=300)
+    trainer.run()
+    assert low <= trainer.method.state.early_learning_share <= high
+
+
+def test_the_share_of_the_early_learning_term_is_in_the_loss():
+    trainer = trainer_of(Auto(lr=0.05), epochs=2)
+    trainer.run()
+    form, given, logits = trainer.method.form, torch.tensor([0, 1]), torch.randn(2, 4)
+    none, half, whole = (
+        form.backbone_terms(logits, given, torch.full((2, 4), 0.25), 1, share) for share in (0, 0.5, 1)
+    )
+    assert float(none.loss) == pytest.approx(float(none.parts["classification"]))
+    assert float(half.loss) == pytest.approx((float(none.loss) + float(whole.loss)) / 2)

@@ -41,7 +41,8 @@ class AutoState:
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
     held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
-    the upper end of the noise rate by the network that labels were last set by. ``choices`` are the decisions in words.
+    the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
+    the largest weight that ELR's regulariser has now. ``choices`` are the decisions in words.
     """
 
     total: int
