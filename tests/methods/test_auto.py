@@ -284,11 +284,25 @@ def test_rows_that_cannot_be_read_do_not_count_as_the_first_class():
     assert method.state.noise.transition[0, 0] > 0.8
 
 
-@pytest.mark.parametrize(("rate", "low", "high"), [(0.0, 0.0, 0.1), (0.1, 0.15, 0.6), (0.4, 1.0, 1.0)])
-def test_the_early_learning_term_follows_the_noise(rate, low, high):
-    trainer = trainer_of(Auto(lr=0.05), rate, epochs=6, rows=1500, held_out=300)
+@pytest.mark.parametrize(
+    ("strength", "rate", "low", "high"), [(9.0, 0.1, 0.7, 1.0), (1.5, 0.02, 0.0, 0.4), (9, 0, 0, 0)]
+)
+def test_the_early_learning_term_follows_the_share_of_noise_in_the_disagreement(strength, rate, low, high):
+    """A strong network disagrees with wrong labels alone, a weak one with right ones too, where it is unsure."""
+    trainer = trainer_of(Auto(lr=0.05), epochs=1)
     trainer.run()
-    assert low <= trainer.method.state.early_learning_share <= high
+    held_out = blobs(4000, 3, rate)
+    logits = strength * nn.functional.one_hot(held_out.clean_labels, 4) + torch.randn(4000, 4)
+    assert low <= trainer.method.form.early_learning_share((logits, held_out.given_labels)) <= high
+
+
+def test_the_share_of_the_early_learning_term_never_falls():
+    trainer = trainer_of(Auto(lr=0.05), epochs=3)
+    trainer.run()
+    method = trainer.method
+    method.state.early_learning_share, method.state.backbone_epochs = 2.0, 0
+    method._is_memorising(trainer)
+    assert method.state.early_learning_share == 2.0
 
 
 def test_the_share_of_the_early_learning_term_is_in_the_loss():

@@ -42,7 +42,7 @@ class AutoState:
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
     held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
     the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    the largest weight that ELR's regulariser has now. ``choices`` are the decisions in words.
+    its largest weight that ELR's regulariser has now, None: all of it. ``choices`` are the decisions in words.
     """
 
     total: int
@@ -57,7 +57,7 @@ class AutoState:
     corrected: bool = False
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
-    early_learning_share: float = 1.0
+    early_learning_share: float | None = None
     network_high: float | None = None
     choices: list[str] = field(default_factory=list)
 
@@ -84,8 +84,8 @@ class Auto(Method):
     warmup
         Fraction of the epochs in which the learning rate rises first; for high learning rates.
     early_learning
-        Largest weight of ELR's regulariser in the backbone phase of single-label data; its share follows the noise that
-        held-out labels show, and is whole from 30 % on.
+        Largest weight of ELR's regulariser in the backbone phase of single-label data. It has the share of this weight
+        that noise has in the network's disagreement with held-out labels.
     patience, max_backbone
         The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
         predicted worse by more than a standard error, and at the latest at this fraction of the budget (of multi-label
@@ -184,10 +184,8 @@ class Auto(Method):
         """Eq. 1 on the given labels; of single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
         stored = self.labels.to_probs(self.labels[batch.rows])
-        state = self.state
-        return self.form.backbone_terms(
-            outputs.logits, batch.given_labels, stored, state.done, state.early_learning_share
-        )
+        share = 1.0 if self.state.early_learning_share is None else self.state.early_learning_share
+        return self.form.backbone_terms(outputs.logits, batch.given_labels, stored, self.state.done, share)
 
     def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
         """Store ELR's targets of these rows."""
@@ -300,7 +298,8 @@ class Auto(Method):
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         if self.form.is_chance(held_out):
             return False
-        state.early_learning_share = self.form.early_learning_share(held_out)
+        share = self.form.early_learning_share(held_out)  # a network that memorises disagrees more: it may not fall
+        state.early_learning_share = max(share, state.early_learning_share or 0.0)
         by_row = self.form.log_likelihoods(held_out)
         self._keep_if_best(context, held_out, by_row)
         ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (

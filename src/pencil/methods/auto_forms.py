@@ -43,11 +43,6 @@ from pencil.methods.elr import early_learning_loss, moved_targets
 
 ELR_BETA = 0.7
 """ELR's beta: the weight of earlier predictions in the running mean."""
-FULL_EARLY_LEARNING = 0.3
-"""Noise rate from which on ELR's regulariser has its full weight.
-
-It makes predictions sure of themselves: where few labels are wrong, mistakes of the network would pass for such.
-"""
 WORTH_CORRECTING = 1 / 2
 """Labels are worth correcting where the posterior leaves at most this fraction of the wrong entries."""
 
@@ -83,7 +78,7 @@ class AutoForm(Protocol):
         """
 
     def early_learning_share(self, held_out: HeldOut) -> float:
-        """Return the share of the largest weight of ELR's regulariser that the noise of held-out labels asks for."""
+        """Return the share of its largest weight that ELR's regulariser is to have in the next epoch."""
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         """Return the "forward" or "inverse" KL divergence between labels and predictions."""
@@ -209,7 +204,14 @@ class SingleLabelForm:
         return True
 
     def early_learning_share(self, held_out: HeldOut) -> float:
-        return min(1.0, max(0.0, disagreement_of_surest(held_out[0], hard_labels(held_out[1]))) / FULL_EARLY_LEARNING)
+        """The share of the disagreement with held-out labels that is noise; the rest is the network's own mistakes.
+
+        The regulariser makes predictions sure of themselves. A network with more mistakes than labels have would then
+        be sure of its own, and they would pass for wrong labels.
+        """
+        logits, given = held_out[0], hard_labels(held_out[1])
+        wrong = float((logits.argmax(dim=1) != given).double().mean())
+        return min(1.0, max(0.0, disagreement_of_surest(logits, given)) / wrong) if wrong else 0.0
 
     def log_likelihoods(self, held_out: HeldOut, noise: NoiseModel | None = None) -> Tensor:
         transition = None if noise is None else noise.transition

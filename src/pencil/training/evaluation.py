@@ -51,7 +51,7 @@ def predict_logits(
         Raise ModelError, with the rows, if a logit of a row that can be read is NaN or infinite.
     """
     rows = torch.arange(len(inputs)) if rows is None else rows
-    found = _outputs(model, inputs, rows.split(batch_size), forward or model, compute, after_batch)
+    found = _outputs(model, inputs, rows.split(batch_size), model if forward is None else forward, compute, after_batch)
     shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
     if shape is None:
         raise _nothing_read(inputs, rows)
@@ -134,7 +134,9 @@ def predict_examples(
     """
     rows, found = world.local(examples.rows), Found()
     if len(rows):
-        found = _outputs(model, examples.inputs, rows.split(BATCH), forward or model, compute, after_batch)
+        found = _outputs(
+            model, examples.inputs, rows.split(BATCH), model if forward is None else forward, compute, after_batch
+        )
     most = math.ceil(len(examples) / world.size)
     if after_batch is not None and math.ceil(len(rows) / BATCH) < math.ceil(most / BATCH):
         after_batch()
