@@ -184,8 +184,9 @@ const isKey = (key) => key in DECIDE || key in MOVE || digits.has(key) || ["u", 
 
 document.addEventListener("keydown", (event) => {
   if (!begin || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open || $("lot").open) return;
-  if (event.target.closest("input, select")) {
-    if (event.key === "Escape") event.target.blur();
+  const field = event.target.closest("input, select");
+  if (field && !field.closest("dialog")) { // one of a dialog that has just closed keeps the focus for a moment
+    if (event.key === "Escape") field.blur();
     return;
   }
   if (event.key === "Enter" && event.target.closest("button")) return;
