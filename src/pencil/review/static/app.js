@@ -184,6 +184,7 @@ const isKey = (key) => key in DECIDE || key in MOVE || digits.has(key) || ["u", 
 
 document.addEventListener("keydown", (event) => {
   if (!begin || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open || $("lot").open) return;
+  if (event.defaultPrevented) return; // the key that has just closed a dialog
   const field = event.target.closest("input, select");
   if (field && !field.closest("dialog")) { // one of a dialog that has just closed keeps the focus for a moment
     if (event.key === "Escape") field.blur();
