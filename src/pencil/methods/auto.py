@@ -288,7 +288,7 @@ class Auto(Method):
         state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
 
     def _is_memorising(self, context: Context) -> bool:
-        """Return whether the held-out likelihood is falling again; the best network so far is kept.
+        """Return whether the held-out likelihood is falling again; keep the best network, and set ELR's share.
 
         The likelihood is taken at the best temperature, so that knowledge counts and not confidence. A network that is
         no better than chance has learned nothing yet that memorising could spoil.

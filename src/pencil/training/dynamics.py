@@ -91,10 +91,13 @@ class RunDynamics:
         self._record()
         return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
 
-    def judge(self) -> Judgement:
-        """Return the judgement of all rows by their dynamics so far; all ranks call this together."""
+    def judge(self, evidence: RunEvidence | None = None) -> Judgement:
+        """Return the judgement of all rows by their dynamics so far; all ranks call this together.
+
+        ``evidence`` is what :meth:`evidence` returns, where the caller has it already.
+        """
         if self._judged is None:
-            self._judged = self._judge(*self.evidence())
+            self._judged = self._judge(*(evidence or self.evidence()))
         return self._judged
 
     def _judge(self, train: Evidence | EntryEvidence, held_out: Evidence | EntryEvidence | None) -> Judgement:

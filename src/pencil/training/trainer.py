@@ -311,7 +311,7 @@ class Trainer:
         elif labels is not None:
             label_probs = labels.gather(label_probs)
         evidence = self.dynamics.evidence()
-        return self._result(apply_pinned(label_probs.cpu(), self.splits.train), self._judgement(), evidence)
+        return self._result(apply_pinned(label_probs.cpu(), self.splits.train), self._judgement(evidence), evidence)
 
     def _sharded_outcome(self) -> Outcome:
         found = self.dynamics.judge_shards()
@@ -336,9 +336,9 @@ class Trainer:
             **more,
         )
 
-    def _judgement(self) -> Judgement:
+    def _judgement(self, evidence: RunEvidence) -> Judgement:
         """The judgement by the dynamics, with the issue scores of a method that has its own."""
-        judgement, scores = self.dynamics.judge(), self.method.issue_scores()
+        judgement, scores = self.dynamics.judge(evidence), self.method.issue_scores()
         held_out = self.splits.validation
         if scores is None:
             return judgement
