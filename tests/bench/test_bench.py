@@ -49,6 +49,29 @@ def result(last, best=None, seconds=2.0, labels=None):
     return {"status": "done", "summary": {"test_accuracy": test, "seconds": seconds, "labels": found}, "curves": {}}
 
 
+def test_part_of_a_grid_has_the_same_cells_as_the_whole():
+    whole = read_spec("pocket-wide")
+    part = whole.part(["digits", "wine"], ["clean", "class map 40"], ["elr", "auto"], [2])
+    cells = [(cell.dataset, cell.noise, cell.method, cell.seed) for cell in part.cells()]
+    assert cells == [
+        *[("digits", noise, method, 2) for noise in ("clean", "class map 40") for method in ("auto", "elr")],
+        *[("wine", "clean", method, 2) for method in ("auto", "elr")],
+    ]
+    assert {cell.identity() for cell in part.cells()} < {cell.identity() for cell in whole.cells()}
+    assert part.reference == "auto" and whole.part() == whole
+    human = whole.part(["CIFAR-10"])
+    assert {noise.datasets for noise in human.noises} == {None, ("CIFAR-10",)}
+    Spec.model_validate(human.model_dump())
+
+
+def test_part_of_a_grid_that_does_not_exist_is_an_error():
+    whole = read_spec("pocket-wide")
+    with pytest.raises(RecipeError, match="no method 'elr2'; expected one of 'cross_entropy', 'auto'"):
+        whole.part(methods=["elr2"])
+    with pytest.raises(RecipeError, match="none of the noises"):
+        whole.part(["wine"], ["class map 40"])
+
+
 def test_cells_are_the_whole_grid_seed_by_seed(spec):
     cells = list(spec.cells())
     assert len(cells) == 12 and [cell.seed for cell in cells] == [1] * 6 + [2] * 6

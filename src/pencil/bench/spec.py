@@ -2,11 +2,11 @@
 
 import hashlib
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -27,6 +27,9 @@ class Axis(_Strict):
 
     name: str
     set: Tree = Field(default_factory=dict)
+
+
+AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
 class NoiseColumn(Axis):
@@ -94,6 +97,33 @@ class Spec(_Strict):
                 )
         return self
 
+    def part(
+        self,
+        datasets: Sequence[str] = (),
+        noises: Sequence[str] = (),
+        methods: Sequence[str] = (),
+        seeds: Sequence[int] = (),
+    ) -> Self:
+        """Return the grid of these names and seeds only; an empty sequence keeps all of its kind.
+
+        Times are relative to the first method where the reference is not among those that are left.
+        """
+        kept = _named(self.datasets, datasets, "dataset")
+        kept_names = {one.name for one in kept}
+        columns = [
+            one.model_copy(update={"datasets": one.datasets and tuple(n for n in one.datasets if n in kept_names)})
+            for one in _named(self.noises, noises, "noise")
+            if any(map(one.applies_to, kept_names))
+        ]
+        if not columns:
+            raise RecipeError(f"{self.name} has none of the noises {list(noises)} for {sorted(kept_names)}.")
+        rows = _named(self.methods, methods, "method")
+        reference = self.reference if self.reference in [row.name for row in rows] else rows[0].name
+        axes = {"datasets": tuple(kept), "noises": tuple(columns), "methods": tuple(rows)}
+        return self.model_copy(
+            update={**axes, "reference": reference, "seeds": tuple(dict.fromkeys(seeds)) or self.seeds}
+        )
+
     def noises_of(self, dataset: str) -> list[NoiseColumn]:
         """Return the noises that a dataset has, in order."""
         return [noise for noise in self.noises if noise.applies_to(dataset)]
@@ -130,6 +160,17 @@ class Spec(_Strict):
             for cell in self.cells()
             if cell.method == method
         )
+
+
+def _named(known: Sequence[AnyAxis], asked: Sequence[str], kind: str) -> list[AnyAxis]:
+    """Return those that are asked for, in the order of the spec; all if none is named."""
+    names_here = [one.name for one in known]
+    for name in asked:
+        if name not in names_here:
+            raise RecipeError(
+                f"the benchmark has no {kind} {name!r}; expected one of {', '.join(map(repr, names_here))}."
+            )
+    return [one for one in known if not asked or one.name in asked]
 
 
 @dataclass(frozen=True)

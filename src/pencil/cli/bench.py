@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
 
+Names = list[str] | None
+
 
 def bench(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A benchmark by name, a .toml file, or kl-analysis.")],
@@ -26,6 +28,12 @@ def bench(
         typer.Option(
             "--budget", help="Equal time: train every cell for this long (90s, 10m), in as many epochs as fit."
         ),
+    ] = None,
+    dataset: Annotated[Names, typer.Option("--dataset", help="Only this dataset; repeat it for several.")] = None,
+    noise: Annotated[Names, typer.Option("--noise", help="Only this noise; repeat it for several.")] = None,
+    method: Annotated[Names, typer.Option("--method", help="Only this method; repeat it for several.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option("--seed", min=0, help="This seed instead of those of the spec; may be repeated.")
     ] = None,
     trust: TrustFiles = False,
     as_json: AsJson = False,
@@ -40,7 +48,7 @@ def bench(
         text = analyse(target)
         echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
-    chosen = read_spec(spec, trust)
+    chosen = read_spec(spec, trust).part(dataset or (), noise or (), method or (), seed or ())
     if root is not None:
         chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
     if budget is not None:
