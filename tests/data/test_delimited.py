@@ -1,5 +1,9 @@
 """Tables as text, as other programs write them: encodings, delimiters, decimal commas, quotes, broken lines."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from conftest import paint
@@ -238,3 +242,18 @@ def test_numbers_with_gaps_in_a_column_are_whole_numbers(here):
     splits = read(several(here, ["10.0", "", "2.0", "10.0"]))
     assert splits.train.classes == ("2", "10") and splits.train.given_labels.tolist() == [1, 0, 1]
     assert splits.unlabelled.keys.tolist() == ["1.png"] and np.all(splits.unlabelled.given_labels.numpy() == -1)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to choose a core")
+@pytest.mark.parametrize("call", ["read_names", "read_delimited"])
+def test_a_program_may_end_at_once_after_it_has_read_a_table(tmp_path, call):
+    """On one core, Arrow's threads still hold what they were given when the interpreter shuts down."""
+    path = write(tmp_path)
+    code = f"""
+import os, pathlib
+os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+from pencil.data import delimited
+delimited.{call}(pathlib.Path({str(path)!r}), delimited.Dialect())
+"""
+    ended = [subprocess.run([sys.executable, "-c", code], check=False).returncode for _ in range(4)]
+    assert ended == [0] * 4

@@ -44,6 +44,8 @@ def test_a_dictionary_is_a_category():
         ("id", list(range(ROWS)), "numbers of rows"),
         ("Unnamed: 0", list(range(ROWS)), "numbers of rows"),
         ("customer_id", list(range(500, 500 + ROWS)), "numbers of rows"),
+        ("customer_id", [500, 500, *range(502, 500 + ROWS)], "numbers of rows"),
+        ("patient id", [None, *map(float, range(ROWS - 1))], "numbers of rows"),
         ("code", [f"A-{i}" for i in range(ROWS)], "60 different values in 60 rows"),
         ("nothing", pa.nulls(ROWS, pa.float64()), "empty"),
         ("split", ["train", "test"] * 30, "looks like a split"),

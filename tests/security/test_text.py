@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import pencil as package
 from pencil.cli.output import binary_output, text_output
 from pencil.cli.show import show, table
+from pencil.data.formulas import as_meant, as_meant_column, joined_column, neutral, neutral_column
+from pencil.data.table import read_table
 from pencil.errors import DataError
-from pencil.export.cells import joined_column, neutral, neutral_column
 from pencil.export.labels import write_labels
 from pencil.terminal import visible
 
@@ -49,6 +50,8 @@ def home(tmp_path_factory):
 def test_text_that_starts_like_a_formula_gets_a_quote(text):
     assert neutral(text) == f"'{text}"
     assert neutral_column(pa.array([text, "plain", None])).to_pylist() == [f"'{text}", "plain", None]
+    assert as_meant(f"'{text}") == text
+    assert as_meant_column(pa.array([f"'{text}", "'plain", "'-1", None])).to_pylist() == [text, "'plain", "'-1", None]
 
 
 @pytest.mark.parametrize("text", ["", "a=1", "-1", "+2.5", "-.5", "-3.", "-1e-5", "-1,5", "'=1", "a-b", "1", "cat;=1"])
@@ -59,6 +62,23 @@ def test_other_text_and_numbers_stay(text):
 @for_all(st.lists(st.text("=+-@.e1\t\r\na", max_size=6)))
 def test_columns_and_cells_agree(texts):
     assert neutral_column(pa.array(texts, pa.string())).to_pylist() == [neutral(text) for text in texts]
+
+
+@for_all(st.lists(st.text("=+-@.e1\t\r\na'", max_size=6)))
+def test_quotes_are_taken_off_in_columns_as_in_cells(texts):
+    assert as_meant_column(pa.array(texts, pa.string())).to_pylist() == [as_meant(text) for text in texts]
+
+
+def test_a_repaired_table_has_the_same_classes_when_it_is_read_again(tmp_path):
+    names = ["=SUM(1)", "-x", "plain", "-3"]
+    lines = [f"{place},{place % 7},{names[place % 4]}" for place in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,label", *lines]) + "\n")
+    pencil("train", "table.csv", "--method", "cross_entropy", "--epochs", 2, "--out", "run", cwd=tmp_path)
+    pencil("labels", "run", "--with-columns", "--anyway", "--out", "repaired.csv", cwd=tmp_path)
+    assert "'=SUM(1)" in (tmp_path / "repaired.csv").read_text()
+    again = read_table(tmp_path / "repaired.csv")
+    assert set(again["label"].to_pylist()) == set(again["given"].to_pylist()) == set(names)
+    pencil("evaluate", "run", "--data", "repaired.csv", cwd=tmp_path)
 
 
 def test_every_class_of_several_gets_a_quote():

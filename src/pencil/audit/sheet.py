@@ -9,9 +9,9 @@ import numpy as np
 
 from pencil.audit.sample import Sample
 from pencil.audit.session import Blind
+from pencil.data.formulas import neutral
 from pencil.decisions import Where
 from pencil.errors import RunError
-from pencil.export.cells import neutral
 from pencil.files import atomic_write, read_regular
 
 COLUMNS = ("key", "split", "classes", "label")

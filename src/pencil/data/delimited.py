@@ -4,9 +4,9 @@ import codecs
 import csv
 import io
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from pencil.data.bad_rows import BadRow, BadRows, OnBadRows
+from pencil.data.formulas import as_meant_column
 from pencil.errors import DataError
 
 SUFFIXES = (".csv", ".tsv")
@@ -109,14 +110,16 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
             f"{path} is not UTF-8 and is read as {GUESSED[dialect.encoding]}; if letters look wrong, save it as UTF-8",
             stacklevel=2,
         )
-    kinds = {} if key is None else {key: pa.string()}
-    lines = _Lines()
-    table = arrow_csv.read_csv(path, _read_options(dialect), lines.options(dialect), _cells(kinds))
-    if lines.found:
+    cells = _cells({} if key is None else {key: pa.string()})
+    try:
+        table = arrow_csv.read_csv(path, _read_options(dialect), _parse_options(dialect.delimiter), cells)
+    except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; one thread counts lines
         lines = _Lines()
-        one_thread = arrow_csv.ReadOptions(encoding=dialect.encoding, use_threads=False)  # which counts the lines
-        arrow_csv.read_csv(path, one_thread, lines.options(dialect), _cells(kinds))
-        lines.settle(path, on_bad_rows, table.num_rows)
+        one_thread = arrow_csv.ReadOptions(encoding=dialect.encoding, use_threads=False)
+        table = arrow_csv.read_csv(path, one_thread, lines.options(dialect), cells)
+        if lines.found:
+            lines.settle(path, on_bad_rows, table.num_rows)
+    table = _as_meant(table)
     return table if dialect.delimiter == "," else with_decimal_commas(table, key)
 
 
@@ -136,7 +139,7 @@ def with_decimal_commas(table: pa.Table, key: str | None = None) -> pa.Table:
 
 def read_names(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns."""
-    with arrow_csv.open_csv(path, _read_options(dialect), _Lines().options(dialect)) as reader:
+    with arrow_csv.open_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter)) as reader:
         return cast(list[str], reader.schema.names)
 
 
@@ -144,9 +147,17 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
     """Yield the table in pieces of ``block`` bytes, with the types of a schema; lines of other lengths are left out."""
     kinds = {field.name: field.type for field in schema}
     options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding)
-    with arrow_csv.open_csv(path, options, _Lines().options(dialect), _cells(kinds)) as reader:
+    with arrow_csv.open_csv(path, options, _without_odd_lines(dialect.delimiter), _cells(kinds)) as reader:
         for batch in reader:
-            yield pa.Table.from_batches([batch])
+            yield _as_meant(pa.Table.from_batches([batch]))
+
+
+def _as_meant(table: pa.Table) -> pa.Table:
+    """Return the table without the quotes that pencil puts before cells that look like a formula."""
+    for place, name in enumerate(table.column_names):
+        if pa.types.is_string(table[place].type):
+            table = table.set_column(place, name, as_meant_column(table[place]))
+    return table
 
 
 class _Lines:
@@ -157,9 +168,7 @@ class _Lines:
 
     def options(self, dialect: Dialect) -> arrow_csv.ParseOptions:
         """Return how a file is parsed, so that such lines come here."""
-        return arrow_csv.ParseOptions(
-            delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=self._skip
-        )
+        return _parse_options(dialect.delimiter, self._skip)
 
     def _skip(self, line: Any) -> str:
         number = -1 if line.number is None else line.number - 2  # it counts from 1, and counts the header
@@ -176,6 +185,20 @@ class _Lines:
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad))
         warnings.warn(f"{bad.describe(total=others + len(bad))}; they are left out", stacklevel=4)
+
+
+@cache
+def _without_odd_lines(delimiter: str) -> arrow_csv.ParseOptions:
+    """How a file is parsed so that lines with too many or too few cells are left out.
+
+    Kept for the life of the process: a thread of Arrow that drops the last reference while the interpreter shuts down
+    aborts the process.
+    """
+    return _parse_options(delimiter, lambda _: "skip")
+
+
+def _parse_options(delimiter: str, on_odd_line: Callable[[Any], str] | None = None) -> arrow_csv.ParseOptions:
+    return arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=on_odd_line)
 
 
 def _read_options(dialect: Dialect) -> arrow_csv.ReadOptions:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.bad_rows import BadRows
+from pencil.data.formulas import as_meant
 from pencil.data.given import (
     UNLABELLED,
     GivenLabels,
@@ -246,7 +247,7 @@ def _taken_apart(column: Any) -> Any:
     """Return cells such as ``sea; sky`` as lists of classes; an empty cell is an empty list."""
     separator = find_separator(column) or SEPARATORS[0]
     cells = (cell or "" for cell in column.to_pylist())
-    lists = [[part.strip() for part in cell.split(separator) if part.strip()] for cell in cells]
+    lists = [[as_meant(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
     return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
 
 

@@ -181,11 +181,22 @@ def is_missing(strings: Any) -> Any:
 
 
 def _is_row_number(name: str, column: Any) -> bool:
-    """Return whether a column numbers the rows: different integers under a name such as id, or without a name."""
+    """Return whether a column numbers rows: whole numbers under a name such as id, or without a name.
+
+    A few repeated or missing ones change nothing; a number that many rows share may say something about them.
+    """
     plain = name.lower().strip()
     if not (plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))):
         return False
-    return bool(pa.types.is_integer(column.type)) and pc.count_distinct(column).as_py() == len(column)
+    known = column.drop_null()
+    return _are_whole(known) and pc.count_distinct(known).as_py() * ROWS_PER_LEVEL > len(known)
+
+
+def _are_whole(numbers: Any) -> bool:
+    """Return whether these are whole numbers; a data frame holds those of a column with gaps as floats."""
+    if pa.types.is_floating(numbers.type):
+        return bool(pc.all(pc.equal(numbers, pc.floor(numbers))).as_py())
+    return bool(pa.types.is_integer(numbers.type))
 
 
 def is_string(kind: pa.DataType) -> bool:

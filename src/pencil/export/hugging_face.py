@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pencil.data.arrow_arrays import strings
 from pencil.errors import RunError
 from pencil.files import atomic_write
-from pencil.runs.arrow_arrays import strings
 from pencil.runs.label_table import LabelTable
 
 CLASSES = ("given", "corrected")

@@ -6,9 +6,9 @@ from itertools import combinations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pencil.data.arrow_arrays import scalar
 from pencil.report.figures import Line, Plot, draw, series
 from pencil.report.words import percent
-from pencil.runs.arrow_arrays import scalar
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import Summary

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pencil.data.arrow_arrays import matrix
 from pencil.decisions import Decision, presence
 from pencil.errors import RunError
-from pencil.runs.arrow_arrays import matrix
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_table import LabelTable
 

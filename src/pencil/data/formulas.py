@@ -1,4 +1,4 @@
-"""Cells of CSV files that no spreadsheet program takes for a formula."""
+"""Cells of CSV files that no spreadsheet program takes for a formula: quoted where pencil writes, and read back."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.runs.arrow_arrays import scalar
+from pencil.data.arrow_arrays import scalar
 
 FORMULA = "[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 """The first character of a cell that a spreadsheet program may execute as a formula, also in its full-width form."""
@@ -36,6 +36,19 @@ def joined_column(column: Any) -> Any:
         return pc.binary_join(column, scalar(";"))
     rows = (None if row is None or None in row else ";".join(map(neutral, row)) for row in column.to_pylist())
     return pa.array(rows, pa.string())
+
+
+def as_meant(text: str) -> str:
+    """Return the text of a cell without the quote of `neutral`."""
+    return text[1:] if text.startswith(QUOTE) and neutral(text[1:]) == text else text
+
+
+def as_meant_column(column: Any) -> Any:
+    """Return a column of strings with `as_meant` applied to each; null stays null."""
+    if not pc.any(pc.starts_with(column, QUOTE), min_count=0).as_py():
+        return column
+    rest = pc.utf8_slice_codeunits(column, 1)
+    return pc.if_else(pc.and_(pc.starts_with(column, QUOTE), _are_formulas(rest)), rest, column)
 
 
 def _are_formulas(column: Any) -> Any:
