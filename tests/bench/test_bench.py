@@ -218,9 +218,21 @@ def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, c
 
     monkeypatch.setattr(runner, "run_cells", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        command._run(spec, tmp_path, 1, "local")
+        command._run(spec, spec, tmp_path, 1, "local")
     assert "1 of 12 cells are done; the same command resumes from here" in capsys.readouterr().err
     assert "50.0 (1 of 2 seeds)" in (tmp_path / "results.md").read_text()
+
+
+def test_tables_of_a_part_keep_what_the_folder_has(tmp_path, spec):
+    (tmp_path / "cells").mkdir()
+    first, second = spec.part(noises=["clean"], seeds=[1]), spec.part(methods=["pencil"], seeds=[7])
+    for part, share in ((first, 0.25), (second, 0.75)):
+        for cell in part.cells():
+            write_json(tmp_path / "cells" / f"{cell.identity()}.json", result(share, labels=share))
+        entries = command._write_tables(spec, part, tmp_path)
+    found = {(entry.noise, entry.method): entry.done for entry in entries}
+    assert found["clean", "cross_entropy"] == 1 and found["clean", "pencil"] == 2 and found["half", "pencil"] == 1
+    assert "50.0" in (tmp_path / "results.md").read_text()
 
 
 def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):

@@ -108,7 +108,7 @@ def test_equal_time_stands_beside_equal_epochs(tmp_path):
             made = result(shares[cell.method][place], 40 if place == 0 else 77, 60.0, spec.budget_seconds)
             write_json(tmp_path / "cells" / f"{cell.identity()}.json", made)
     for spec in (plain, timed):
-        command._write_tables(spec, tmp_path)
+        command._write_tables(spec, spec, tmp_path)
         text = (tmp_path / "results.md").read_text()
         assert "Test accuracy at the last epoch, %: equal epochs beside 60 s" in text
         assert "| method | as given, equal epochs | as given, 60 s |" in text

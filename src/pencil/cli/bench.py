@@ -48,13 +48,14 @@ def bench(
         text = analyse(target)
         echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
-    chosen = read_spec(spec, trust).part(dataset or (), noise or (), method or (), seed or ())
+    whole = read_spec(spec, trust)
     if root is not None:
-        chosen = chosen.model_copy(update={"recipe": _with_root(chosen.recipe, root)})
+        whole = whole.model_copy(update={"recipe": _with_root(whole.recipe, root)})
     if budget is not None:
-        chosen = chosen.model_copy(update={"budget_seconds": 60 * minutes(budget)})
+        whole = whole.model_copy(update={"budget_seconds": 60 * minutes(budget)})
+    chosen = whole.part(dataset or (), noise or (), method or (), seed or ())
     target = out or Path("bench") / chosen.name
-    entries = _run(chosen, target, processes, engine)
+    entries = _run(whole, chosen, target, processes, engine)
     if as_json:
         echo(json.dumps([entry.as_json() for entry in entries]))
     else:
@@ -62,14 +63,14 @@ def bench(
         echo(f"written to {target}", err=True)
 
 
-def _run(chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
+def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
     from pencil.bench.ray_engine import run_cells_on_ray
     from pencil.bench.runner import Result, default_processes, run_cells
     from pencil.cluster import check_engine
 
     check_engine(engine)
     cells = list(chosen.cells())
-    for cell in cells:
+    for cell in whole.cells():
         cell.recipe()  # every mistake in the spec is reported before the first cell runs
 
     def report(cell: "Cell", result: Result, left: int) -> None:
@@ -89,21 +90,24 @@ def _run(chosen: "Spec", target: Path, processes: int | None, engine: str) -> An
         else:
             run_cells(cells, target / "cells", processes or default_processes(), report)
     finally:  # interrupted or not, what is done can be read
-        entries = _write_tables(chosen, target)
+        entries = _write_tables(whole, chosen, target)
     return entries
 
 
-def _write_tables(chosen: "Spec", target: Path) -> Any:
+def _write_tables(whole: "Spec", asked: "Spec", target: Path) -> Any:
+    """Write the tables of what is asked for, and of what else the folder has results of; return their entries."""
     from pencil.bench import tables
     from pencil.bench.plots import plot_cells
-    from pencil.bench.runner import read_results
+    from pencil.bench.runner import read_results, unfinished
     from pencil.files import write_json, write_text
 
+    chosen = _with_results(whole, asked, target / "cells")
     results = read_results(list(chosen.cells()), target / "cells")
     entries = tables.collect(chosen, results)
-    done = sum(entry.done for entry in entries)
-    if done < len(list(chosen.cells())):
-        echo(f"{done} of {len(list(chosen.cells()))} cells are done; the same command resumes from here", err=True)
+    left = unfinished(list(asked.cells()), target / "cells")
+    if left:
+        total = len(list(asked.cells()))
+        echo(f"{total - len(left)} of {total} cells are done; the same command resumes from here", err=True)
     by_budget = _by_budget(chosen, target / "cells")
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
     if len(by_budget) > 1:
@@ -113,6 +117,21 @@ def _write_tables(chosen: "Spec", target: Path) -> Any:
     write_text(target / "results.html", tables.as_html(chosen, entries, by_budget))
     plot_cells(chosen, results, target)
     return entries
+
+
+def _with_results(whole: "Spec", asked: "Spec", folder: Path) -> "Spec":
+    """Return the grid that is asked for, and what else of the whole the folder has results of."""
+    from pencil.bench.runner import read_results
+
+    everything = whole.part(seeds=sorted({*whole.seeds, *asked.seeds}))
+    results = read_results(list(everything.cells()), folder)
+    shown = [*asked.cells(), *(cell for cell in everything.cells() if cell.identity() in results)]
+    return everything.part(
+        [cell.dataset for cell in shown],
+        [cell.noise for cell in shown],
+        [cell.method for cell in shown],
+        sorted({cell.seed for cell in shown}),
+    )
 
 
 def _by_budget(chosen: "Spec", folder: Path) -> dict[str, Any]:
