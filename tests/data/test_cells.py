@@ -1,10 +1,13 @@
 """What people see of a row of a table."""
 
+import datetime
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
-from pencil.data.cells import measure_spread, row_cells
+from pencil.data.cells import in_days, in_words, measure_spread, row_cells
 from pencil.data.examples import Splits
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
@@ -35,3 +38,18 @@ def test_numbers_that_are_unusual_for_the_given_class_come_first(tmp_path):
         pictures.wait()
         found = pictures.numbers(("0", "train"))
         assert [cell["column"] for cell in found["cells"]] == expected and found["count"] == 3
+
+
+def test_dates_and_whole_numbers_are_shown_as_in_the_table(tmp_path):
+    days = [datetime.date(2024, 8, 1 + place) for place in range(20)]
+    times = [datetime.datetime(1969, 5, 1, 12, place) for place in range(20)]
+    columns = {"day": days, "time": times, "phone": [4915112345670 + place for place in range(20)], "part": [0.5] * 20}
+    pq.write_table(pa.table({**columns, "label": ["a", "b"] * 10}), tmp_path / "t.parquet")
+    records = load(DataSettings(source=str(tmp_path / "t.parquet"))).train.inputs.records
+    assert dict(row_cells(records.take(torch.tensor([5])), 0)) == {
+        "day": "2024-08-06",
+        "time": "1969-05-01 12:05:00",
+        "phone": "4915112345675",
+        "part": "0.5",
+    }
+    assert in_days(None) == "" and in_days(1e9) == "1000000000" and in_words(1e300) == "1e+300"

@@ -2,16 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, time, timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pencil.data.examples import Examples
 from pencil.data.given import hard_labels
-from pencil.data.records import RecordInputs
+from pencil.data.records import SECONDS_PER_DAY, RecordInputs
 
 LONGEST = 4000
 """Characters of a cell that are shown."""
+EXACT = 2.0**53
+"""Whole numbers below this are exact, and shown in full."""
 VECTOR = 4
 """Numbers of a vector that are shown."""
 
@@ -78,7 +81,7 @@ def row_cells(records: RecordInputs, row: int, spread: Spread | None = None, cod
         numbers = sorted(spread.names, key=lambda name: -far[name])  # stable: ties keep their order
         rest = [name for name in names if records.roles.used[name] in ("category", "vector")]
         names = [*records.roles.of("text"), *numbers, *rest]
-    return [Cell(name, in_words(values[name])) for name in names]
+    return [Cell(name, (in_days if name in records.dates else in_words)(values[name])) for name in names]
 
 
 def _deviations(values: dict[str, Any], spread: Spread, code: int) -> dict[str, float]:
@@ -90,12 +93,23 @@ def _deviations(values: dict[str, Any], spread: Spread, code: int) -> dict[str, 
     return found
 
 
+def in_days(days: float | None) -> str:
+    """Return days since 1970 as a date, with the time if there is one."""
+    if days is None:
+        return ""
+    try:
+        moment = datetime(1970, 1, 1) + timedelta(seconds=round(days * SECONDS_PER_DAY))
+    except OverflowError:  # before the year 1, or after 9999
+        return in_words(days)
+    return str(moment.date() if moment.time() == time() else moment)
+
+
 def in_words(value: Any) -> str:
     """Return a value as a page shows it: numbers with few digits, the beginning of a long text or vector."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:.0f}" if value.is_integer() and abs(value) < EXACT else f"{value:.6g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         shown = ", ".join(f"{number:.3g}" for number in value[:VECTOR])
         return shown if len(value) <= VECTOR else f"{shown}, ... ({len(value)} numbers)"

@@ -40,10 +40,13 @@ class RecordInputs(Inputs):
         Numbers as float64, categories and texts as strings, vectors as fixed-size lists of float32. Null is missing.
     roles
         What each column is.
+    dates
+        Columns of numbers that are days since 1970.
     """
 
     table: pa.Table
     roles: Roles
+    dates: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -166,7 +169,12 @@ def read_records(where: Path | str, table: pa.Table, roles: Roles) -> RecordInpu
         If a value does not fit the role of its column; the message names the row.
     """
     columns = {name: CONVERTED[role](table[name], name, where) for name, role in roles.used.items()}
-    return RecordInputs(pa.table(columns), roles)
+    dates = frozenset(name for name in roles.of("number") if _is_date(table[name].type))
+    return RecordInputs(pa.table(columns), roles, dates)
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def as_numbers(column: Any, name: str, where: Path | str) -> Any:
@@ -178,7 +186,7 @@ def as_numbers(column: Any, name: str, where: Path | str) -> Any:
     if is_string(kind):
         return _parsed(column, name, where)
     try:
-        if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        if _is_date(kind):
             seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
             values = pc.divide(seconds.cast(pa.float64()), 1e6 * SECONDS_PER_DAY)
         elif pa.types.is_time(kind) or pa.types.is_duration(kind):

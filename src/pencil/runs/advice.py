@@ -24,9 +24,10 @@ def explain_difference(summary: Summary, changed: float) -> str:
         return ""
     both = f"{_percent(changed)} changed, and about {_percent(rate.estimate)} are estimated to be wrong"
     if changed < rate.estimate:
+        where = "the opposite is more probable" if summary.data.multilabel else "another class is the most probable one"
         return (
-            f"{both}: a label changes only where another class is the most probable one for its row, so some wrong "
-            "labels are kept. Look for them among the undecided labels."
+            f"{both}: a label changes only where {where}, so some wrong labels are kept. Look for them among the "
+            "highest issue scores."
         )
     interval = f"{_percent(rate.low)} to {_percent(rate.high)}"
     if changed <= rate.high:
