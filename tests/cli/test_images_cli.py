@@ -13,6 +13,8 @@ from commands import pencil
 from conftest import paint, truncate
 from PIL import Image
 
+from pencil import open_run
+
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
 QUICK = ["--method", "cross_entropy", "--epochs", "2", "--set", "training.batch_size=8"]
@@ -150,6 +152,16 @@ def test_check_agrees_with_train(messy):
     summary = json.loads(pencil("train", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
     assert summary["data"]["rows"] == plan["rows"] and summary["data"]["input_shape"] == plan["input_shape"]
     assert "cannot be read" in pencil("train", "pets", *QUICK, cwd=messy.parent, code=2).stderr
+
+
+@pytest.mark.filterwarnings("default")
+def test_labels_of_images_that_cannot_be_read_are_never_sure(messy):
+    pencil("train", "pets", "--set", "data.bad_rows=skip", "--out", "run", *QUICK, cwd=messy.parent)
+    labels = open_run(messy.parent / "run").labels
+    assert labels.never_met.sum() == 2
+    unread = set(labels["key"].filter(pa.array(labels.never_met)).to_pylist())
+    sure = pencil("labels", "run", "--min-confidence", 0.01, "--anyway", cwd=messy.parent).stdout
+    assert not [key for key in unread if key in sure] and len(sure.splitlines()) == len(labels) - 2 + 1
 
 
 def test_check_names_what_is_odd(pets):

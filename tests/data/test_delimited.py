@@ -180,7 +180,9 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(here):
     )
     assert "row 3 ('1.png'): label 'z' is not one of the 2 classes (a, b); row 4 ('2.png'): the split is" in message
     assert "row 6 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
-    assert message.endswith("; and 3 more; fix such rows, or leave them out with data.bad_rows=skip.")
+    assert message.endswith(
+        "; and 3 more; fix such rows, or leave them out with data.bad_rows=skip, which train and check take."
+    )
 
 
 def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):

@@ -11,7 +11,7 @@ from pencil.errors import DataError
 OnBadRows = Literal["error", "skip"]
 SHOWN = 5
 """This many bad rows are named; the others are counted."""
-SKIP = "leave them out with data.bad_rows=skip"
+SKIP = "leave them out with data.bad_rows=skip, which train and check take"
 
 
 class BadRow(NamedTuple):

@@ -236,10 +236,11 @@ class LabelTable:
         return chosen.take(np.flatnonzero(chosen.changed)).by_issue()
 
     def confident(self, min_confidence: float) -> Self:
-        """Return the rows that are at least this confident."""
+        """Return the rows that are at least this confident; those that were never judged are not."""
         if min_confidence <= 0:
             return self
-        return self.take(np.flatnonzero(self.confidence.astype(np.float64) >= min_confidence))
+        sure = self.confidence.astype(np.float64) >= min_confidence
+        return self.take(np.flatnonzero(sure & ~self.never_met))
 
     # Columns as arrays
 
@@ -268,6 +269,13 @@ class LabelTable:
     def given_probability(self) -> np.ndarray:
         """The probability of the given class of single-label data; NaN where none is given."""
         return numbers(self["given_probability"])
+
+    @cached_property
+    def never_met(self) -> np.ndarray:
+        """Whether the input of a row with a given label could not be read, as a mask: nothing is known of the label."""
+        if "mean_margin" not in self.column_names:  # of entries it is not recorded
+            return np.zeros(len(self), dtype=bool)
+        return np.isnan(numbers(self["mean_margin"])) & ~np.isnan(self.given_probability) & ~self.pinned
 
     @cached_property
     def pinned(self) -> np.ndarray:

@@ -306,6 +306,7 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
         assert isinstance(evidence.dynamics, Evidence)
         dynamics, issues = evidence.dynamics, evidence.issue_scores
     reading = read_labels(label_probs, examples.given_labels)
+    unmet = reading.undecided | (dynamics.visits == 0)  # an input that could not be read was never met
     names = pa.array(examples.classes)
 
     def named(labels: Tensor) -> pa.DictionaryArray:
@@ -323,8 +324,8 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
             "issue_score": _without_pinned(issues, examples).masked_fill(reading.undecided, 0.0).float().numpy(),
-            "mean_margin": dynamics.margin.masked_fill(reading.undecided, torch.nan).float().numpy(),
-            "disagreement": dynamics.disagreement.masked_fill(reading.undecided, torch.nan).float().numpy(),
+            "mean_margin": dynamics.margin.masked_fill(unmet, torch.nan).float().numpy(),
+            "disagreement": dynamics.disagreement.masked_fill(unmet, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),
             **_pinned(examples),
             **_candidates(examples, reading.undecided),

@@ -28,7 +28,7 @@ def verdict_of(splits: Splits, outcome: Outcome, totals: RowTotals | None = None
 
 def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Facts:
     """Return what a verdict is based on; the labels of multi-label data are its known entries."""
-    judgement, held_out, records, train = outcome.judgement, splits.validation, outcome.records, splits.train
+    judgement, held_out, records, train = outcome.judgement, outcome.validation_dynamics, outcome.records, splits.train
     name = f"validation_{SCORES[train.multilabel]}"
     scores = [record[name] for record in records if name in record]
     if train.multilabel:
@@ -40,7 +40,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
     halved = (labels.rows_before >= FEW_ROWS) & (2 * labels.rows_after < labels.rows_before)
     return Facts(
         knows=judgement.knows,
-        held_out_rows=0 if held_out is None else len(held_out),
+        held_out_rows=0 if held_out is None else int((held_out.visits > 0).sum()),  # some cannot be read
         epochs=len(records),
         score=scores[-1] if scores else None,
         best_score=max(scores) if scores else None,
