@@ -470,7 +470,7 @@ class HungError(Exception):
 
 def fuzz(base, seeds, patch, log=None):
     """Mutate and run; return the number of mutations and command runs, and everything that was wrong."""
-    patch.setattr(Trainer, "run", lambda self: (_ for _ in ()).throw(Stopped("no training in this test")))
+    patch.setattr(Trainer, "run", lambda *_, **__: (_ for _ in ()).throw(Stopped("no training in this test")))
     cwd, out, homes = base / "cwd", base / "out", [base / name for name in ("finished", "several", "stopped", "halted")]
     codes: Counter = Counter()
     wrong = []
