@@ -36,6 +36,7 @@ from pencil.training.extraction import on_this_machine
 from pencil.training.features import compute_features, count_missing, random_features, store_name
 from pencil.training.networks import MakeNetwork
 from pencil.training.ray_features import on_ray
+from pencil.training.step import refuse_unsuited
 from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 
@@ -192,6 +193,7 @@ def assemble(
     chosen = _with_transition(chosen.model_copy(update={"data": prepared.settings}), examples)
     chosen = as_runnable(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
+    refuse_unsuited(trained_by, examples, chosen.training.minutes)  # before features are computed
     prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
     if prepared.pinned_digest is not None:
         prints["pinned"] = prepared.pinned_digest

@@ -126,6 +126,8 @@ def test_a_budget_has_a_unit_and_excludes_epochs(home):
             minutes(text)
     both = pencil("train", "blobs.npz", "--budget", "10m", "--epochs", 3, cwd=folder, code=2).stderr
     assert "--epochs 3 and --budget 10m both say how long to train" in both
+    other = pencil("train", "blobs.npz", "--budget", "10m", "--method", "elr", cwd=folder, code=2).stderr
+    assert "Elr cannot plan for a time budget" in other and "training will take" not in other
     words = ["train", "blobs.npz", "--set", "training.epochs=3", "--set", "training.minutes=3"]
     assert "epochs and minutes both say how long to train" in pencil(*words, cwd=folder, code=2).stderr
 

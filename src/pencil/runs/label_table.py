@@ -275,7 +275,8 @@ class LabelTable:
         """Whether the input of a row with a given label could not be read, as a mask: nothing is known of the label."""
         if "mean_margin" not in self.column_names:  # of entries it is not recorded
             return np.zeros(len(self), dtype=bool)
-        return np.isnan(numbers(self["mean_margin"])) & ~np.isnan(self.given_probability) & ~self.pinned
+        unmet: np.ndarray = np.isnan(numbers(self["mean_margin"])) & ~np.isnan(self.given_probability) & ~self.pinned
+        return unmet
 
     @cached_property
     def pinned(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
-from pencil.methods.base import Outputs, Phase, Requirements, Terms, Views
+from pencil.methods.base import Method, Outputs, Phase, Terms, Views
 from pencil.training.distributed import World
 from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import training_hits
@@ -255,13 +255,18 @@ class TrainingStep:
         )
 
 
-def refuse_weights(train: Examples, name: str, needs: Requirements) -> None:
-    """Raise if rows have weights and the loss of the method is no mean over rows."""
+def refuse_unsuited(method: Method, train: Examples, minutes: float | None) -> None:
+    """Raise if a method cannot train on these rows, or not in a given time."""
+    name, needs = type(method).__name__, method.requirements
+    if train.multilabel and not needs.multilabel:
+        raise TrainingError(f"{name} is for single-label data; these labels are multi-label.")
     if train.weights is not None and not needs.row_losses:
         raise TrainingError(
             f"rows have weights and the loss of {name} is no mean over rows; expected a method that declares "
             "row_losses, such as auto, pencil or cross_entropy; leave sample_weight out."
         )
+    if minutes is not None and not needs.wall_clock:
+        raise TrainingError(f"{name} cannot plan for a time budget; set training.epochs (--epochs) instead.")
 
 
 def _at_least_two(inputs: Tensor) -> Tensor:

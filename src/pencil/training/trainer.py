@@ -27,7 +27,7 @@ from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
 from pencil.training.settings import TrainingSettings
 from pencil.training.sharding import can_judge_shards, choose_layout, label_metrics, shard_rows
-from pencil.training.step import TrainingStep, refuse_weights
+from pencil.training.step import TrainingStep, refuse_unsuited
 from pencil.training.views import load_views, refuse_views
 
 
@@ -96,12 +96,7 @@ class Trainer:
     def _first_plan(self, model: nn.Module) -> tuple[Phase, ...]:
         """The phases that the method returns before the first step, within the budget; empty ones are left out."""
         method, settings, train = self.method, self.settings, self.splits.train
-        name = type(method).__name__
-        if train.multilabel and not method.requirements.multilabel:
-            raise TrainingError(f"{name} is for single-label data; these labels are multi-label.")
-        refuse_weights(train, name, method.requirements)
-        if settings.minutes is not None and not method.requirements.wall_clock:
-            raise TrainingError(f"{name} cannot plan for a time budget; set training.epochs (--epochs) instead.")
+        refuse_unsuited(method, train, settings.minutes)
         is_fp64 = any(parameter.dtype == torch.float64 for parameter in model.parameters())
         task = Task(
             train.given_labels.to(self.compute.device),
@@ -115,7 +110,7 @@ class Trainer:
             seconds=None if settings.minutes is None else 60 * settings.minutes,
         )
         phases = method.start(task)
-        refuse_views(phases, name, method.requirements)
+        refuse_views(phases, type(method).__name__, method.requirements)
         if settings.epochs is not None:
             phases = fit_budget(phases, settings.epochs)
         phases = tuple(phase for phase in phases if phase.epochs > 0)
