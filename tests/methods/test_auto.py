@@ -12,6 +12,7 @@ from pencil import recipe
 from pencil.data import Splits, from_arrays
 from pencil.errors import RecipeError, TrainingError
 from pencil.methods import Auto, CrossEntropy, Outputs
+from pencil.methods.auto import LIGHT_DROPOUT
 from pencil.methods.auto_forms import relative_targets
 from pencil.methods.elr import early_learning_loss
 from pencil.models import mlp
@@ -314,3 +315,16 @@ def test_the_share_of_the_early_learning_term_is_in_the_loss():
     )
     assert float(none.loss) == pytest.approx(float(none.parts["classification"]))
     assert float(half.loss) == pytest.approx((float(none.loss) + float(whole.loss)) / 2)
+
+
+def test_dropout_is_light_until_training_rows_are_fitted_better_than_held_out_ones():
+    few = trainer_of(Auto(lr=0.05, early_learning=0.0), rows=100, held_out=300, epochs=20)
+    few.run()
+    assert few.method.state.dropout == 1.0 and few.phases[-1].dropout == 1.0
+    many = trainer_of(Auto(lr=0.05), rows=1500, held_out=200, epochs=4)
+    assert many.phases[0].dropout == LIGHT_DROPOUT
+    many.run()
+    assert many.method.state.dropout == LIGHT_DROPOUT
+    alone = trainer_of(Auto(lr=0.05), held_out=0, epochs=3)
+    alone.run()
+    assert alone.method.state.dropout == 1.0

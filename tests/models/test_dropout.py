@@ -23,6 +23,18 @@ def test_a_perceptron_is_regularised_while_it_trains():
     torch.testing.assert_close(network(inputs), network(inputs))
 
 
+def test_a_weaker_dropout_drops_less():
+    layer = nn.Sequential(nn.Linear(4, 2000), nn.Linear(2000, 3))
+    seen = []
+    added = add_dropout(layer)
+    layer[1].register_forward_hook(lambda _, inputs, __: seen.append(float((inputs[0] == 0).double().mean())))
+    for strength in (1.0, 0.6, 0.0):
+        for one in added:
+            one.set_strength(strength)
+        layer.train()(torch.rand(64, 4))
+    assert seen == pytest.approx([0.5, 0.3, 0.0], abs=0.01)
+
+
 def test_other_networks_stay_as_they_are():
     own = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 3))
     assert add_dropout(small_cnn(1, 3)) == add_dropout(own) == add_dropout(nn.Linear(8, 3)) == []

@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -30,6 +31,8 @@ from pencil.methods.schedules import Cosine
 
 BACKBONE_WITHOUT_HELD_OUT = 0.2
 """Length of the backbone phase as a fraction of the budget, where no rows are held out to end it."""
+LIGHT_DROPOUT = 0.6
+"""Strength of dropout until a perceptron fits its training rows better than held-out ones: more costs accuracy."""
 ENOUGH_HELD_OUT = 75
 """With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
 
@@ -42,7 +45,8 @@ class AutoState:
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
     held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
     the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    its largest weight that ELR's regulariser has now, None: all of it. ``choices`` are the decisions in words.
+    its largest weight that ELR's regulariser has now, None: all of it, ``dropout`` the strength of dropout. ``choices``
+    are the decisions in words.
     """
 
     total: int
@@ -59,6 +63,7 @@ class AutoState:
     trust: float = 1.0
     early_learning_share: float | None = None
     network_high: float | None = None
+    dropout: float = LIGHT_DROPOUT
     choices: list[str] = field(default_factory=list)
 
 
@@ -162,7 +167,8 @@ class Auto(Method):
 
     def _backbone(self, epochs: int) -> Phase:
         lr = self._lr(0, self.state.total, self.warmup)
-        return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets)
+        dropout = self.state.dropout
+        return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets, dropout=dropout)
 
     def _lr(self, offset: int, length: int, warmup: float) -> Cosine:
         return Cosine(self.lr, offset=offset, length=length, warmup=warmup, hold=self.form.hold)
@@ -173,9 +179,10 @@ class Auto(Method):
         finetune = min(left, round(self.finetune * self.state.total))
         warmup = self.warmup if offset else 0.0  # a further round starts at the full rate
         first, second = (self._lr(place, length, warmup) for place in (offset, length - finetune))
+        phase = partial(Phase, loss=self.correction_loss, dropout=self.state.dropout)
         return [
-            Phase("correction" + suffix, left - finetune, self.correction_loss, first, after_step=self.correct_labels),
-            Phase("finetune" + suffix, finetune, self.correction_loss, second),
+            phase("correction" + suffix, left - finetune, lr=first, after_step=self.correct_labels),
+            phase("finetune" + suffix, finetune, lr=second),
         ]
 
     # ---- losses and label updates
@@ -295,7 +302,10 @@ class Auto(Method):
         """
         state, held_out = self.state, context.held_out()
         if held_out is None:
+            state.dropout = 1.0  # nothing shows that less is enough
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
+        if self._fits_training_rows_better(context, held_out):
+            state.dropout = 1.0
         if self.form.is_chance(held_out):
             return False
         share = self.form.early_learning_share(held_out)  # a network that memorises disagrees more: it may not fall
@@ -307,6 +317,12 @@ class Auto(Method):
             and self.form.is_worth_correcting(held_out, self._progress())
         )
         return ended and state.done < state.total
+
+    def _fits_training_rows_better(self, context: Context, held_out: HeldOut) -> bool:
+        """Return whether labels of training rows are predicted clearly better than held-out ones, dropout included."""
+        known = self.form.agreement(*held_out)
+        error = math.sqrt(known * (1 - known) / len(held_out[0]))
+        return context.train_accuracy > known + SIGNIFICANT * error
 
     def _keep_if_best(self, context: Context, held_out: HeldOut, by_row: Tensor) -> None:
         """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.

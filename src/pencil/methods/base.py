@@ -262,6 +262,8 @@ class Phase:
     views
         Two views of every row, inputs mixed with those of other rows; by default neither. Not for methods that declare
         ``row_losses``.
+    dropout
+        Strength of the dropout of a method that requires it, from 0 to 1.
     """
 
     name: str
@@ -275,6 +277,7 @@ class Phase:
     rows: Callable[[], Tensor | None] | None = None
     fresh_network: bool = False
     views: Views = ONE_VIEW
+    dropout: float = 1.0
 
     def stretched(self, epochs: int) -> "Phase":
         """Return the same phase over another number of epochs; its schedules are stretched with it."""

@@ -1,16 +1,34 @@
 """Dropout for networks that have none: a network that memorises labels cannot judge them."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
 INPUTS, HIDDEN = 0.2, 0.5
-"""Fraction of the inputs of the network, and of the units of a hidden layer, that is dropped."""
+"""Fraction of the inputs of the network, and of the units of a hidden layer, that is dropped at full strength."""
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
-def add_dropout(network: nn.Module) -> list[RemovableHandle]:
+@dataclass(frozen=True)
+class AddedDropout:
+    """The dropout of one layer."""
+
+    hook: "_Dropout"
+    handle: RemovableHandle
+
+    def set_strength(self, strength: float) -> None:
+        """Drop this fraction of what is dropped at full strength."""
+        self.hook.strength = strength
+
+    def remove(self) -> None:
+        """Leave the layer as it was."""
+        self.handle.remove()
+
+
+def add_dropout(network: nn.Module) -> list[AddedDropout]:
     """Drop inputs of every layer of a multi-layer perceptron while it trains; nothing if it has dropout already.
 
     The weights and their names stay as they are. A network with other layers than linear ones is left as it is: a
@@ -19,7 +37,7 @@ def add_dropout(network: nn.Module) -> list[RemovableHandle]:
     Returns
     -------
     list
-        Handles that remove the dropout again.
+        The dropout of each layer, which can be weakened and removed again.
     """
     modules = list(network.modules())
     has_dropout = any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules)
@@ -27,17 +45,21 @@ def add_dropout(network: nn.Module) -> list[RemovableHandle]:
     layers = [module for module in with_weights if not isinstance(module, NORMS)]
     if has_dropout or len(layers) < 2 or not all(isinstance(layer, nn.Linear) for layer in layers):
         return []
-    return [layer.register_forward_pre_hook(_Dropout(INPUTS if layer is layers[0] else HIDDEN)) for layer in layers]
+    hooks = [_Dropout(INPUTS if layer is layers[0] else HIDDEN) for layer in layers]
+    return [
+        AddedDropout(hook, layer.register_forward_pre_hook(hook)) for hook, layer in zip(hooks, layers, strict=True)
+    ]
 
 
 class _Dropout:
     """A hook that a deep copy of the network takes along."""
 
     def __init__(self, probability: float):
-        self.probability = probability
+        self.probability, self.strength = probability, 1.0
 
     def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (drop(inputs[0], self.probability) if layer.training else inputs[0], *inputs[1:])
+        probability = self.strength * self.probability
+        return (drop(inputs[0], probability) if layer.training else inputs[0], *inputs[1:])
 
 
 def drop(values: Tensor, probability: float) -> Tensor:

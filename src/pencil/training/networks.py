@@ -86,7 +86,7 @@ class Networks:
         self.trained = nn.ModuleList(networks)
         self.emas = [] if ema_memory is None else [Ema(network, ema_memory) for network in networks]
         self.model: nn.Module = self.emas[0].module if self.emas else networks[0]
-        self._dropout = [handle for network in networks for handle in add_dropout(network)] if dropout else []
+        self._dropout = [added for network in networks for added in add_dropout(network)] if dropout else []
         parallel = [world.wrap_ddp(network) for network in networks]
         self.forwards: list[Callable[[Tensor], Tensor]] = [self._compiled(network) for network in parallel]
         evaluates_trained = world.size == 1 and not self.emas
@@ -105,8 +105,13 @@ class Networks:
 
     def remove_dropout(self) -> None:
         """Leave the networks as they came: dropout that was added for training is removed."""
-        for handle in self._dropout:
-            handle.remove()
+        for added in self._dropout:
+            added.remove()
+
+    def set_dropout(self, strength: float) -> None:
+        """Train with this strength of the dropout that was added."""
+        for added in self._dropout:
+            added.set_strength(strength)
 
     def check_finite(self, where: str) -> None:
         """Raise TrainingError if a weight or a statistic of the kept network is not finite: its predictions are not."""

@@ -215,6 +215,7 @@ class Trainer:
         chunks = split_into_batches(order, self.settings.batch_size)
         where = f"epoch {number + 1} (phase {phase.name})"
         self.networks.trained.train()
+        self.networks.set_dropout(phase.dropout)
         with seeded(self.seed, "epoch", number):
             parts = [self.world.local(chunk) for chunk in chunks[at.step :]]
             for chunk, part in zip(chunks[at.step :], self._read(parts, phase.views, number), strict=True):
