@@ -1,6 +1,7 @@
 """The method auto: when it leaves the backbone phase, how it moves labels, when it abstains, and what runs instead."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -318,13 +319,15 @@ def test_the_share_of_the_early_learning_term_is_in_the_loss():
 
 
 def test_dropout_is_light_until_training_rows_are_fitted_better_than_held_out_ones():
-    few = trainer_of(Auto(lr=0.05, early_learning=0.0), rows=100, held_out=300, epochs=20)
-    few.run()
-    assert few.method.state.dropout == 1.0 and few.phases[-1].dropout == 1.0
-    many = trainer_of(Auto(lr=0.05), rows=1500, held_out=200, epochs=4)
-    assert many.phases[0].dropout == LIGHT_DROPOUT
-    many.run()
-    assert many.method.state.dropout == LIGHT_DROPOUT
-    alone = trainer_of(Auto(lr=0.05), held_out=0, epochs=3)
-    alone.run()
-    assert alone.method.state.dropout == 1.0
+    def strengths(rows, held_out, **options):
+        trainer, found = trainer_of(Auto(lr=0.05, **options), rows=rows, held_out=held_out, epochs=12), []
+        watch = SimpleNamespace(on_start=lambda *_: None, on_step=lambda: None, on_epoch_end=lambda _: None)
+        watch.on_plan = lambda phases: found.append(phases[-1].dropout)
+        trainer.observers = (watch,)
+        trainer.run()
+        return found
+
+    memorising = strengths(100, 500, early_learning=0.0)
+    assert memorising[0] == LIGHT_DROPOUT and memorising[-1] == 1.0 and memorising == sorted(memorising)
+    assert set(strengths(1500, 500)) == {LIGHT_DROPOUT}
+    assert set(strengths(1500, 200)) == {1.0} == set(strengths(300, 0))  # too few to see it

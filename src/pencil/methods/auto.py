@@ -32,7 +32,9 @@ from pencil.methods.schedules import Cosine
 BACKBONE_WITHOUT_HELD_OUT = 0.2
 """Length of the backbone phase as a fraction of the budget, where no rows are held out to end it."""
 LIGHT_DROPOUT = 0.6
-"""Strength of dropout until a perceptron fits its training rows better than held-out ones: more costs accuracy."""
+"""Strength of dropout while a perceptron fits its training rows no better than held-out ones: more costs accuracy."""
+MANY_HELD_OUT = 400
+"""With fewer held-out rows a gap of five points is not significant: dropout keeps its full strength."""
 ENOUGH_HELD_OUT = 75
 """With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
 
@@ -45,8 +47,8 @@ class AutoState:
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
     held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
     the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    its largest weight that ELR's regulariser has now, None: all of it, ``dropout`` the strength of dropout. ``choices``
-    are the decisions in words.
+    its largest weight that ELR's regulariser has now, None: all of it. ``dropout`` is its strength, ``overfitted``
+    whether training rows were ever fitted clearly better than held-out ones. ``choices`` are the decisions in words.
     """
 
     total: int
@@ -63,7 +65,8 @@ class AutoState:
     trust: float = 1.0
     early_learning_share: float | None = None
     network_high: float | None = None
-    dropout: float = LIGHT_DROPOUT
+    dropout: float = 1.0
+    overfitted: bool = False
     choices: list[str] = field(default_factory=list)
 
 
@@ -302,10 +305,8 @@ class Auto(Method):
         """
         state, held_out = self.state, context.held_out()
         if held_out is None:
-            state.dropout = 1.0  # nothing shows that less is enough
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
-        if self._fits_training_rows_better(context, held_out):
-            state.dropout = 1.0
+        self._set_dropout(context, held_out)
         if self.form.is_chance(held_out):
             return False
         share = self.form.early_learning_share(held_out)  # a network that memorises disagrees more: it may not fall
@@ -318,11 +319,12 @@ class Auto(Method):
         )
         return ended and state.done < state.total
 
-    def _fits_training_rows_better(self, context: Context, held_out: HeldOut) -> bool:
-        """Return whether labels of training rows are predicted clearly better than held-out ones, dropout included."""
-        known = self.form.agreement(*held_out)
-        error = math.sqrt(known * (1 - known) / len(held_out[0]))
-        return context.train_accuracy > known + SIGNIFICANT * error
+    def _set_dropout(self, context: Context, held_out: HeldOut) -> None:
+        """Light dropout, until labels of training rows are predicted clearly better, dropout included, than others."""
+        state, rows, agreement = self.state, len(held_out[0]), self.form.agreement(*held_out)
+        error = math.sqrt(agreement * (1 - agreement) / rows)
+        state.overfitted |= context.train_accuracy > agreement + SIGNIFICANT * error
+        state.dropout = 1.0 if state.overfitted or rows < MANY_HELD_OUT else LIGHT_DROPOUT
 
     def _keep_if_best(self, context: Context, held_out: HeldOut, by_row: Tensor) -> None:
         """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.
