@@ -9,7 +9,19 @@ import pencil
 
 ROOT = Path(pencil.__file__).parent
 ORDER = [
-    ("_version", "errors", "seeding", "files", "trees", "terminal", "user_file", "decisions", "cluster"),
+    (
+        "_version",
+        "errors",
+        "seeding",
+        "files",
+        "trees",
+        "terminal",
+        "user_file",
+        "decisions",
+        "cluster",
+        "arrow_arrays",
+        "formulas",
+    ),  # fmt: skip
     ("data",),
     ("labels",),
     ("models",),

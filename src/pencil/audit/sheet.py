@@ -9,10 +9,10 @@ import numpy as np
 
 from pencil.audit.sample import Sample
 from pencil.audit.session import Blind
-from pencil.data.formulas import neutral
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write, read_regular
+from pencil.formulas import neutral
 
 COLUMNS = ("key", "split", "classes", "label")
 WORDS = {"cannot tell": "skip", "none of the classes": "none"}

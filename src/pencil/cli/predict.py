@@ -86,7 +86,7 @@ def _write_json(answers: list[Answer]) -> None:
 
 
 def _write_csv(answers: list[Answer], *, with_errors: bool) -> None:
-    from pencil.data.formulas import neutral
+    from pencil.formulas import neutral
 
     lines = csv.writer(text_output(), lineterminator="\n")
     lines.writerow(["key", "class", "confidence", *(["error"] if with_errors else [])])

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from pencil.data.bad_rows import BadRow, BadRows, OnBadRows
-from pencil.data.formulas import as_meant_column
 from pencil.errors import DataError
+from pencil.formulas import as_meant_column
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = (",", ";", "\t", "|")

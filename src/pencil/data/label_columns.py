@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pencil.data.bad_rows import BadRows
-from pencil.data.formulas import as_meant
 from pencil.data.given import (
     UNLABELLED,
     GivenLabels,
@@ -24,6 +23,7 @@ from pencil.data.given import (
 )
 from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.errors import DataError
+from pencil.formulas import as_meant
 
 SEPARATORS = (";", "|", ",")
 """What may stand between several classes in one cell; the first of them is what pencil writes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.data.arrow_arrays import strings
+from pencil.arrow_arrays import strings
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable

@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from pencil.data.arrow_arrays import strings
-from pencil.data.formulas import joined_column, neutral, neutral_column
+from pencil.arrow_arrays import strings
 from pencil.errors import RunError
 from pencil.files import atomic_write
+from pencil.formulas import joined_column, neutral, neutral_column
 from pencil.runs.label_columns import FLOATS, WIDE
 from pencil.runs.label_table import LabelTable
 

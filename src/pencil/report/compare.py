@@ -6,7 +6,7 @@ from itertools import combinations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.data.arrow_arrays import scalar
+from pencil.arrow_arrays import scalar
 from pencil.report.figures import Line, Plot, draw, series
 from pencil.report.words import percent
 from pencil.runs.directory import RunData

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pencil.data.arrow_arrays import numbers, positions
+from pencil.arrow_arrays import numbers, positions
 from pencil.errors import RunError
 from pencil.files import atomic_write, digest, refuse_irregular
 from pencil.runs.label_columns import check_schema, check_values

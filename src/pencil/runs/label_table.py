@@ -1,7 +1,7 @@
 """The label table of a run as a type: ``labels.parquet``, one row per labelled example. Needs no torch.
 
 `pencil labels` and the review page wait for this module, so it reads only the columns that are asked for, and avoids
-the calls with which Arrow imports pandas (`pencil.data.arrow_arrays`). The columns of a large table stay in its file
+the calls with which Arrow imports pandas (`pencil.arrow_arrays`). The columns of a large table stay in its file
 until they are asked for, and so do those of rows that nobody asks for.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pencil.data.arrow_arrays import indices, matrix, numbers, one_chunk, positions, scalar, strings
+from pencil.arrow_arrays import indices, matrix, numbers, one_chunk, positions, scalar, strings
 from pencil.decisions import Decision, Label, Where
 from pencil.errors import RunError
 from pencil.files import atomic_write

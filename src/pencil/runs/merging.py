@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pencil.data.arrow_arrays import matrix
+from pencil.arrow_arrays import matrix
 from pencil.decisions import Decision, presence
 from pencil.errors import RunError
 from pencil.runs.label_columns import PROBS, TOP

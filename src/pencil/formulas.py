@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.data.arrow_arrays import scalar
+from pencil.arrow_arrays import scalar
 
 FORMULA = "[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]"
 """The first character of a cell that a spreadsheet program may execute as a formula, also in its full-width form."""
