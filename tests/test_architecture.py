@@ -21,7 +21,7 @@ ORDER = [
         "cluster",
         "arrow_arrays",
         "formulas",
-    ),  # fmt: skip
+    ),
     ("data",),
     ("labels",),
     ("models",),
