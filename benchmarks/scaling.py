@@ -153,7 +153,7 @@ def label_bytes(rows: int = 10_000, classes: int = 1000) -> dict[str, float]:
     dense, top = LabelStore(given, classes), TopKLabelStore(given, classes, k=8)
     return {
         "dense": dense.label_logits.nbytes / rows,
-        "top-8": (top.top.nbytes + top.index.nbytes + top.row_sums.nbytes) / rows,
+        "top-8": (top.top.nbytes + top.index.nbytes + top.largest.nbytes) / rows,
     }
 
 
