@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
 
 Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
-
 Names = list[str] | None
 
 

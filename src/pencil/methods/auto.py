@@ -47,8 +47,9 @@ class AutoState:
     ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
     held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
     the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    its largest weight that ELR's regulariser has now, None: all of it. ``dropout`` is its strength, ``overfitted``
-    whether training rows were ever fitted clearly better than held-out ones. ``choices`` are the decisions in words.
+    its largest weight that ELR's regulariser has now, None: all of it, ``dropout`` the strength of dropout,
+    ``overfitted`` whether training rows were ever fitted clearly better than held-out ones. ``choices`` are the
+    decisions in words.
     """
 
     total: int
@@ -298,7 +299,7 @@ class Auto(Method):
         state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
 
     def _is_memorising(self, context: Context) -> bool:
-        """Return whether the held-out likelihood is falling again; keep the best network, and set ELR's share.
+        """Return whether the held-out likelihood is falling again; keep the best network, set ELR's share and dropout.
 
         The likelihood is taken at the best temperature, so that knowledge counts and not confidence. A network that is
         no better than chance has learned nothing yet that memorising could spoil.
