@@ -103,6 +103,11 @@ def test_a_head_needs_features(settings, shape, augmented, reason):
         resolve(ModelSettings(train="head", **settings), shape, augmented=augmented)
 
 
+def test_finetuning_vectors_names_the_key_that_was_set():
+    with pytest.raises(ModelError, match=r"model.finetune_epochs is 3, .*no images.*leave model.finetune_epochs out"):
+        resolve(ModelSettings(finetune_epochs=3), (8,))
+
+
 def test_networks_for_one_size_have_features_too():
     network = build(ModelSettings(name="timm/vit_tiny_patch16_224"), (3, 224, 224), 3, seed=0)
     frozen = FrozenNetwork(without_output_layer(network, "vit"), (3, 224, 224), 3, "linear")
