@@ -152,7 +152,7 @@ def _refuse_head(settings: ModelSettings, input_shape: Sequence[int], augmented:
     for reason, holds in needed.items():
         if holds:
             epochs = settings.finetune_epochs
-            asked = f"model.finetune_epochs is {epochs}, which trains a head first," if epochs else "model.train is head,"
+            asked = f"model.finetune_epochs is {epochs}, after a head," if epochs else "model.train is head,"
             instead = "leave model.finetune_epochs out" if epochs else "set model.train to all"
             raise ModelError(
                 f"{asked} but {reason}; expected a pretrained network and images that are the same in every epoch; or "

@@ -246,7 +246,7 @@ class Trainer:
         record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
-        record["seconds"] = time.perf_counter() - started
+        record["seconds"] = time.perf_counter() - started  # so far: the method may plan by it
         self.dynamics.add_evaluation(self._held_out_logits)
         self.records.append(record)
         self.position.step = 0
@@ -258,6 +258,7 @@ class Trainer:
         elif self.position.phase + 1 == len(self.phases) and epoch + 1 == self.phases[-1].epochs:
             record |= self._label_metrics()  # the method may have set the final labels
         self.networks.track_best(record.get(f"validation_{self.score}"), record["epoch"])
+        record["seconds"] = time.perf_counter() - started
         for observer in self.observers:
             observer.on_plan(self.phases)
             observer.on_epoch_end(record)
