@@ -44,6 +44,13 @@ def test_a_frame_trains_as_its_file_does(frame, tmp_path):
     assert run.labels.keys.to_pylist() == from_file.labels.keys.to_pylist()
 
 
+def test_labels_are_in_the_order_of_the_frame_whichever_rows_are_held_out(frame):
+    run = fit(frame, label="target", settings={"data.columns.ignore": "truth"})
+    assert set(run.labels["split"].to_pylist()) == {"train", "validation"}
+    assert run.labels.keys.to_pylist() == frame.index.tolist()
+    assert run.labels["given"].to_pylist() == frame["target"].tolist()
+
+
 def test_test_set_clean_labels_and_new_rows(frame):
     """Few rows of a test set do not decide what a column is: here all its ages are missing."""
     few = frame.head(6).assign(age=None)

@@ -2,6 +2,7 @@ import errno
 import os
 import time
 
+import numpy as np
 import pytest
 import torch
 from conftest import paint, truncate
@@ -113,3 +114,13 @@ def test_a_cache_that_cannot_be_a_folder_is_reported(pets, tmp_path):
 def test_workers_fill_it_with_the_same_bits(pets, tmp_path):
     chosen = DataSettings(source=str(pets), cache="memory", workers=2, validation=0)
     assert torch.equal(values(prepare(chosen, load(chosen), seed=0).splits.train), values(ready(pets, "memory")))
+
+
+@pytest.mark.parametrize("cache", ["none", "memory"])
+def test_annotators_labels_of_a_file_follow_their_rows_when_some_are_chosen(pets, tmp_path, cache):
+    """The file is the clean labels of all rows: no label of the chosen ones may differ."""
+    everything = ready(pets, "none")
+    np.save(tmp_path / "labels.npy", everything.given_labels.numpy())
+    noise = {"kind": "file", "file": tmp_path / "labels.npy"}
+    some = ready(pets, cache, rows=9, noise=noise)
+    assert len(some) == 9 and torch.equal(some.given_labels, some.clean_labels)

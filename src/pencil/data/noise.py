@@ -202,7 +202,9 @@ def compare(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int
     return NoisyLabels(noisy, float((clean != noisy).mean()) if len(clean) else 0.0, transitions)
 
 
-def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | NoisyEntries:
+def corrupt(
+    examples: Examples, settings: AnyNoise, seed: int, loaded_rows: torch.Tensor | None = None
+) -> NoisyLabels | NoisyEntries:
     """Inject noise into the labels of examples, whose given labels are clean.
 
     Parameters
@@ -213,6 +215,8 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
         The ``[data.noise]`` part of a recipe.
     seed
         Draws the noise where the settings have no seed of their own.
+    loaded_rows
+        The number of each example in the data as loaded, which a file of labels follows; by default its row.
 
     Raises
     ------
@@ -236,9 +240,9 @@ def corrupt(examples: Examples, settings: AnyNoise, seed: int) -> NoisyLabels | 
             "data.noise is set but the labels are distributions; expected class labels; leave data.noise out."
         )
     if isinstance(settings, MixedNoise):
-        return _corrupt_in_turn(examples, settings, seed)
+        return _corrupt_in_turn(examples, settings, seed, loaded_rows)
     if isinstance(settings, FileNoise):
-        return labels_of_file(examples, settings, seed)
+        return labels_of_file(examples, settings, seed, examples.rows if loaded_rows is None else loaded_rows)
     matrix = transition_matrix(settings, examples.classes)
     if matrix is not None:
         return flip(clean, matrix, seed)
@@ -264,8 +268,8 @@ def _values(examples: Examples) -> np.ndarray:
     return values[examples.rows].numpy()
 
 
-def labels_of_file(examples: Examples, settings: FileNoise, seed: int) -> NoisyLabels:
-    """Return the labels that annotators gave to these rows, or a random part of their mistakes.
+def labels_of_file(examples: Examples, settings: FileNoise, seed: int, loaded_rows: torch.Tensor) -> NoisyLabels:
+    """Return the labels that annotators gave to these rows of the data, or a random part of their mistakes.
 
     Raises
     ------
@@ -278,7 +282,7 @@ def labels_of_file(examples: Examples, settings: FileNoise, seed: int) -> NoisyL
         given = np.load(settings.file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"data.noise.file, {settings.file}, cannot be read: {error}; {expected} in .npy.") from error
-    rows, clean = examples.rows.numpy(), examples.given_labels.numpy()
+    rows, clean = loaded_rows.numpy(), examples.given_labels.numpy()
     fits = isinstance(given, np.ndarray) and given.ndim == 1 and np.issubdtype(given.dtype, np.integer)
     if not fits or len(given) <= rows.max() or not 0 <= given.min() <= given.max() < examples.num_classes:
         seen = f"shape {given.shape} and type {given.dtype}" if isinstance(given, np.ndarray) else "several arrays"
@@ -291,10 +295,13 @@ def labels_of_file(examples: Examples, settings: FileNoise, seed: int) -> NoisyL
     return compare(clean, noisy, examples.num_classes)
 
 
-def _corrupt_in_turn(examples: Examples, settings: MixedNoise, seed: int) -> NoisyLabels:
+def _corrupt_in_turn(
+    examples: Examples, settings: MixedNoise, seed: int, loaded_rows: torch.Tensor | None
+) -> NoisyLabels:
     labels = examples.given_labels
     for number, part in enumerate(settings.parts):
-        found = corrupt(replace(examples, given_labels=labels), part, derive_seed(seed, "part", number))
+        before = replace(examples, given_labels=labels)
+        found = corrupt(before, part, derive_seed(seed, "part", number), loaded_rows)
         labels = torch.from_numpy(found.labels)
     return compare(examples.given_labels.numpy(), labels.numpy(), examples.num_classes)
 

@@ -92,10 +92,11 @@ def prepare(
         train = long_tailed(train, settings.long_tail, seed)
     _refuse_misfits(settings, train.inputs, None if loaded.test is None else loaded.test.inputs)
     size = image_size(settings, train.inputs)
+    loaded_rows = train.rows  # cached images are numbered anew
     train = apply_geometry(settings, train, size)
     rate = None
     if settings.noise is not None:
-        noisy = corrupt(train, settings.noise, derive_seed(seed, "noise"))
+        noisy = corrupt(train, settings.noise, derive_seed(seed, "noise"), loaded_rows)
         clean = train.given_labels if train.clean_labels is None else train.clean_labels
         train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=clean)
         rate = noisy.rate
@@ -131,6 +132,8 @@ def prepare(
 def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
     """Return the splits with vectors in place of the rows of a table, and the encoder; other splits as they are.
 
+    Splits of one table share the vectors, in the order of the table.
+
     Parameters
     ----------
     splits
@@ -144,13 +147,19 @@ def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = Non
     if records is None:
         return splits, None
     encoder = fit_encoder(records, splits.train.rows, text_model) if encoder is None else encoder
-    parts = {}
-    for name, part in vars(splits).items():
-        if part is not None:
+    parts = {name: part for name, part in vars(splits).items() if part is not None}
+    encoded: dict[str, Examples] = {}
+    for name, part in parts.items():
+        of_table = {other: each for other, each in parts.items() if each.inputs is part.inputs}
+        rows = torch.cat([each.rows for each in of_table.values()]).sort().values
+        first = encoded.get(next(iter(of_table)))
+        if first is None:
             with error_context(f"the {name} set"):
-                vectors = encode_inputs(part.inputs, encoder, part.rows)
-            parts[name] = replace(part, inputs=vectors, rows=torch.arange(len(part)))
-    return Splits(**parts), encoder
+                vectors = encode_inputs(part.inputs, encoder, rows)
+        else:
+            vectors = first.inputs
+        encoded[name] = replace(part, inputs=vectors, rows=torch.searchsorted(rows, part.rows))
+    return Splits(**encoded), encoder
 
 
 def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = None) -> Inputs:
