@@ -102,14 +102,15 @@ def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
     results = {}
     for cell in spec.cells():
         share = {"cross_entropy": 0.6, "pencil": 0.8, "told": 0.9}[cell.method] + 0.02 * (cell.seed - 1)
-        slow = 3.0 if cell.method == "pencil" else 2.0
-        results[cell.identity()] = result(share, best=share + 0.05, seconds=slow, labels=share)
+        seconds = cell.seed * (3.0 if cell.method == "pencil" else 2.0)
+        results[cell.identity()] = result(share, best=share + 0.05, seconds=seconds, labels=share)
     broken = next(cell for cell in spec.cells() if cell.method == "cross_entropy" and cell.noise == "clean")
     results[broken.identity()] = {"status": "failed", "error": "ValueError: no <b>luck</b>"}
     entries = {(entry.noise, entry.method): entry for entry in tables.collect(spec, results)}
     half = entries["half", "pencil"]
     assert half.last.mean == pytest.approx(81.0) and half.best.mean == pytest.approx(86.0)
     assert half.relative_time == pytest.approx(1.5) and str(half.last) == "81.0 ± 1.4"
+    assert entries["clean", "pencil"].relative_time == pytest.approx(1.5)  # seeds that both have
     assert half.as_json()["last"]["by_seed"] == {1: pytest.approx(80), 2: pytest.approx(82)}
     broken_entry = entries["clean", "cross_entropy"]
     assert broken_entry.done == 1 and list(broken_entry.failed) == [1]

@@ -137,3 +137,10 @@ def test_half_precision_logits_are_computed_in_fp32(dtype):
 def test_an_unknown_compatibility_is_named():
     with pytest.raises(ValueError, match=r"'prnted'.*printed, published"):
         losses.compatibility_loss(torch.zeros(1, 2), torch.tensor([0]), "prnted")
+
+
+def test_a_batch_without_rows_has_a_gradient_of_no_rows():
+    """A rank may have no rows of a batch; the others wait for its gradient."""
+    logits = torch.zeros(0, 3, requires_grad=True)
+    losses.network_losses(logits, torch.zeros(0, 3), beta=0.1, class_mean=True).loss.backward()
+    assert logits.grad.shape == (0, 3)

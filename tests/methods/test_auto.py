@@ -1,6 +1,7 @@
 """The method auto: when it leaves the backbone phase, how it moves labels, when it abstains, and what runs instead."""
 
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -331,3 +332,22 @@ def test_dropout_is_light_until_training_rows_are_fitted_better_than_held_out_on
     assert memorising[0] == LIGHT_DROPOUT and memorising[-1] == 1.0 and memorising == sorted(memorising)
     assert set(strengths(1500, 500)) == {LIGHT_DROPOUT}
     assert set(strengths(1500, 200)) == {1.0} == set(strengths(300, 0))  # too few to see it
+
+
+def test_a_tie_is_no_wrong_label():
+    """A third of the rows do not say which of two classes they are; the others are right."""
+    train, held_out = (blobs(rows, seed, 0.0) for rows, seed in ((900, 0), (300, 1)))
+    splits = Splits(*(replace(part, given_labels=with_ties(part)) for part in (train, held_out)))
+    torch.manual_seed(0)
+    settings = TrainingSettings(batch_size=32, epochs=8, device="cpu")
+    trainer = Trainer(mlp(24, 4, width=128), splits, Auto(lr=0.05), settings, seed=1)
+    outcome = trainer.run()
+    assert len(trainer.held_out()[0]) == 200
+    assert "noise rate 0%" in next(choice for choice in outcome.findings["choices"] if "set to its posterior" in choice)
+
+
+def with_ties(examples):
+    """Soft labels; every third row has the class before its own with the same probability."""
+    soft = nn.functional.one_hot(examples.given_labels, 4).float()
+    soft[::3] = (soft[::3] + soft[::3].roll(-1, dims=1)) / 2
+    return soft

@@ -1,6 +1,7 @@
 """Joint optimisation: its losses against loops, its labels against means taken by hand."""
 
 import math
+from collections import deque
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
 from pencil.methods import Outputs
-from pencil.methods.joint_optimization import JointOptimization, joint_loss, prior_loss
+from pencil.methods.joint_optimization import JointOptimization, JointOptimizationState, joint_loss, prior_loss
+from pencil.methods.state import load_state
 from pencil.training import Observer
 
 
@@ -120,3 +122,11 @@ def test_from_a_recipe_and_within_a_budget(blobs):
 def test_wrong_options_are_named(wrong):
     with pytest.raises(RecipeError, match=f"method.{next(iter(wrong))}"):
         from_recipe("joint_optimization", **wrong)
+
+
+def test_predictions_of_a_checkpoint_are_moved_to_the_device_of_the_labels():
+    """The deque of a new state is still empty, so that it cannot tell."""
+    state = JointOptimizationState(torch.zeros(2, 3, device="meta"), deque(maxlen=4))
+    tree = {"soft_labels": torch.zeros(2, 3), "history": [torch.ones(2, 3)]}
+    loaded = load_state(state, tree)
+    assert loaded.history[0].device.type == loaded.soft_labels.device.type == "meta" and loaded.history.maxlen == 4

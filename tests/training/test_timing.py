@@ -1,6 +1,7 @@
 """The estimate of how long training takes, against training."""
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,10 @@ from pencil.data import Splits, from_arrays
 from pencil.data.augment import ImageSteps
 from pencil.errors import TrainingError
 from pencil.job import run_recipe
-from pencil.methods import CrossEntropy, Pencil, Requirements, Views
+from pencil.methods import CrossEntropy, DivideMix, Pencil, Requirements, Views
 from pencil.training import Trainer, TrainingSettings
 from pencil.training import timing as timing_module
-from pencil.training.timing import estimate_seconds
+from pencil.training.timing import affordable_epochs, estimate_seconds
 
 
 def recipe_of(source, *assignments):
@@ -190,3 +191,10 @@ def test_the_estimate_is_within_thirty_per_cent(words):
         if 0.7 < ratios[-1] < 1.3:
             return
     raise AssertionError(f"estimates as fractions of the real time: {ratios}")
+
+
+def test_as_many_epochs_of_every_phase_are_timed_to_plan_for_a_time():
+    """In proportion the first of DivideMix's phases would have one, which is the slow first one of the run."""
+    trainer = trainer_of(nn.Linear(4, 2), method=DivideMix(), device="cpu")
+    assert affordable_epochs(trainer, 2.0) >= 2
+    assert Counter(record["phase"] for record in trainer.records) == {phase.name: 3 for phase in trainer.phases}

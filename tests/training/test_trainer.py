@@ -1,6 +1,7 @@
 """The loop: phases, metrics, determinism, what it refuses."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -13,12 +14,13 @@ from pencil.data.augment import Augmentation
 from pencil.labels.entry_noise import entry_agreement
 from pencil.labels.losses import cross_entropy
 from pencil.labels.store import LabelStore
-from pencil.methods import CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
+from pencil.methods import Auto, CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
 from pencil.methods.schedules import Constant, Linear, StepDecay
 from pencil.models import mlp
 from pencil.seeding import seeded
 from pencil.training import Observer, Trainer, TrainingSettings
 from pencil.training.compute import cpu_runs_bf16, pick_device, pick_precision
+from pencil.training.metrics import LabelTotals
 from pencil.training.settings import OptimizerSettings, build_optimizer
 
 
@@ -397,3 +399,41 @@ def test_rows_are_judged_again_only_after_another_visit(blobs):
     assert trainer.judge() is before
     trainer.dynamics.add(torch.arange(len(blobs)), torch.randn(len(blobs), 3))
     assert not torch.equal(trainer.judge().issue_scores, before.issue_scores)
+
+
+class Masked(nn.Module):
+    """A network with a mask of infinities, as attention layers have."""
+
+    def __init__(self, persistent):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]), persistent=persistent)
+
+    def forward(self, inputs):
+        scores = torch.cat([self.layer(inputs), inputs.new_zeros(len(inputs), 1)], dim=1) + self.mask
+        return scores[:, :3]
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("method", [Auto(), CrossEntropy()])
+def test_a_mask_of_infinities_is_no_broken_network(blobs, method, persistent):
+    settings = TrainingSettings(batch_size=16, epochs=2, device="cpu")
+    outcome, _ = train(blobs, method, settings=settings, model=Masked(persistent))
+    assert math.isfinite(outcome.records[-1]["validation_loss"])
+    assert torch.equal(outcome.model.mask, Masked(True).mask)
+
+
+def test_an_epochs_time_contains_what_the_method_decides_after_it(blobs):
+    class Slow(CrossEntropy):
+        def on_epoch_end(self, context):
+            time.sleep(0.2)
+
+    outcome, _ = train(blobs, Slow(), settings=TrainingSettings(batch_size=16, epochs=1, device="cpu"))
+    assert outcome.records[0]["seconds"] > 0.2
+
+
+def test_the_entropy_of_labels_is_that_of_known_entries():
+    given = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
+    totals = LabelTotals()
+    totals.add(torch.tensor([[1.0, 0.5], [0.5, 0.5]]), from_arrays(torch.zeros(2, 3), given.numpy(), multilabel=True))
+    assert totals.means()["label_entropy"] == pytest.approx(math.log(2) / 2)

@@ -1,11 +1,11 @@
 """Equal time instead of equal epochs: a cell trains for as many epochs as fit into its budget of seconds."""
 
+import time
 from dataclasses import replace
 
 from pencil.assembly import assemble
 from pencil.data.examples import Splits
 from pencil.recipe import Recipe
-from pencil.training import Trainer
 from pencil.training.compute import Compute, pick_device
 from pencil.training.timing import affordable_epochs
 from pencil.trial import try_networks
@@ -14,9 +14,9 @@ from pencil.trial import try_networks
 def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
     """Return the recipe for this many seconds of training on its data.
 
-    A method that can plan by the clock gets the time. For any other the speed of its phases is timed first, and the
-    number of epochs chosen that fits, so that its schedules end where training ends. Neither loading and timing nor the
-    features of a frozen backbone are part of the time.
+    A method that can plan by the clock gets the time, and what it takes to set up a run. For any other the speed of its
+    phases is timed first, and the number of epochs chosen that fits, so that its schedules end where training ends.
+    Neither loading and timing nor the features of a frozen backbone are part of the time.
     """
     device = pick_device(recipe.training.device)
     trial = try_networks(recipe, loaded, gpu=device.type == "cuda")
@@ -24,13 +24,11 @@ def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
         recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
     job = assemble(recipe, loaded).with_features(Compute(device))
     if job.method.requirements.wall_clock:
-        return _with(recipe, minutes=seconds / 60, epochs=None)
-
-    def make_trainer(epochs: int | None) -> Trainer:
-        copied = job.timed_copy()
-        return replace(copied, recipe=_with(copied.recipe, epochs=epochs, minutes=None)).trainer()
-
-    return _with(recipe, epochs=affordable_epochs(make_trainer, seconds), minutes=None)
+        started = time.monotonic()
+        assemble(recipe, loaded).with_features(Compute(device))  # again: features are cached now
+        return _with(recipe, minutes=(seconds + time.monotonic() - started) / 60, epochs=None)
+    timed = replace(job, recipe=_with(job.recipe, epochs=None, minutes=None))
+    return _with(recipe, epochs=affordable_epochs(timed.trainer(), seconds), minutes=None)
 
 
 def _with(recipe: Recipe, **training: float | None) -> Recipe:

@@ -140,7 +140,9 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         return Entry(*named, paper=paper)
     seconds = {seed: summary["seconds"] for seed, summary in done.items()}
     base = by_place.get((*place[:2], reference), {})
-    compared = [base[seed]["summary"]["seconds"] for seed in seconds if base.get(seed, {}).get("status") == "done"]
+    compared = {
+        seed: base[seed]["summary"]["seconds"] for seed in seconds if base.get(seed, {}).get("status") == "done"
+    }
     return Entry(
         *named,
         best=_percent(done, "best"),
@@ -156,7 +158,7 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         verdicts=_verdicts(done),
         seconds=Measurement(seconds),
         epochs=_epochs(found),
-        relative_time=statistics.fmean(seconds.values()) / statistics.fmean(compared) if compared else None,
+        relative_time=sum(seconds[seed] for seed in compared) / sum(compared.values()) if compared else None,
         paper=paper,
     )
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian, jvp, vhp
 
-NORMAL_95 = 1.96
+from pencil.labels.noise_model import NORMAL_95
+
 TINY = 1e-24
 SMALL = 1e-12
 """Curvatures below this part of the largest are none."""

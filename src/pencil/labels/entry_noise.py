@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pencil.labels.entry_caution import NORMAL_95, Curvature, arrow_curvature, cautious_values, squared_error
+from pencil.labels.entry_caution import Curvature, arrow_curvature, cautious_values, squared_error
+from pencil.labels.noise_model import NORMAL_95
 from pencil.seeding import some_places
 
 MAX_ENTRIES = 50_000

@@ -16,6 +16,7 @@ from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.noise_model import (
+    NORMAL_95,
     NoiseModel,
     calibrated,
     fit_noise,
@@ -39,7 +40,6 @@ ENOUGH_TO_MATCH = 5
 """With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
 ABOVE_CHANCE = 0.1
 """Agreement of the mean predictions this far above chance is knowledge: with few noisy rows none is significant."""
-NORMAL_95 = 1.96
 NEARLY_ALL, MOST = 0.9, 0.5
 """Fractions of the visits in which another class led, between which the doubtful labels are."""
 

@@ -136,7 +136,7 @@ class _NetworkLosses(torch.autograd.Function):
         entropy = -f_log_f.mean()
         classification = (f_log_f - f_log_y).mean()
         ctx.save_for_backward(minus_b.sub_(minus_f_b.unsqueeze(1)).mul_(f))
-        ctx.scale, ctx.dtype = -scale / len(f), logits.dtype
+        ctx.scale, ctx.dtype = -scale / max(1, len(f)), logits.dtype  # a rank may have no rows
         ctx.mark_non_differentiable(classification, entropy, f, y)
         ctx.set_materialize_grads(False)
         return scale * (classification + beta * entropy), classification, entropy, f, y

@@ -48,6 +48,8 @@ SUREST_FRACTION, SUREST_ROWS = 0.5, 1000
 """Rows from which the shape of the noise is counted: this fraction of each predicted class, more if rows are few."""
 SIGNIFICANT = 2.0
 """Standard errors that a difference has to exceed to count."""
+NORMAL_95 = 1.96
+"""Standard errors on either side of the mean that hold 95 % of a normal distribution."""
 RARITY = 2.0
 """Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
@@ -344,7 +346,7 @@ def log_rarity(given: Tensor, num_classes: int) -> Tensor:
     A network learns that a rare class is improbable before it learns what the class looks like. Rows with its name are
     therefore judged as if the class were more frequent. Common classes have zero.
     """
-    counts = hard_labels(given).cpu().bincount(minlength=num_classes).double()
+    counts = hard_labels(given)[~has_tie(given)].cpu().bincount(minlength=num_classes).double()
     return RARITY * (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).log().clamp_min(0)
 
 

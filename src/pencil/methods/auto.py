@@ -98,8 +98,8 @@ class Auto(Method):
     patience, max_backbone
         The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
         predicted worse by more than a standard error, and at the latest at this fraction of the budget (of multi-label
-        data only if labels are worth correcting by then). A network that still improves gains more by this than by its
-        own corrections.
+        data only if labels are worth correcting by then); never while they are predicted no better than chance. A
+        network that still improves gains more by this than by its own corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
@@ -152,16 +152,13 @@ class Auto(Method):
         self.form = auto_form(task, self.early_learning)
         self.labels = task.layout.build(task.given_labels, self.form.store)
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
-        self.requirements = replace(
-            self.requirements,
-            ema_epochs=min(1.0, self.form.ema_memory * self.state.total),
-            dropout=self.dropout and self.form.dropout,
-        )
+        self.requirements = replace(self.requirements, dropout=self.dropout and self.form.dropout)
         return self.plan()
 
     def plan(self) -> tuple[Phase, ...]:
         """One cosine over all phases, whichever epoch they change at, and one over each further round."""
         state = self.state
+        self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.form.ema_memory * state.total))
         if not state.backbone_epochs:
             return (self._backbone(state.total),)
         phases = [self._backbone(state.backbone_epochs), *self._round_phases("", state.backbone_epochs, state.total)]
@@ -231,8 +228,8 @@ class Auto(Method):
     def relabel(self, context: Context) -> None:
         """Estimate the noise model, and set every label to its posterior."""
         logits, given, held_out = context.predict(), self.task.given_labels, context.held_out()
-        read = ~logits[:, 0].isnan()
-        logits_read, given_read = logits[read], given[read.to(given.device)]
+        usable = ~logits[:, 0].isnan() & self.form.has_label(given).to(logits.device)
+        logits_read, given_read = logits[usable], given[usable.to(given.device)]
         self.state.noise = noise = self.form.fit_noise(logits_read, given_read, held_out)
         self.state.network_high = None if held_out is None else noise.high
         self._fit_trust(held_out or (logits_read.cpu(), given_read.cpu()), self.form.agreement(logits_read, given_read))
@@ -416,8 +413,8 @@ class Auto(Method):
             return
         if _z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
             message = (
-                "correction made predictions of held-out labels worse: the network returns to the end of the backbone "
-                "phase, and labels to its posterior"
+                "correction made predictions of held-out labels worse: the network returns to what it was before, and "
+                "labels to its posterior"
             )
             self._note(message)
             warnings.warn(message, stacklevel=2)

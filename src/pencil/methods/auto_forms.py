@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels
+from pencil.data.given import hard_labels, has_tie
 from pencil.labels.entry_judging import ranks_rows
 from pencil.labels.entry_noise import (
     EntryNoise,
@@ -110,6 +110,9 @@ class AutoForm(Protocol):
     def remaining_trust(self, noise: Any, held_out: HeldOut, agreement: float) -> float:
         """Return the weight of a given label that predictions, which agree with it so often, do not contain yet."""
 
+    def has_label(self, given_labels: Tensor) -> Tensor:
+        """Return which rows have a given label."""
+
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
         """Return how often predictions agree with given labels."""
 
@@ -164,9 +167,10 @@ class SingleLabelForm:
     frequency: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        counts = hard_labels(self.task.given_labels).bincount(minlength=self.task.num_classes).double()
+        given = self.task.given_labels
+        counts = hard_labels(given)[~has_tie(given)].bincount(minlength=self.task.num_classes).double()
         object.__setattr__(self, "frequency", (counts + 1) / (counts + 1).sum())
-        object.__setattr__(self, "rarity", log_rarity(self.task.given_labels, self.task.num_classes))
+        object.__setattr__(self, "rarity", log_rarity(given, self.task.num_classes))
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
         task = self.task
@@ -232,6 +236,10 @@ class SingleLabelForm:
 
     def remaining_trust(self, noise: NoiseModel, held_out: HeldOut, agreement: float) -> float:
         return remaining_trust(held_out[0], hard_labels(held_out[1]), noise, agreement)
+
+    def has_label(self, given_labels: Tensor) -> Tensor:
+        """All but distributions whose largest probability several classes share."""
+        return ~has_tie(given_labels)
 
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
         return float((logits.argmax(dim=1) == hard_labels(given_labels)).double().mean())
@@ -316,6 +324,10 @@ class MultiLabelForm:
 
     def remaining_trust(self, noise: EntryNoise, held_out: HeldOut, agreement: float) -> float:
         return remaining_entry_trust(*held_out, noise, agreement)
+
+    def has_label(self, given_labels: Tensor) -> Tensor:
+        """All; unknown entries are left out one by one."""
+        return torch.ones(len(given_labels), dtype=torch.bool, device=given_labels.device)
 
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
         return entry_agreement(logits, given_labels)

@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
+import torch
 from torch import Tensor
 
 from pencil.errors import RunError
@@ -19,7 +20,8 @@ def state_tree(state: Any) -> Any:
 def load_state(state: Any, tree: Any) -> Any:
     """Return a state of the same type as ``state`` with the values of a tree that :func:`state_tree` made.
 
-    Tensors are moved to the device of those that they replace; a deque keeps its maximum length.
+    Tensors are moved to the device of those that they replace, those of a deque, which may still be empty, to that of
+    the others; a deque keeps its maximum length.
 
     Raises
     ------
@@ -36,15 +38,15 @@ def load_state(state: Any, tree: Any) -> Any:
             f"the checkpoint has no {', '.join(missing)} of {build.__name__}; expected one of this version of pencil; "
             "resume with the version that started the run, or start it again."
         )
-    values = {
-        part.name: _load_field(getattr(state, part.name), tree[part.name], kinds[part.name]) for part in fields(state)
-    }
+    now = {part.name: getattr(state, part.name) for part in fields(state)}
+    device = next((value.device for value in now.values() if isinstance(value, Tensor)), torch.device("cpu"))
+    values = {name: _load_field(value, tree[name], kinds[name], device) for name, value in now.items()}
     return build(**values)
 
 
-def _load_field(current: Any, value: Any, kind: Any) -> Any:
+def _load_field(current: Any, value: Any, kind: Any, device: torch.device) -> Any:
     if isinstance(current, deque):
-        return deque(value, maxlen=current.maxlen)
+        return deque((one.to(device) if isinstance(one, Tensor) else one for one in value), maxlen=current.maxlen)
     if isinstance(current, Tensor) and isinstance(value, Tensor):
         return value.to(current.device)
     if not isinstance(value, dict):

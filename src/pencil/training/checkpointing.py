@@ -10,11 +10,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 from pencil.errors import PencilError, RunError, Stopped
-from pencil.training.distributed import SINGLE_PROCESS, World
+from pencil.training.distributed import SIGNALS, SINGLE_PROCESS, World
 from pencil.training.trainer import Trainer
 
 CONTINUE, SAVE, STOP = 0, 1, 2
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 SAME_REQUEST = 1.0
 """Signals within this many seconds are one request: a terminal and a launcher may both deliver it."""
 

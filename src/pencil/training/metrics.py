@@ -101,7 +101,7 @@ class LabelTotals:
         clean, label_probs = examples.clean_labels, apply_pinned(label_probs, examples)
         if examples.multilabel:
             entries = read_entries(label_probs, examples.given_labels)
-            entropy = torch.special.entr(label_probs) + torch.special.entr(1 - label_probs)
+            entropy = (torch.special.entr(label_probs) + torch.special.entr(1 - label_probs))[entries.known]
             changed, corrected = entries.changed, entries.corrected
         else:
             reading = read_labels(label_probs, examples.given_labels)

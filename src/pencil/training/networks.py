@@ -14,6 +14,7 @@ from pencil.errors import TrainingError
 from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
 from pencil.models.dropout import add_dropout
+from pencil.models.probe import non_finite_tensors
 from pencil.training.compute import Compute
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.settings import TrainingSettings, build_optimizer
@@ -42,22 +43,26 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
 class Ema:
     """Moving average of a network's weights and buffers: of all steps at first, then with a memory of this many steps.
 
+    Counts, and buffers that hold infinity as masks do, are copied: the mean of two infinities is no number.
     torch's AveragedModel computes the same, but groups all tensors again at every step, which slows small networks.
     """
 
     def __init__(self, network: nn.Module, memory: int):
         self.module, self.memory, self.steps = copy.deepcopy(network).requires_grad_(False).eval(), memory, 0
         ours, theirs = (list(chain(one.parameters(), one.buffers())) for one in (self.module, network))
-        self._pairs = [pair for pair in zip(ours, theirs, strict=True) if pair[0].is_floating_point()]
-        self._counts = [pair for pair in zip(ours, theirs, strict=True) if not pair[0].is_floating_point()]
+        pairs = [
+            (pair, pair[0].is_floating_point() and pair[0].isfinite().all()) for pair in zip(ours, theirs, strict=True)
+        ]
+        self._averaged = [pair for pair, averaged in pairs if averaged]
+        self._copied = [pair for pair, averaged in pairs if not averaged]
 
     @torch.no_grad()
     def update(self) -> None:
         """Include the network's weights after a step."""
         self.steps += 1
         weight = max(1 / self.steps, 1 / self.memory)
-        torch._foreach_lerp_([ours for ours, _ in self._pairs], [theirs for _, theirs in self._pairs], weight)
-        for ours, theirs in self._counts:
+        torch._foreach_lerp_([ours for ours, _ in self._averaged], [theirs for _, theirs in self._averaged], weight)
+        for ours, theirs in self._copied:
             ours.copy_(theirs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,6 +113,11 @@ class Networks:
         for added in self._dropout:
             added.remove()
 
+    def set_ema_memory(self, steps: int) -> None:
+        """Average over this many steps from now on."""
+        for ema in self.emas:
+            ema.memory = steps
+
     def set_dropout(self, strength: float) -> None:
         """Train with this strength of the dropout that was added."""
         for added in self._dropout:
@@ -115,13 +125,15 @@ class Networks:
 
     def check_finite(self, where: str) -> None:
         """Raise TrainingError if a weight or a statistic of the kept network is not finite: its predictions are not."""
-        values = {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
-        if not values or torch.stack(torch._foreach_norm(list(values.values()), torch.inf)).isfinite().all():
+        values = [value for value in self.model.state_dict().values() if value.is_floating_point()]
+        if not values or torch.stack(torch._foreach_norm(values, torch.inf)).isfinite().all():
             return
-        name = next(name for name, value in values.items() if not value.isfinite().all())
+        broken = non_finite_tensors(self.model)
+        if not broken:  # only masks hold infinity
+            return
         raise TrainingError(
-            f"{name} of the network is not finite after {where}; look for inputs of extreme size (`pencil check`), "
-            "normalise them, lower the learning rate, or set training.clip_norm."
+            f"{broken[0]} of the network is not finite after {where}; look for inputs of extreme size "
+            "(`pencil check`), normalise them, lower the learning rate, or set training.clip_norm."
         )
 
     def track_best(self, score: float | None, epoch: int) -> None:

@@ -262,21 +262,21 @@ class _EnoughError(Exception):
     """Raised where training is interrupted."""
 
 
-def affordable_epochs(make_trainer: Callable[[int | None], Trainer], seconds: float) -> int:
+def affordable_epochs(trainer: Trainer, seconds: float) -> int:
     """Return how many epochs of this run fit into a time, at least one for each phase.
 
-    Some epochs of every phase are trained, as phases may take different times, and counted up in the proportion that
+    As many epochs of every phase are trained, as phases may take different times, and counted up in the proportion that
     the phases have in the whole run.
 
     Parameters
     ----------
-    make_trainer
-        Returns a new trainer with this budget of epochs; None for the epochs of the method.
+    trainer
+        A new one, with the epochs of the method; it cannot be used again.
     seconds
         The time.
     """
-    phases = make_trainer(None).phases
-    trainer = make_trainer(TIMED_EPOCHS * len(phases))
+    phases = trainer.phases
+    trainer.phases = tuple(phase.stretched(TIMED_EPOCHS) for phase in phases)
 
     def stop(trainer: Trainer) -> None:
         if len(trainer.records) == TIMED_EPOCHS * len(phases):

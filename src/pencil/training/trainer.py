@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pencil.data.augment import Augmentation
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution
+from pencil.data.given import as_distribution, has_tie
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement, judge_unlabelled
@@ -123,6 +123,11 @@ class Trainer:
         plan = self.method.plan()
         if plan is not None:
             self.phases = tuple(phase for phase in plan if phase.epochs > 0)
+        self.networks.set_ema_memory(self._ema_memory())
+
+    def _ema_memory(self) -> int:
+        """The memory of moving averages in steps."""
+        return max(1, round(self.method.requirements.ema_epochs * self.steps_per_epoch))
 
     def _new_networks(self, numbers: range) -> list[nn.Module]:
         return [self.compute.place_network(self._make_network(number)) for number in numbers]
@@ -130,7 +135,7 @@ class Trainer:
     def _use(self, networks: list[nn.Module]) -> None:
         """Train these networks from now on."""
         needs = self.method.requirements
-        ema_memory = max(1, round(needs.ema_epochs * self.steps_per_epoch)) if needs.ema else None
+        ema_memory = self._ema_memory() if needs.ema else None
         self.networks = Networks(networks, self.settings, self.compute, self.world, ema_memory, dropout=needs.dropout)
         sharded = self.layout.sharded_over is not None
         self.step = TrainingStep(
@@ -420,13 +425,16 @@ class Trainer:
         return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
-        """Return logits and given labels of the held-out rows that can be read; None if there are no predictions."""
+        """Return logits and given labels of the held-out rows that can be read and have a label; None without any."""
         if self.splits.validation is None:
             return None
         if self._held_out_logits is None:
             self._held_out_logits = self._logits(self.splits.validation)
-        read = ~self._held_out_logits[:, 0].isnan()
-        return (self._held_out_logits[read], self.splits.validation.given_labels[read]) if read.any() else None
+        given = self.splits.validation.given_labels
+        usable = ~self._held_out_logits[:, 0].isnan()
+        if not self.splits.validation.multilabel:
+            usable &= ~has_tie(given)
+        return (self._held_out_logits[usable], given[usable]) if usable.any() else None
 
     def snapshot(self) -> list[Tensor]:
         """Return a copy of the weights."""
