@@ -1,10 +1,12 @@
 """Every Python snippet, every `pencil` command and every relative link in the pages really works."""
 
+import inspect
 import json
 import re
 import shlex
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from commands import pencil
 from PIL import Image
 
 from pencil.data.named import digits
+from pencil.methods import METHODS, Constant, Cosine, StepDecay
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -105,6 +108,40 @@ def test_every_test_that_a_page_names_exists(page, without):
             assert path.is_file(), f"{page} names tests/{file}"
             assert not name or f"def {name}(" in path.read_text(), f"{page} names {file}::{name}"
     assert named >= len(rows) - without  # headers, and the few rows that no test can pin
+
+
+def test_every_key_of_every_method_is_on_the_page_with_its_default():
+    section = (ROOT / "docs/methods.md").read_text().split("## Keys and defaults")[1].split("\n## ")[0]
+    cells = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    written = {name: row[1] for row in cells for name in re.findall(r"`(\w+)`", row[0])}
+    assert written == {name: keys_and_defaults(method) for name, method in METHODS.items()}
+
+
+def keys_and_defaults(method) -> str:
+    """The arguments of a constructor, as the page writes them."""
+    arguments = inspect.signature(method).parameters.values()
+    return ", ".join(f"`{one.name}` {default_in_words(one.default)}" for one in arguments)
+
+
+def default_in_words(value) -> str:
+    """A schedule that is none of these three is an error: the page has no words for it yet."""
+    match value:
+        case None:
+            words = "not set"
+        case bool():
+            words = str(value).lower()
+        case str():
+            words = f'`"{value}"`'
+        case Constant():
+            words = f"{value.value:g}"
+        case Cosine():
+            assert value == Cosine(value.start)
+            words = f"cosine from {value.start:g}"
+        case StepDecay():
+            words = f"{value.start:g} (times {value.factor:g} at {' and '.join(f'{mark:g}' for mark in value.at)})"
+        case _:
+            words = f"{value:g}" if float(f"{value:g}") == value else str(Fraction(value).limit_denominator(100))
+    return words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,7 +1,11 @@
+from typing import get_args
+
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from pencil import methods
 from pencil.methods.schedules import (
+    AnySchedule,
     Constant,
     Cosine,
     Linear,
@@ -36,6 +40,11 @@ def test_values_over_a_phase_of_ten_epochs(schedule, values):
         assert schedule.scaled(3.0)(epoch, 10) == pytest.approx(3 * value)
         assert schedule.stretched(2.0)(2 * epoch, 20) == pytest.approx(value)
     assert adapter.validate_python(adapter.dump_python(schedule)) == schedule
+
+
+def test_every_kind_can_be_imported_from_the_package():
+    assert [kind.__name__ for kind in get_args(AnySchedule) if getattr(methods, kind.__name__, None) is not kind] == []
+    assert {kind.__name__ for kind in get_args(AnySchedule)} <= set(methods.__all__)
 
 
 def test_a_number_is_a_constant():

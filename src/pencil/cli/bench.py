@@ -12,7 +12,10 @@ from pencil.cli.output import echo
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
 
-Processes = Annotated[int | None, typer.Option("--processes", min=1, help="Cells at a time; one per core by default.")]
+Processes = Annotated[
+    int | None,
+    typer.Option("--processes", min=1, help="Cells at a time; by default one per GPU, or per core without any."),
+]
 Names = list[str] | None
 
 

@@ -17,7 +17,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", help="Seed of noise, split, weights and order.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Corrupt half of the labels of 1,797 handwritten digits, then train cross-entropy and auto on them."""
+    """Corrupt half of the labels of 1,347 digits, train cross-entropy and auto on them, and test on 450 clean ones."""
     from pencil.cli.show import show_results
     from pencil.errors import RunError
     from pencil.job import run_recipe

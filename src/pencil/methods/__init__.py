@@ -27,6 +27,7 @@ from pencil.methods.schedules import (
     Schedule,
     StepDecay,
     Steps,
+    Triangle,
     as_schedule,
 )
 from pencil.methods.sop import Sop, SopPlus
@@ -52,6 +53,7 @@ __all__ = [
     "Steps",
     "Task",
     "Terms",
+    "Triangle",
     "Views",
     "as_schedule",
     "find_method",
