@@ -7,7 +7,10 @@ import pytest
 import torch
 from sklearn.metrics import cohen_kappa_score
 
+from pencil.labels import noise_model
 from pencil.labels.noise_model import (
+    RATES,
+    TEMPERATURES,
     NoiseModel,
     calibrated,
     confusion_shape,
@@ -15,7 +18,8 @@ from pencil.labels.noise_model import (
     dirichlet_log_marginal,
     fit_noise,
     is_chance,
-    negative_log_likelihood,
+    likelihood_grid,
+    negative_log_likelihoods,
     noise_shape,
     posterior,
     remaining_trust,
@@ -58,8 +62,34 @@ def test_the_likelihood_is_a_sum_over_all_ways_to_get_a_label():
             for true in range(4)
         ]
         total -= float(torch.tensor(sum(ways)).log())
-    found = negative_log_likelihood(logits, given, shape, torch.tensor([rate], dtype=torch.float64), temperature)
-    assert float(found) == pytest.approx(total, rel=1e-5)
+    rates, temperatures = (torch.tensor([0.0, one], dtype=torch.float64) for one in (rate, temperature))
+    found = negative_log_likelihoods(logits, given, shape, rates, temperatures[1:])
+    assert float(found[0, 1]) == pytest.approx(total, rel=1e-5)
+
+
+@pytest.mark.parametrize("absorbed", [0.0, 0.5])
+def test_temperatures_and_rates_in_parts_are_those_one_by_one(absorbed, monkeypatch):
+    monkeypatch.setattr(noise_model, "VALUES", 200)
+    logits, _, given = drawn(0.3, anywhere(4), rows=30)
+    rates, temperatures = torch.tensor([0.1, 0.2, 0.4]).double(), torch.tensor([0.5, 1.0]).double()
+    found = negative_log_likelihoods(logits, given, anywhere(4), rates, temperatures, absorbed=absorbed)
+    for row, temperature in enumerate(temperatures.tolist()):
+        for column, rate in enumerate(rates.tolist()):
+            transition = transition_at(rate, anywhere(4))
+            model = NoiseModel(rate, rate, rate, temperature, transition, absorbed)
+            likelihoods = (model.true_log_probs(logits.double()).exp() @ transition).gather(1, given[:, None])
+            assert float(found[row, column]) == pytest.approx(-float(likelihoods.log().sum()), rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.5])
+@pytest.mark.parametrize("absorbed", [0.0, 1.0])
+@pytest.mark.parametrize("rows", [30, 400])
+def test_no_temperature_that_is_left_out_is_the_best_at_any_rate(rate, absorbed, rows):
+    logits, _, given = drawn(rate, anywhere(5), rows=rows)
+    rates = RATES[RATES < 0.8]
+    grid = likelihood_grid(logits, given, anywhere(5), rates, absorbed)
+    everything = negative_log_likelihoods(logits, given, anywhere(5), rates, TEMPERATURES, absorbed=absorbed)
+    torch.testing.assert_close(grid.amin(dim=0), everything.amin(dim=0))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.5, 0.7])

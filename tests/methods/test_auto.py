@@ -1,6 +1,8 @@
 """The method auto: when it leaves the backbone phase, how it moves labels, when it abstains, and what runs instead."""
 
 import copy
+import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -176,6 +178,20 @@ def test_it_plans_by_the_clock():
     outcome = trainer.run()
     assert len(outcome.records) >= 3
     assert sum(record["seconds"] for record in outcome.records) < 6
+
+
+def test_the_clock_ends_a_correction_that_is_slower_than_the_backbone():
+    class Slow(Auto):
+        def correction_loss(self, outputs, batch):
+            time.sleep(0.004)
+            return super().correction_loss(outputs, batch)
+
+    method = Slow(lr=0.05, early_learning=0.0, dropout=False, max_backbone=0.3)
+    outcome = trainer_of(method, epochs=None, minutes=3 / 60).run()
+    phases = Counter(record["phase"] for record in outcome.records)
+    assert min(phases.values()) >= 1 and set(phases) == {"backbone", "correction", "finetune"}
+    assert phases["finetune"] <= 0.25 * len(outcome.records) + 1
+    assert sum(record["seconds"] for record in outcome.records) < 4.5
 
 
 def test_other_methods_refuse_the_clock():

@@ -54,8 +54,10 @@ RARITY = 2.0
 """Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
 """More rows than this, drawn at random, change nothing."""
-VALUES = 2**21
-"""Probabilities that are in memory at a time while rates are compared."""
+FEW_RATES = 8
+"""Every eighth rate shows which temperatures are needed."""
+VALUES = 2**17
+"""Probabilities that are computed at a time while rates and temperatures are compared: they fit in a cache."""
 
 
 @dataclass(frozen=True)
@@ -171,34 +173,35 @@ def unmixed(probs: Tensor, inverse: Tensor) -> Tensor:
     return solved / solved.sum(dim=-1, keepdim=True)
 
 
-def negative_log_likelihood(
+def negative_log_likelihoods(
     logits: Tensor,
     given: Tensor,
     shape: Tensor,
     rates: Tensor,
-    temperature: float,
+    temperatures: Tensor,
     weights: Tensor | None = None,
     absorbed: float = 0.0,
 ) -> Tensor:
-    """``-sum log P(given | x)`` of rows, which may be weighted, for each of the noise rates."""
-    probs = (logits.double() / temperature).softmax(dim=1)
-    if absorbed:
-        by_row = torch.cat([_unmixed_likelihoods(probs, given, shape, some, absorbed) for some in _parts(rates, probs)])
-    else:
-        by_row = _likelihoods(probs, given, shape, rates[:, None])
-    return -(by_row.log() if weights is None else weights * by_row.log()).sum(dim=1)
+    """``-sum log P(given | x)`` of rows, which may be weighted, for each temperature (row) and noise rate (column)."""
+    inverses = unmixing(transition_at(rates[:, None, None], shape), absorbed) if absorbed else None
+    found = []
+    for some in temperatures.split(max(1, VALUES // logits.numel())):
+        probs = (logits.double() / some[:, None, None]).softmax(dim=-1)
+        by_row = _likelihoods_by_rate(probs, given, shape, rates, inverses)
+        found.append((by_row.log() if weights is None else weights * by_row.log()).sum(dim=-1))
+    return -torch.cat(found)
 
 
-def _unmixed_likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, absorbed: float) -> Tensor:
-    """``(p T)[given]`` at every rate (first dimension) of every row, where ``probs`` are q."""
-    solved = unmixed(probs, unmixing(transition_at(rates[:, None, None], shape), absorbed))
-    return _likelihoods(solved, given, shape, rates[:, None])
-
-
-def _parts(rates: Tensor, probs: Tensor) -> tuple[Tensor, ...]:
-    """So many rates at a time that the distributions of all rows, at each of them, fit in memory."""
-    parts: tuple[Tensor, ...] = rates.split(max(1, VALUES // probs.numel()))
-    return parts
+def _likelihoods_by_rate(
+    probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, inverses: Tensor | None
+) -> Tensor:
+    """``(p T)[given]`` of distributions (temperatures, rows, classes): (temperatures, rates, rows)."""
+    if inverses is None:
+        return _likelihoods(probs[:, None], given, shape, rates[:, None])
+    size = max(1, VALUES // probs.numel())
+    pairs = zip(rates.split(size), inverses.split(size), strict=True)
+    parts = [_likelihoods(unmixed(probs[:, None], some), given, shape, at[:, None]) for at, some in pairs]
+    return torch.cat(parts, dim=1)
 
 
 def _likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor) -> Tensor:
@@ -240,8 +243,8 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     num_classes = len(shape)
     chance = (1 - 1 / num_classes) / float(shape.sum(dim=1).max().clamp_min(1.0))  # a label would carry no information
     rates = RATES[chance > RATES]
-    candidates = [(float(t), a) for a in absorbed_candidates(num_classes) for t in TEMPERATURES]
-    found = torch.stack([negative_log_likelihood(logits, given, shape, rates, t, absorbed=a) for t, a in candidates])
+    fractions = absorbed_candidates(num_classes)
+    found = torch.cat([likelihood_grid(logits, given, shape, rates, fraction) for fraction in fractions])
     profile = found.min(dim=0)
     best = profile.values.min()
     place = int((profile.values <= best + SLACK).nonzero().max())
@@ -249,16 +252,29 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
     inside = (profile.values <= best + INTERVAL).nonzero()
     low, high = float(rates[inside.min()]), float(rates[inside.max()])
     rate = max(float(rates[place]), 0.5 / max(1, len(given)))
-    penalties = ABSORBING * (1 - direction(shape)) * torch.tensor([a for _, a in candidates])
-    temperature, absorbed = candidates[int((found[:, place] + penalties).argmin())]
+    penalties = ABSORBING * (1 - direction(shape)) * torch.tensor(fractions).repeat_interleave(len(TEMPERATURES))
+    absorbed, temperature = divmod(int((found[:, place] + penalties).argmin()), len(TEMPERATURES))
     return NoiseModel(
         rate=rate,
         low=min(low, rate),
         high=max(high, rate),
-        temperature=temperature,
+        temperature=float(TEMPERATURES[temperature]),
         transition=transition_at(rate, shape),
-        absorbed=absorbed,
+        absorbed=fractions[absorbed],
     )
+
+
+def likelihood_grid(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor, absorbed: float) -> Tensor:
+    """Return :func:`negative_log_likelihoods` for all temperatures; infinite where one is not the best at any rate.
+
+    The best temperature changes steadily with the rate, so a few rates show the range that is needed for all.
+    """
+    few = rates[torch.arange(0, len(rates), FEW_RATES).tolist() + [len(rates) - 1]]
+    best = negative_log_likelihoods(logits, given, shape, few, TEMPERATURES, absorbed=absorbed).argmin(dim=0)
+    needed = slice(max(0, int(best.min()) - 1), int(best.max()) + 2)
+    grid = torch.full((len(TEMPERATURES), len(rates)), torch.inf, dtype=torch.float64)
+    grid[needed] = negative_log_likelihoods(logits, given, shape, rates, TEMPERATURES[needed], absorbed=absorbed)
+    return grid
 
 
 def transition_at(rate: float | Tensor, shape: Tensor) -> Tensor:
@@ -303,13 +319,16 @@ def calibrated(
     logs = TEMPERATURES.log()
     prior = 0.5 * (logs / torch.where(logs < 0, COOLER, WARMER)) ** 2
     penalty = ABSORBING * (1 - direction(shape))
-    found = []
-    for fraction in absorbed_candidates(len(shape)) if absorbed is None else absorbed:
-        for temperature, unlikely in zip(TEMPERATURES.tolist(), prior.tolist(), strict=True):
-            loss = negative_log_likelihood(logits, given, shape, rates, temperature, weights, fraction)
-            found.append((float(loss) + unlikely + penalty * fraction, temperature, fraction))
-    _, temperature, fraction = min(found)
-    return replace(model, temperature=temperature, absorbed=fraction)
+    fractions = absorbed_candidates(len(shape)) if absorbed is None else absorbed
+    found = torch.stack(
+        [
+            negative_log_likelihoods(logits, given, shape, rates, TEMPERATURES, weights, fraction)[:, 0]
+            + (prior + penalty * fraction)
+            for fraction in fractions
+        ]
+    )
+    fraction, temperature = divmod(int(found.argmin()), len(TEMPERATURES))
+    return replace(model, temperature=float(TEMPERATURES[temperature]), absorbed=fractions[fraction])
 
 
 def posterior(
@@ -330,14 +349,18 @@ def posterior(
     rarity
         Log-weight of the given class for rows that are labelled with it; see :func:`log_rarity`.
     """
-    transition = model.transition.clamp_min(1e-6).to(logits)
-    likelihood = transition.t()[given] if given.ndim == 1 else given.to(logits) @ transition.t()
-    scores = model.true_log_probs(logits) + trust * likelihood.log()
+    scores = model.true_log_probs(logits) + trust * label_log_likelihoods(model, given, logits)
     if rarity is not None:
         hard = hard_labels(given)
         weights = rarity.to(scores)[hard].masked_fill(has_tie(given), 0.0)
         scores = scores.scatter_add(1, hard[:, None], weights[:, None])
     return scores.log_softmax(dim=1)
+
+
+def label_log_likelihoods(model: NoiseModel, given: Tensor, like: Tensor) -> Tensor:
+    """Return the log-probability of each given label, by each true class, in the type of ``like``."""
+    transition = model.transition.clamp_min(1e-6).to(like)
+    return (transition.t()[given] if given.ndim == 1 else given.to(like) @ transition.t()).log()
 
 
 def log_rarity(given: Tensor, num_classes: int) -> Tensor:
@@ -359,8 +382,9 @@ def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, agreement:
     """
     some = some_places(len(given), MAX_ROWS)
     logits, given = logits.cpu()[some], given.cpu()[some]
+    predicted, labels = model.true_log_probs(logits), label_log_likelihoods(model, given, logits)
     for weight in torch.linspace(0.0, 1.0, 21).tolist():
-        with_labels = posterior(logits, given, model, trust=weight)
+        with_labels = torch.add(predicted, labels, alpha=weight)
         if float((with_labels.argmax(dim=1) == given).double().mean()) >= agreement:
             return 1 - float(weight)
     return 0.0

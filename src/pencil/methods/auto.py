@@ -176,8 +176,7 @@ class Auto(Method):
 
     def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
         """Correction and fine-tuning on a cosine of ``length`` epochs, ``offset`` of which have passed before."""
-        left = max(0, self.state.total - self.state.backbone_epochs)
-        finetune = min(left, round(self.finetune * self.state.total))
+        left, finetune = max(0, self.state.total - self.state.backbone_epochs), self._finetune_epochs()
         warmup = self.warmup if offset else 0.0  # a further round starts at the full rate
         first, second = (self._lr(place, length, warmup) for place in (offset, length - finetune))
         phase = partial(Phase, loss=self.correction_loss, dropout=self.state.dropout)
@@ -185,6 +184,10 @@ class Auto(Method):
             phase("correction" + suffix, left - finetune, lr=first, after_step=self.correct_labels),
             phase("finetune" + suffix, finetune, lr=second),
         ]
+
+    def _finetune_epochs(self) -> int:
+        left = max(0, self.state.total - self.state.backbone_epochs)
+        return min(left, round(self.finetune * self.state.total))
 
     # ---- losses and label updates
 
@@ -287,13 +290,16 @@ class Auto(Method):
         self._note(f"the rows have changed after epoch {state.done}: earlier epochs are no longer compared with")
 
     def _plan_by_clock(self, context: Context) -> None:
-        """Plan as many epochs as the time budget allows, again after each epoch of the backbone phase."""
+        """Plan as many epochs as the time budget allows, again after each epoch until fine-tuning begins."""
         state = self.state
-        if self.task.seconds is None or state.backbone_epochs:
+        correcting = 0 < state.backbone_epochs
+        if self.task.seconds is None or (correcting and state.done >= state.total - self._finetune_epochs()):
             return
         left = self.task.seconds - context.elapsed_seconds
         affordable = int(left * state.done / context.elapsed_seconds)
         state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
+        if correcting:  # the epochs of correction so far leave their share for fine-tuning
+            state.total = max(state.total, math.ceil(state.done / (1 - self.finetune)))
 
     def _is_memorising(self, context: Context) -> bool:
         """Return whether the held-out likelihood is falling again; keep the best network, set ELR's share and dropout.
