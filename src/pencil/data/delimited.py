@@ -4,7 +4,7 @@ import codecs
 import csv
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -91,7 +91,9 @@ def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, who
     return best
 
 
-def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_rows: OnBadRows = "error") -> pa.Table:
+def read_delimited(
+    path: Path, dialect: Dialect, texts: Collection[str] = (), on_bad_rows: OnBadRows = "error"
+) -> pa.Table:
     """Read a table from a text file; an empty cell is missing, a cell may contain line breaks between quotes.
 
     Parameters
@@ -100,8 +102,8 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
         The file.
     dialect
         How it is written. Unless its delimiter is the comma, columns of numbers such as ``3,14`` are numbers.
-    key
-        A column that is read as text, exactly as written.
+    texts
+        Columns that are read as text, exactly as written.
     on_bad_rows
         Whether lines with too many or too few cells are an "error" or are left out ("skip").
     """
@@ -110,7 +112,7 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
             f"{path} is not UTF-8 and is read as {GUESSED[dialect.encoding]}; if letters look wrong, save it as UTF-8",
             stacklevel=2,
         )
-    cells = _cells({} if key is None else {key: pa.string()})
+    cells = _cells(dict.fromkeys(texts, pa.string()))
     try:
         table = arrow_csv.read_csv(path, _read_options(dialect), _parse_options(dialect.delimiter), cells)
     except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; one thread counts lines
@@ -120,15 +122,15 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
         if lines.found:
             lines.settle(path, on_bad_rows, table.num_rows)
     table = _as_meant(table)
-    return table if dialect.delimiter == "," else with_decimal_commas(table, key)
+    return table if dialect.delimiter == "," else with_decimal_commas(table, texts)
 
 
-def with_decimal_commas(table: pa.Table, key: str | None = None) -> pa.Table:
-    """Return the table with columns of text such as ``3,14`` as numbers; ``key`` names one that stays as it is."""
+def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Table:
+    """Return the table with columns of text such as ``3,14`` as numbers; ``texts`` stay as they are."""
     match = partial(pc.match_substring_regex, pattern=DECIMAL_COMMA)
     for place, name in enumerate(table.column_names):
         column = table[name]
-        if name == key or not pa.types.is_string(column.type) or column.null_count == len(column):
+        if name in texts or not pa.types.is_string(column.type) or column.null_count == len(column):
             continue
         plain = pc.utf8_trim_whitespace(column)
         if pc.any(pc.match_substring(plain, ",")).as_py() and pc.all(match(plain)).as_py():

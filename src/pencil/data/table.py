@@ -23,6 +23,7 @@ from pencil.data.columns import (
     Columns,
     as_names,
     find_column,
+    label_names,
     refuse_repeated_columns,
     refuse_unknown,
     usual_column,
@@ -36,6 +37,7 @@ from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
 from pencil.data.roles import find_roles
+from pencil.data.text_labels import label_values
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -103,15 +105,26 @@ def from_table(
     DataError
         If the table cannot be read, a column is missing, or a row is not as expected.
     """
+    chosen = columns or Columns()
     try:
-        table, folder = read_table(path, (columns or Columns()).key, delimiter, bad_rows), _folder(path, root)
-        return read_splits(path, table, columns or Columns(), classes, folder, multilabel, bad_rows)
+        table = _with_label_values(path, read_table(path, chosen, delimiter, bad_rows), chosen, classes)
+        return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
         ) from error
     finally:
         pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
+
+
+def _with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> pa.Table:
+    """Return a table of a text file with labels as integers, where they are written so; other tables as they are."""
+    names = [name for name in label_names(columns, table.column_names) if name in table.column_names]
+    if path.suffix.lower() not in delimited.SUFFIXES:
+        return table
+    for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
 
 
 def _folder(path: Path, root: Path | None) -> Path:
@@ -156,7 +169,7 @@ def read_unlabelled(
 
     A row without an image is kept.
     """
-    return unlabelled_inputs(path, read_table(path, columns.key, delimiter), columns, _folder(path, root))
+    return unlabelled_inputs(path, read_table(path, columns, delimiter, labelled=False), columns, _folder(path, root))
 
 
 def unlabelled_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
@@ -177,7 +190,12 @@ def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Pat
 
 
 def read_table(
-    path: Path, key: str | None = None, delimiter: str | None = None, bad_rows: OnBadRows = "error"
+    path: Path,
+    columns: Columns | None = None,
+    delimiter: str | None = None,
+    bad_rows: OnBadRows = "error",
+    *,
+    labelled: bool = True,
 ) -> pa.Table:
     """Read a table into memory, with the metadata of its schema.
 
@@ -185,12 +203,14 @@ def read_table(
     ----------
     path
         A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    key
-        The column of keys; it is read as text, exactly as written.
+    columns
+        Which column is what: keys and labels of a text file are read as text, exactly as written.
     delimiter
         What stands between two cells of a text file; None finds it out.
     bad_rows
         Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
+    labelled
+        Whether there are labels: otherwise a column with a usual name of labels is one like others.
     """
     from pyarrow import parquet
 
@@ -201,7 +221,8 @@ def read_table(
             table = parquet.read_table(path)
         else:
             dialect = delimited.find_dialect(path, delimiter)
-            table = delimited.read_delimited(path, dialect, key, bad_rows)
+            texts = _read_as_text(path, dialect, columns or Columns(), labelled)
+            table = delimited.read_delimited(path, dialect, texts, bad_rows)
     except (OSError, UnicodeError, pa.ArrowException) as error:
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
@@ -210,6 +231,12 @@ def read_table(
         raise DataError(f"{path} has no rows; expected at least one; check the file.")
     refuse_repeated_columns(path, table.column_names)
     return table
+
+
+def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labelled: bool) -> tuple[str, ...]:
+    """Return the columns of a text file in which ``01`` is not ``1``."""
+    labels = label_names(columns, delimited.read_names(path, dialect)) if labelled else ()
+    return (*as_names(columns.key), *labels)
 
 
 def read_labels(
