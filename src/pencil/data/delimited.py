@@ -208,7 +208,10 @@ def _read_options(dialect: Dialect) -> arrow_csv.ReadOptions:
 
 
 def _cells(kinds: Mapping[str, pa.DataType]) -> arrow_csv.ConvertOptions:
-    return arrow_csv.ConvertOptions(strings_can_be_null=True, null_values=[""], column_types=dict(kinds))
+    """How cells are converted: truth values stay text, whatever else their column holds in this file or another."""
+    return arrow_csv.ConvertOptions(
+        strings_can_be_null=True, null_values=[""], column_types=dict(kinds), true_values=[], false_values=[]
+    )
 
 
 def _widths(sample: str, delimiter: str, whole: bool) -> list[int]:

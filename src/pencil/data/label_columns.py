@@ -22,6 +22,7 @@ from pencil.data.given import (
     shorten,
 )
 from pencil.data.resolving import as_clean_labels, resolve_labels
+from pencil.data.same_values import are_truth, find_places, truth_as_numbers, truth_of
 from pencil.errors import DataError
 from pencil.formulas import as_meant
 
@@ -148,7 +149,7 @@ def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarr
         empty |= values == UNLABELLED
         wrong = ((values < 0) | (values >= len(classes))) & ~empty
     else:
-        codes = pc.index_in(_names(column), value_set=pa.array(classes, pa.string()))
+        codes = find_places(_names(column), classes, truth_of)
         values = codes.fill_null(0).to_numpy().astype(np.int64)
         wrong = np.asarray(codes.is_null()) & ~empty
     expected = f"is not one of the {len(classes)} classes ({shorten(classes)})"
@@ -275,7 +276,9 @@ def _matrix(columns: Sequence[Any], where: str) -> np.ndarray:
 
 def _numbers(column: Any, where: str) -> np.ndarray:
     try:
-        values: np.ndarray = column.cast(pa.float32()).to_numpy()
+        column = column.cast(pa.string()) if _is_text(column) else column
+        numbers = truth_as_numbers(column) if _is_text(column) and are_truth(column) else column
+        values: np.ndarray = numbers.cast(pa.float32()).to_numpy()
     except pa.ArrowException as error:
         raise DataError(
             f"a label column of {where} is of type {column.type}; expected numbers 0 to 1; convert it."

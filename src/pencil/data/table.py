@@ -204,7 +204,7 @@ def read_table(
     path
         A CSV, TSV or Parquet file. An empty CSV cell is missing.
     columns
-        Which column is what: keys and labels of a text file are read as text, exactly as written.
+        Which column is what: keys, labels, categories and texts of a text file are read exactly as written.
     delimiter
         What stands between two cells of a text file; None finds it out.
     bad_rows
@@ -234,9 +234,10 @@ def read_table(
 
 
 def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labelled: bool) -> tuple[str, ...]:
-    """Return the columns of a text file in which ``01`` is not ``1``."""
+    """Return the columns of a text file in which ``01`` is not ``1``, whatever else they hold in this file."""
     labels = label_names(columns, delimited.read_names(path, dialect)) if labelled else ()
-    return (*as_names(columns.key), *labels)
+    inputs = (columns.key, columns.path, columns.categories, columns.text)
+    return (*labels, *(name for value in inputs for name in as_names(value)))
 
 
 def read_labels(

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pencil.data.same_values import are_truth
 from pencil.formulas import NUMBER
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -19,7 +20,8 @@ NOT_A_NUMBER = r"(?i)^\s*[+-]?nan\s*$"
 def label_values(columns: Sequence[Any], classes: Sequence[str] | None = None) -> list[Any]:
     """Return label columns that were read as text, as integers where nothing that is written gets lost.
 
-    ``01`` and ``1``, or ``250.0`` and ``250.00``, stay two classes. ``nan`` among numbers is no label.
+    ``01`` and ``1``, or ``250.0`` and ``250.00``, stay two classes. ``nan`` among numbers is no label. Where all are
+    truth values, the classes are ``false`` and ``true``.
 
     Parameters
     ----------
@@ -34,10 +36,15 @@ def label_values(columns: Sequence[Any], classes: Sequence[str] | None = None) -
     trimmed = [pc.utf8_trim_whitespace(column) for column in columns]
     seen = [_distinct(column) - {""} for column in trimmed]
     pointed = all(WITH_POINT.fullmatch(cell) for cells in seen for cell in cells if "." in cell)
+    truth = all(map(are_truth, filter(len, (column.drop_null() for column in trimmed))))
     found = []
     for column, plain, cells in zip(columns, trimmed, seen, strict=True):
         whole = _all_match(WHOLE, cells) or (pointed and _all_match(WITH_POINT, cells))
-        found.append(_as_integers(plain) if cells and whole else column)
+        if cells and whole:
+            column = _as_integers(plain)
+        elif truth:
+            column = pc.utf8_lower(plain)  # as those of Parquet and data frames are
+        found.append(column)
     return found
 
 
