@@ -38,6 +38,17 @@ def test_integers_are_indices_unless_all_classes_are_integers():
         given([3, 4, 1], classes=["1", "2", "3"])
 
 
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan"), np.float64("nan")])
+def test_nan_in_a_list_of_names_is_no_label(nan):
+    """As ``frame["label"].tolist()`` has it."""
+    for y in (["cat", nan, "dog", "cat"], ("cat", nan, "dog", "cat"), [["cat"], [nan], ["dog"], ["cat"]]):
+        assert given(y).classes == ("cat", "dog") and given(y).given_labels.tolist() == [0, -1, 1, 0]
+    assert given([b"cat", nan, b"dog", 1.5]).classes == ("1.5", "cat", "dog")
+    with pytest.raises(DataError, match=r"label at row 1 is missing \(nan\)"):
+        given(["cat", "dog", "dog"], clean_labels=["cat", nan, "dog"])
+    assert given(["nan", "cat"]).classes == ("cat", "nan")  # a name like others
+
+
 def test_minus_one_beside_other_numbers_is_asked_about():
     with pytest.raises(DataError, match=r"label -1 at row 2 may be a class or mean that there is none; .*NaN or None"):
         given([0, 1, -1, 1])

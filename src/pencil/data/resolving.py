@@ -21,6 +21,7 @@ from pencil.data.given import (
     error_context,
     hard_labels,
     is_multilabel,
+    is_nan,
     name_rows,
     shorten,
 )
@@ -82,7 +83,7 @@ def _is_missing(label: Any) -> bool:
     """Return whether a label is None, NaN or blank."""
     if isinstance(label, (str, bytes)):
         return not label.strip()
-    return label is None or (isinstance(label, (float, np.floating)) and bool(label != label))
+    return label is None or is_nan(label)
 
 
 def resolve_labels(
