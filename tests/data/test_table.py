@@ -303,7 +303,7 @@ def test_keys_of_a_part_are_those_of_the_whole_table(here):
         (paths, Columns(key="name"), ["b", "c"]),
         (content, Columns(), ["1", "2"]),
     ):
-        assert row_keys(here / "t.csv", table.slice(1), columns, here, first=1).tolist() == expected
+        assert row_keys(here / "t.csv", table.slice(1), columns, here, np.arange(1, 3)).tolist() == expected
 
 
 def test_a_path_with_braces_is_named_as_it_is(here):

@@ -23,8 +23,6 @@ from pencil.data.columns import (
     Columns,
     as_names,
     find_column,
-    label_names,
-    refuse_repeated_columns,
     refuse_unknown,
     usual_column,
 )
@@ -37,7 +35,7 @@ from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
 from pencil.data.roles import find_roles
-from pencil.data.text_labels import label_values
+from pencil.data.table_files import read_rows, read_table, with_label_values
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -61,12 +59,15 @@ class Known:
         The key and the split of each row, where no column is named for them.
     bad
         Rows that were found to be bad.
+    numbers
+        The number of each row, which is its key where it has no other; by default its place in the table.
     """
 
     inputs: Inputs | None = None
     keys: np.ndarray | None = None
     splits: np.ndarray | None = None
     bad: BadRows | None = None
+    numbers: np.ndarray | None = None
 
 
 NOTHING = Known()
@@ -107,24 +108,15 @@ def from_table(
     """
     chosen = columns or Columns()
     try:
-        table = _with_label_values(path, read_table(path, chosen, delimiter, bad_rows), chosen, classes)
-        return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows)
+        table, numbers = read_rows(path, chosen, delimiter, bad_rows)
+        table, known = with_label_values(path, table, chosen, classes), Known(numbers=numbers)
+        return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows, known)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
         ) from error
     finally:
         pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
-
-
-def _with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> pa.Table:
-    """Return a table of a text file with labels as integers, where they are written so; other tables as they are."""
-    names = [name for name in label_names(columns, table.column_names) if name in table.column_names]
-    if path.suffix.lower() not in delimited.SUFFIXES:
-        return table
-    for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
-        table = table.set_column(table.column_names.index(name), name, values)
-    return table
 
 
 def _folder(path: Path, root: Path | None) -> Path:
@@ -143,12 +135,12 @@ def read_splits(
     known: Known = NOTHING,
 ) -> Splits:
     """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
-    bad = known.bad or BadRows(str(where))
+    bad = known.bad or BadRows(str(where), known.numbers)
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
     own_keys: np.ndarray | None
     if known.inputs is None:
-        inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+        inputs, own_keys = _inputs(where, table, columns, root, known.numbers, bad=bad)
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
     keys = own_keys if known.keys is None or columns.key is not None else known.keys
@@ -187,57 +179,6 @@ def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Pat
     found = _inputs(where, table, columns, root, bad=bad, labelled=False)
     bad.refuse(total=table.num_rows, remedy="")
     return found
-
-
-def read_table(
-    path: Path,
-    columns: Columns | None = None,
-    delimiter: str | None = None,
-    bad_rows: OnBadRows = "error",
-    *,
-    labelled: bool = True,
-) -> pa.Table:
-    """Read a table into memory, with the metadata of its schema.
-
-    Parameters
-    ----------
-    path
-        A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    columns
-        Which column is what: keys, labels, categories and texts of a text file are read exactly as written.
-    delimiter
-        What stands between two cells of a text file; None finds it out.
-    bad_rows
-        Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
-    labelled
-        Whether there are labels: otherwise a column with a usual name of labels is one like others.
-    """
-    from pyarrow import parquet
-
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            dialect = delimited.find_dialect(path, delimiter)
-            texts = _read_as_text(path, dialect, columns or Columns(), labelled)
-            table = delimited.read_delimited(path, dialect, texts, bad_rows)
-    except (OSError, UnicodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
-        ) from error
-    if table.num_rows == 0:
-        raise DataError(f"{path} has no rows; expected at least one; check the file.")
-    refuse_repeated_columns(path, table.column_names)
-    return table
-
-
-def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labelled: bool) -> tuple[str, ...]:
-    """Return the columns of a text file in which ``01`` is not ``1``, whatever else they hold in this file."""
-    labels = label_names(columns, delimited.read_names(path, dialect)) if labelled else ()
-    inputs = (columns.key, columns.path, columns.categories, columns.text)
-    return (*labels, *(name for value in inputs for name in as_names(value)))
 
 
 def read_labels(
@@ -302,7 +243,7 @@ def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray
     return column_keys(column)
 
 
-def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0) -> np.ndarray:
+def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
     """Return the keys of a part of a table, as they are when the whole table is read.
 
     Parameters
@@ -315,24 +256,30 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
         Which column is what.
     root
         The folder of relative image paths.
-    first
-        The number of the first of these rows in the whole table.
+    numbers
+        The numbers of these rows in the whole table.
     """
     keys = read_keys(path, table, columns)
     if keys is None and columns.encoded:
-        return as_keys(np.arange(first, first + table.num_rows))
-    return _inputs(path, table, columns, root, first, bad=BadRows(str(path)))[1] if keys is None else keys
+        return as_keys(numbers)
+    return _inputs(path, table, columns, root, numbers, bad=BadRows(str(path)))[1] if keys is None else keys
 
 
 def read_columns(
-    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False, labelled: bool = True
+    where: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    numbers: np.ndarray | None = None,
+    *,
+    closed: bool = False,
+    labelled: bool = True,
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the columns to encode of a table, and the keys: those of the key column, or row numbers.
+    """Return the columns to encode of a table, and the keys: the key column, or ``numbers``, by default places.
 
     ``closed`` takes only those that are named, as for a network that was trained on them. Without ``labelled`` a column
     with a usual name of labels is one like others.
     """
-    keys = read_keys(where, table, columns)
+    keys = _keys_or_numbers(where, table, columns, numbers)
     usual = usual_column(table, LABEL_COLUMNS) if labelled else None
     others = (columns.label or usual, columns.probabilities, columns.indicators)
     taken = [
@@ -341,7 +288,14 @@ def read_columns(
         for name in as_names(value)
     ]
     roles = find_roles(where, table, columns.roles, taken, closed=closed)
-    return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
+    return read_records(where, table, roles), keys
+
+
+def _keys_or_numbers(where: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None) -> np.ndarray:
+    keys = read_keys(where, table, columns)
+    if keys is not None:
+        return keys
+    return as_keys(np.arange(table.num_rows) if numbers is None else numbers)
 
 
 def _inputs(
@@ -349,7 +303,7 @@ def _inputs(
     table: pa.Table,
     columns: Columns,
     root: Path,
-    first: int = 0,
+    numbers: np.ndarray | None = None,
     *,
     bad: BadRows,
     labelled: bool = True,
@@ -360,24 +314,23 @@ def _inputs(
     are added to ``bad``; what is returned for them is not an image.
     """
     if not has_images(table, columns):
-        return read_columns(path, table, columns, labelled=labelled)
-    keys = read_keys(path, table, columns)
+        return read_columns(path, table, columns, numbers, labelled=labelled)
     image = image_column(table, columns)
     if image is not None:
         column, field = table[image], bytes_field(path, table, image)
         column = column if field is None else pc.struct_field(column, field)
-        keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
+        keys = _keys_or_numbers(path, table, columns, numbers)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    free = without_role(table, columns)
+    own_keys, free = read_keys(path, table, columns), without_role(table, columns)
     name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
-    if keys is None:
+    if own_keys is None:
         remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
         _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
-    return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
+    return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
