@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from conftest import paint
 
@@ -13,7 +14,7 @@ from pencil.data import delimited
 from pencil.data.delimited import Dialect, find_delimiter, find_dialect, read_delimited
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.data.table import read_table
+from pencil.data.table_files import read_table
 
 LINES = (("path", "label", "width"), ("0.png", "kätzchen", "3"), ("1.png", "hund", "4"), ("2.png", "kätzchen", "5"))
 
@@ -124,7 +125,7 @@ def test_decimal_commas_are_numbers(here):
     table = read_table(write(here, ";", lines=lines))
     assert table["width"].to_pylist() == [3.14, -2.0, None] and table["height"].to_pylist() == [1, 2, 3]
     assert table["name"].to_pylist() == ["7,5 cm", "8", "9"]
-    plain = read_delimited(write(here, ";", lines=lines), Dialect(delimiter=";"), key="width")
+    plain = read_delimited(write(here, ";", lines=lines), Dialect(delimiter=";"), texts=("width",)).table
     assert plain["width"].to_pylist() == ["3,14", "-2", None]  # a key stays as it is written
 
 
@@ -159,6 +160,40 @@ def test_broken_lines_are_counted_and_named_or_left_out(here):
     (here / "t.csv").write_text("path,label\n0.png\n")
     with pytest.raises(DataError, match="1 bad row of 1"):
         read(here / "t.csv", bad_rows="skip")
+
+
+def numbered(here, *lines, name="t.csv"):
+    (here / name).write_text("\n".join(["size,colour,label", *lines]) + "\n")
+    return here / name
+
+
+def test_rows_keep_their_numbers_when_broken_lines_are_left_out(here):
+    """So that what was said about a row is about the same row when the line is repaired."""
+    lines = ["1.5,red,a", "broken", "2.5,blue,b", "", "9,9,9,9", "3.5,red,a", "4.5,red,z"]
+    path = numbered(here, *lines)
+    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 1: it has 1 cells; .*row 3: it has 4 cells"):
+        train = read(path, bad_rows="skip").train
+    assert train.keys.tolist() == ["0", "2", "4", "5"]
+    repaired = read(numbered(here, *("2,red,b" if line in ("broken", "9,9,9,9") else line for line in lines)))
+    kept = dict(zip(repaired.train.keys, repaired.train.given_labels.tolist(), strict=True))
+    assert [kept[key] for key in train.keys] == train.given_labels.tolist()
+    path = numbered(here, *lines)
+    with pytest.warns(UserWarning, match="cells"), pytest.warns(UserWarning, match=r"1 bad row of 4: row 5: label 'z'"):
+        assert read(path, bad_rows="skip", classes=("a", "b")).train.keys.tolist() == ["0", "2", "4"]
+    with pytest.warns(UserWarning, match="left out"):  # a key column is what it was
+        assert read(path, bad_rows="skip", columns={"key": "size"}).train.keys[1] == "2.5"
+
+
+@pytest.mark.parametrize("block", [60, 1000, 2**20])
+def test_pieces_of_a_table_have_the_same_numbers(here, block):
+    odd = {3, 4, 50, 118, 119}
+    path = numbered(here, *("x" if number in odd else f"{number},red,a" for number in range(120)))
+    schema = pa.schema([(name, pa.string()) for name in ("size", "colour", "label")])
+    pieces = list(delimited.read_pieces(path, Dialect(), schema, block))
+    numbers = np.concatenate([piece.numbers for piece in pieces])
+    assert numbers.tolist() == [number for number in range(120) if number not in odd]
+    assert [cell for piece in pieces for cell in piece.table["size"].to_pylist()] == [str(one) for one in numbers]
+    assert len(pieces) == 1 or block < 2**20
 
 
 def bad_table(here):
@@ -246,8 +281,82 @@ def test_numbers_with_gaps_in_a_column_are_whole_numbers(here):
     assert splits.unlabelled.keys.tolist() == ["1.png"] and np.all(splits.unlabelled.given_labels.numpy() == -1)
 
 
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (("001", "01", "1", "01"), ("001", "01", "1")),
+        (("250.0", "250.00", "250", "250.0"), ("250", "250.0", "250.00")),
+        (("1.50", "1.5", "1e3", "inf"), ("1.5", "1.50", "1e3", "inf")),
+        (("10", "2", " 10", "-3"), ("-3", "2", "10")),  # whole numbers are in the order of their size
+        (("10.0", "2.0", "10.0", "2.0"), ("2", "10")),  # as pandas writes them after a gap was filled
+        (("1", "1.0", "2", "2.0"), ("1", "1.0", "2", "2.0")),
+        (("12345678901234567890123", "1", "1", "1"), ("1", "12345678901234567890123")),
+        (("2020-01-01 00:00", "2020-01-02 00:00", "x", "x"), ("2020-01-01 00:00", "2020-01-02 00:00", "x")),
+    ],
+)
+def test_labels_are_classes_as_they_are_written(here, cells, classes):
+    assert read(several(here, cells)).train.classes == classes
+    named = write(here, lines=(("path", "tag"), *((f"{n}.png", cell) for n, cell in enumerate(cells))))
+    assert read(named, columns={"label": "tag"}).train.classes == classes
+
+
+def test_labels_with_a_comma_are_no_decimal_numbers(here):
+    lines = (("path", "Label", "width"), ("0.png", "1,2", "1,5"), ("1.png", "3,4", "2"), ("2.png", "1,2", "3"))
+    path = write(here, ";", lines=lines)
+    assert read(path).train.classes == ("1,2", "3,4")
+    both = read(path, multilabel=True).train
+    assert both.classes == ("1", "2", "3", "4") and both.given_labels[0].tolist() == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("cells", [("nan", "1.0", "2.0", "NaN"), ("", "01", "1.5", "nan"), ("nan", "1", "2", " ")])
+def test_a_label_that_is_not_a_number_among_numbers_is_none(here, cells):
+    splits = read(several(here, cells))
+    assert splits.unlabelled.keys.tolist() == ["0.png", "3.png"] and len(splits.train.classes) == 2
+    assert read(several(here, ["nan", "cat", "dog", "dog"])).train.classes == (
+        "cat",
+        "dog",
+        "nan",
+    )  # a word like others
+
+
+def test_some_of_the_classes_of_a_run_are_read_as_all_of_them_were(here):
+    codes = ("250", "250.0", "250.1")
+    assert read(several(here, ["250.0", "250.0"]), classes=codes).train.given_labels.tolist() == [1, 1]
+    whole = read(several(here, ["10.0", "2.0"]), classes=("2", "10")).train  # of numbers that were written without .0
+    assert whole.given_labels.tolist() == [1, 0]
+    with pytest.raises(DataError, match="label '01' is not one of the 2 classes"):
+        read(several(here, ["01", "2"]), classes=("1", "2"))
+
+
+def test_annotators_and_clean_labels_are_read_like_the_labels(here):
+    lines = (
+        ("path", "ann", "ben", "truth"),
+        ("0.png", "250.0", "250.1", "250.0"),
+        ("1.png", "250.0", "250.0", "250.1"),
+    )
+    train = read(write(here, lines=lines), columns={"label": ("ann", "ben"), "clean": "truth"}).train
+    assert train.classes == ("250.0", "250.1") and train.clean_labels.tolist() == [0, 1]
+    assert train.given_labels.tolist() == [[0.5, 0.5], [1, 0]]
+    lines = (("path", "ann", "ben"), ("0.png", "1.0", "1"), ("1.png", "", "2"), ("2.png", "2.0", "cat"))
+    assert read(write(here, lines=lines), columns={"label": ("ann", "ben")}).train.classes == ("1", "2", "cat")
+
+
+def test_probabilities_and_indicators_may_have_decimal_commas(here):
+    lines = (("path", "a", "b", "c"), ("0.png", "0,25", "0,75", "1"), ("1.png", "1", "0", "0,5"))
+    path = write(here, ";", lines=lines)
+    assert read(path, columns={"probabilities": ("a", "b")}).train.given_labels.tolist() == [[0.25, 0.75], [1, 0]]
+    assert read(path, columns={"indicators": ("a", "c")}).train.given_labels.tolist() == [[0.25, 1], [1, 0.5]]
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to choose a core")
-@pytest.mark.parametrize("call", ["read_names", "read_delimited"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "delimited.read_names(path, dialect)",
+        "delimited.read_delimited(path, dialect)",
+        "list(delimited.read_pieces(path, dialect, delimited.pa.schema([]), 2**20))",
+    ],
+)
 def test_a_program_may_end_at_once_after_it_has_read_a_table(tmp_path, call):
     """On one core, Arrow's threads still hold what they were given when the interpreter shuts down."""
     path = write(tmp_path)
@@ -255,7 +364,8 @@ def test_a_program_may_end_at_once_after_it_has_read_a_table(tmp_path, call):
 import os, pathlib
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 from pencil.data import delimited
-delimited.{call}(pathlib.Path({str(path)!r}), delimited.Dialect())
+path, dialect = pathlib.Path({str(path)!r}), delimited.Dialect()
+{call}
 """
     ended = [subprocess.run([sys.executable, "-c", code], check=False).returncode for _ in range(4)]
     assert ended == [0] * 4

@@ -170,9 +170,9 @@ def test_rows_that_do_not_fit_are_named(tmp_path):
         bad = written(pa.table({"v": [*vectors[:3], broken, *vectors[4:]], "label": label}), tmp_path / "v.parquet")
         with pytest.raises(DataError, match=message):
             records(bad)
-    cells = pa.table({"x": ["1", "2", "many"] * 10, "label": label})
+    many = pa.table({"x": ["1", "2", "many"] * 10, "label": label})
     with pytest.raises(DataError, match=r"column 'x' .* holds 'many' at row 2; expected a number"):
-        records(written(cells, tmp_path / "x.csv"), {"numbers": "x"})
+        records(written(many, tmp_path / "x.csv"), {"numbers": "x"})
     ids = pa.table({"code": [f"A{i}" for i in range(30)], "label": label})
     with pytest.raises(
         DataError, match=r"no column to learn from; it has 'code' \(30 different.*; expected images, text"
@@ -180,6 +180,68 @@ def test_rows_that_do_not_fit_are_named(tmp_path):
         records(written(ids, tmp_path / "ids.csv"))
     with pytest.raises(DataError, match=r"names 'x' as number and as category|names 'x' as category and as number"):
         records(tmp_path / "x.csv", {"numbers": "x", "categories": "x"})
+
+
+def cells(path, head, *values):
+    """A CSV file of one column of inputs, with labels of two classes in turn."""
+    rows = [f"{value},{'ab'[number % 2]}\n" for number, value in enumerate(values)]
+    path.write_text(f"{head},label\n{''.join(rows)}")
+    return path
+
+
+def encoded(encoder, path, **columns):
+    settings = DataSettings(columns=Columns(**columns))
+    return encoder.encode(read_inputs([path], settings)[0]).values.tolist()
+
+
+def test_a_category_is_the_same_level_whatever_else_its_column_holds(tmp_path):
+    """Types are not guessed anew from each file."""
+    train = records(cells(tmp_path / "t.csv", "flag", *["True", "False", "Unknown"] * 4))
+    encoder = fit_encoder(train.inputs.records, train.rows)
+    assert encoder.names == ("flag = Unknown", "flag = false", "flag = true")
+    for some in (["True", "FALSE"], ["true", "false"], ["True", "False", "Unknown"]):
+        found = encoded(encoder, cells(tmp_path / "new.csv", "flag", *some), categories="flag")
+        assert found[:2] == [[0, 0, 1], [0, 1, 0]]
+    frame = written(pa.table({"flag": [True, False, None]}), tmp_path / "new.parquet")
+    assert encoded(encoder, frame, categories="flag") == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]
+    only = records(cells(tmp_path / "t.csv", "flag", *["True", "False"] * 6))  # the other way round
+    other = fit_encoder(only.inputs.records, only.rows)
+    assert encoded(other, cells(tmp_path / "new.csv", "flag", "True", "Unknown"), categories="flag") == [[0, 1], [0, 0]]
+
+
+def test_codes_of_a_category_keep_their_zeros(tmp_path):
+    train = records(cells(tmp_path / "t.csv", "code", *["01", "1", "A3"] * 4))
+    encoder = fit_encoder(train.inputs.records, train.rows)
+    assert encoder.names == ("code = 01", "code = 1", "code = A3")
+    found = encoded(encoder, cells(tmp_path / "new.csv", "code", "01", "1", "001"), categories="code")
+    assert found == [[1, 0, 0], [0, 1, 0], [0, 0, 0]]  # which of the two 001 is, nobody knows
+    named = records(cells(tmp_path / "t.csv", "code", *["01", "1"] * 6), {"categories": "code"})
+    assert set(named.inputs.records.strings("code").to_pylist()) == {"01", "1"}
+    commas = tmp_path / "semicolons.csv"
+    commas.write_text("code;label\n" + "1,2;a\n3,4;b\n" * 4)
+    settings = DataSettings(source=str(commas), columns=Columns(categories="code"))
+    assert set(load(settings).train.inputs.records.strings("code").to_pylist()) == {"1,2", "3,4"}
+
+
+def test_levels_of_numbers_are_found_however_they_are_written(tmp_path):
+    """In encoders that were saved when text files gave numbers, and with gaps or without."""
+    for levels in (["1", "2"], ["01", "02"], ["1.0", "2.0"]):
+        train = records(cells(tmp_path / "t.csv", "code", *levels * 6), {"categories": "code"})
+        encoder = fit_encoder(train.inputs.records, train.rows)
+        assert encoder.names == tuple(f"code = {level}" for level in levels)
+        for some in (["1", "2", ""], ["01", "02", ""], ["1.0", "2.0", ""]):
+            found = encoded(encoder, cells(tmp_path / "new.csv", "code", *some), categories="code")
+            assert found == [[1, 0], [0, 1], [0, 0]]
+        for values in (pa.array([1, 2, 3]), pa.array([1.0, 2.0, None]), pa.array([1.0, 2.0, 0.5])):
+            found = encoded(encoder, written(pa.table({"code": values}), tmp_path / "n.parquet"), categories="code")
+            assert found == [[1, 0], [0, 1], [0, 0]]
+
+
+def test_truth_values_of_text_files_may_be_numbers(tmp_path):
+    train = records(cells(tmp_path / "t.csv", "flag", "True", "false", "NA", "TRUE"), {"numbers": "flag"})
+    assert train.inputs.records.matrix(["flag"])[:, 0].tolist() == pytest.approx([1, 0, np.nan, 1], nan_ok=True)
+    answers = records(cells(tmp_path / "t.csv", "answer", *["True", "False"] * 6))
+    assert answers.inputs.records.roles.of("category") == ("answer",)  # under a usual name of texts
 
 
 def test_rows_have_digests_and_fingerprints(tmp_path):

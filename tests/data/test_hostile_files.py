@@ -15,7 +15,8 @@ from pencil.data.folder import from_folder
 from pencil.data.regular_files import kind_of, read_regular
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load, read_inputs
-from pencil.data.table import from_table, read_table
+from pencil.data.table import from_table
+from pencil.data.table_files import read_table
 from pencil.files import refuse_path
 
 SMALL = ("--model", "mlp", "--epochs", "1", "--method", "cross_entropy", "--set", "data.workers=0")

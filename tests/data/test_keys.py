@@ -26,6 +26,8 @@ MISSING = [
     (["p", None, "r", "s"], r"the key of row 1 is missing"),
     ([1.0, 2.0, np.nan, 3.0], r"the key of row 2 is missing"),
     (np.array(["p", "q", np.nan, "s"], dtype=object), r"the key of row 2 is missing"),
+    (["p", "q", np.nan, "s"], r"the key of row 2 is missing"),
+    ((b"p", b"q", np.float32("nan"), b"s"), r"the key of row 2 is missing"),
     ([[1], [2], [3], [4]], r"the keys have shape \(4, 1\); expected one key for each row"),
     (np.array(7), r"the keys have shape \(\)"),
     (np.arange(4) * 1j, r"the keys are of type complex128"),

@@ -9,6 +9,7 @@ import torch
 from pencil import DataError
 from pencil.data import Splits, from_arrays
 from pencil.data.arrays import from_npz
+from pencil.data.frames import from_frame
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.data.torch_dataset import from_dataset
@@ -38,10 +39,41 @@ def test_integers_are_indices_unless_all_classes_are_integers():
         given([3, 4, 1], classes=["1", "2", "3"])
 
 
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan"), np.float64("nan")])
+def test_nan_in_a_list_of_names_is_no_label(nan):
+    """As ``frame["label"].tolist()`` has it."""
+    for y in (["cat", nan, "dog", "cat"], ("cat", nan, "dog", "cat"), [["cat"], [nan], ["dog"], ["cat"]]):
+        assert given(y).classes == ("cat", "dog") and given(y).given_labels.tolist() == [0, -1, 1, 0]
+    assert given([b"cat", nan, b"dog", 1.5]).classes == ("1.5", "cat", "dog")
+    with pytest.raises(DataError, match=r"label at row 1 is missing \(nan\)"):
+        given(["cat", "dog", "dog"], clean_labels=["cat", nan, "dog"])
+    assert given(["nan", "cat"]).classes == ("cat", "nan")  # a name like others
+
+
 def test_minus_one_beside_other_numbers_is_asked_about():
     with pytest.raises(DataError, match=r"label -1 at row 2 may be a class or mean that there is none; .*NaN or None"):
         given([0, 1, -1, 1])
     assert given([0, 1, -1, 1], classes=["-1", "0", "1"]).given_labels.tolist() == [1, 2, 0, 2]
+
+
+def test_minus_one_in_a_table_is_asked_about_too(tmp_path):
+    message = r"label -1 at row 2 of .* may be a class or mean that there is none; .*an empty cell.*data.classes"
+    images, file = [b"x"] * 4, tmp_path / "t.parquet"
+    for labels in ([0, 1, -1, 2], [0.0, None, -1.0, 2.0], [[0], [1, 2], [-1], [2]]):
+        pq.write_table(pa.table({"image": images, "label": labels}), file)
+        with pytest.raises(DataError, match=message):
+            load(DataSettings(source=str(file)))
+        with pytest.raises(DataError, match=message):
+            from_frame(pq.read_table(file), DataSettings())
+    (tmp_path / "t.csv").write_text("x,label,other\n1.5,0,1\n2.5,1,-1\n3.5,-1,-1\n4.5,2,0\n")
+    with pytest.raises(DataError, match=message):
+        load(DataSettings(source=str(tmp_path / "t.csv")))
+    with pytest.raises(DataError, match=r"label -1 at row 1 \(and 1 more: row 2\)"):
+        load(DataSettings(source=str(tmp_path / "t.csv"), columns={"label": ("label", "other")}))
+    named = load(DataSettings(source=str(tmp_path / "t.csv"), classes=("-1", "0", "1", "2"))).train
+    assert named.given_labels.tolist() == [1, 2, 0, 3]
+    pq.write_table(pa.table({"image": images, "label": [1, -1, 1, -1]}), file)
+    assert load(DataSettings(source=str(file))).train.classes == ("-1", "1")
 
 
 def test_minus_one_among_indices_is_no_label(tmp_path):

@@ -486,6 +486,13 @@ def test_a_column_of_images_may_have_any_name(images, tmp_path):
     assert [train.inputs.encoded.read(row) for row in (0, 3)] == PICTURES and train.classes == ("a", "b")
 
 
+@pytest.mark.parametrize("name", ["Label", "TARGET", "label"])
+def test_the_usual_name_of_labels_may_be_in_upper_case(name, tmp_path):
+    rows = {"image": PICTURES, name: ["a", "b"]}
+    train = load(settings(parquet_shards(tmp_path / "data", rows, rows))).train
+    assert train.classes == ("a", "b") and train.given_labels.tolist() == [0, 1, 0, 1]
+
+
 def test_columns_may_be_ignored_beside_images_or_instead(tmp_path):
     rows = {"image": PICTURES, "caption": ["a red house", "a blue boat"], "label": ["a", "b"]}
     folder = parquet_shards(tmp_path / "data", rows, rows)

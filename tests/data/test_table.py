@@ -95,6 +95,27 @@ def test_truth_values_are_classes(here):
     assert train.classes == ("false", "true") and train.given_labels.tolist() == [1, 0, 1, 1]
 
 
+def test_truth_values_are_one_class_in_every_kind_of_table(here):
+    for cells in (("True", "False", "True", "True"), ("TRUE", "false", "true", "")):
+        assert read(csv(here, rows("label", *cells))).train.classes == ("false", "true")
+    paths = [f"images/{number}.png" for number in range(4)]
+    pq.write_table(pa.table({"path": paths, "label": [True, False, True, True]}), here / "t.parquet")
+    assert read(here / "t.parquet").train.classes == ("false", "true")
+    classes = read(csv(here, rows("label", "True", "False", "Unknown", "True"))).train.classes
+    assert classes == ("False", "True", "Unknown")
+    for path in (csv(here, rows("label", "True", "False", "True", "True")), here / "t.parquet"):
+        assert read(path, classes=classes).train.given_labels.tolist() == [1, 0, 1, 1]
+    ours = read(csv(here, rows("label", "True", "False")), classes=("false", "true")).train
+    assert ours.given_labels.tolist() == [1, 0]
+
+
+def test_truth_values_of_annotators_and_indicators(here):
+    votes = read(csv(here, rows("ann,ben", "True,True", "False,maybe")), {"label": ["ann", "ben"]}).train
+    assert votes.classes == ("False", "True", "maybe")
+    both = read(csv(here, rows("sea,sky", "True,0", "False,1", ",1")), {"indicators": ["sea", "sky"]}).train
+    assert both.given_labels[:2].tolist() == [[1, 0], [0, 1]] and both.given_labels[2].isnan().tolist() == [True, False]
+
+
 def test_votes_become_a_distribution_and_a_missing_one_does_not_count(here):
     text = rows("ann,ben,eve", "cat,cat,dog", "dog,,dog", ",,cat", "cat,dog,")
     train = read(csv(here, text), {"label": ["ann", "ben", "eve"]}).train
@@ -282,7 +303,7 @@ def test_keys_of_a_part_are_those_of_the_whole_table(here):
         (paths, Columns(key="name"), ["b", "c"]),
         (content, Columns(), ["1", "2"]),
     ):
-        assert row_keys(here / "t.csv", table.slice(1), columns, here, first=1).tolist() == expected
+        assert row_keys(here / "t.csv", table.slice(1), columns, here, np.arange(1, 3)).tolist() == expected
 
 
 def test_a_path_with_braces_is_named_as_it_is(here):

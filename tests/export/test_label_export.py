@@ -435,6 +435,17 @@ def test_lines_that_were_left_out_stay_out(tmp_path):
     assert found["path"].to_pylist() == labels["key"].to_pylist()
 
 
+@pytest.mark.parametrize("block", [40, 2**20])
+def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkeypatch, block):
+    monkeypatch.setattr("pencil.export.table_columns.BLOCK", block)
+    lines = ["size,label", *(f"{i},cat" for i in range(3)), "odd", *(f"{i},cat" for i in range(4, 13))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    labels = single(keys=[str(i) for i in range(13) if i != 3])[0]
+    settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip", columns={"numbers": "size"})
+    found = with_columns(labels, settings).read_all()
+    assert found["size"].to_pylist() == found["key"].to_pylist() == labels["key"].to_pylist()
+
+
 def test_rows_of_encoded_images_are_numbered_through(tmp_path, monkeypatch):
     monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", 5)
     table = pa.table({"image": [b"x"] * 12, "label": ["cat"] * 12, "note": [f"n{i}" for i in range(12)]})

@@ -1,7 +1,7 @@
 """Rows that cannot be used: all of them are counted, the first few are named, and they are refused or left out."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -28,10 +28,12 @@ class BadRows:
     ----------
     where
         Names the source in messages.
+    numbers
+        The number of each row in messages; by default its place.
     """
 
-    def __init__(self, where: str):
-        self.where = where
+    def __init__(self, where: str, numbers: np.ndarray | None = None):
+        self.where, self.numbers = where, numbers
         self._reasons: dict[int, str] = {}
 
     def __len__(self) -> int:
@@ -102,16 +104,16 @@ class BadRows:
         """Return how many bad rows there are, and the first of them with their reasons."""
         count = len(self._reasons)
         of = "" if total is None else f" of {total:,}"
-        return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {list_rows(self.found(), keys)}"
+        return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {self._listed(keys)}"
 
+    def _listed(self, keys: np.ndarray | None) -> str:
+        """Return the first bad rows with their reasons, and how many more there are."""
+        found = self.found()
+        named = [f"{self._name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
+        more = len(found) - len(named)
+        return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
-def list_rows(found: Sequence[BadRow], keys: np.ndarray | None = None) -> str:
-    """Return the first bad rows with their reasons, and how many more there are; ``keys`` are those of all rows."""
-    named = [f"{_name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
-    more = len(found) - len(named)
-    return "; ".join(named) + (f"; and {more:,} more" if more else "")
-
-
-def _name(row: int, keys: np.ndarray | None) -> str:
-    key = "" if keys is None else str(keys[row])
-    return f"row {row}" if key in ("", str(row)) else f"row {row} ({key!r})"
+    def _name(self, row: int, keys: np.ndarray | None) -> str:
+        number = row if self.numbers is None else int(self.numbers[row])
+        key = "" if keys is None else str(keys[row])
+        return f"row {number}" if key in ("", str(number)) else f"row {number} ({key!r})"

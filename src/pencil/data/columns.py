@@ -134,5 +134,28 @@ def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind
     return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
 
 
+def usual_name(names: Sequence[str], usual: Sequence[str]) -> str | None:
+    """Return the first of these names that is a usual one, in upper or lower case; None if there is none."""
+    by_name = {name.lower(): name for name in names}
+    return next((by_name[name] for name in usual if name in by_name), None)
+
+
+def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:
+    """Return which columns of a table hold classes, by name or number: given and clean labels, but no probabilities.
+
+    Parameters
+    ----------
+    columns
+        Which column is what.
+    names
+        The columns of the table, among which a label that is not named is searched.
+    """
+    if columns.probabilities is not None or columns.indicators is not None:
+        return ()
+    label = columns.label or usual_name(names, LABEL_COLUMNS)
+    clean = columns.clean if isinstance(columns.clean, str) else None
+    return tuple(dict.fromkeys((*as_names(label), *as_names(clean))))
+
+
 def _list(names: Sequence[str]) -> str:
     return shorten(list(map(repr, names)), 12)

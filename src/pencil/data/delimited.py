@@ -4,12 +4,13 @@ import codecs
 import csv
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
@@ -29,6 +30,18 @@ MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BO
 GUESSED = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}
 """Encodings in which any text can be read; whether it was meant so is a guess, which is said."""
 DECIMAL_COMMA = r"^[+-]?[0-9]+(,[0-9]+)?([eE][+-]?[0-9]+)?$"
+
+
+_HELD: list[arrow_csv.ParseOptions] = []
+"""Options that call Python, kept for the life of the process: a thread of Arrow that drops the last reference while the
+interpreter shuts down aborts the process."""
+
+
+class Numbered(NamedTuple):
+    """Rows of a table, and the number of each in its file, which counts lines that are left out."""
+
+    table: pa.Table
+    numbers: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,9 @@ def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, who
     return best
 
 
-def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_rows: OnBadRows = "error") -> pa.Table:
+def read_delimited(
+    path: Path, dialect: Dialect, texts: Collection[str] = (), on_bad_rows: OnBadRows = "error"
+) -> Numbered:
     """Read a table from a text file; an empty cell is missing, a cell may contain line breaks between quotes.
 
     Parameters
@@ -100,8 +115,8 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
         The file.
     dialect
         How it is written. Unless its delimiter is the comma, columns of numbers such as ``3,14`` are numbers.
-    key
-        A column that is read as text, exactly as written.
+    texts
+        Columns that are read as text, exactly as written.
     on_bad_rows
         Whether lines with too many or too few cells are an "error" or are left out ("skip").
     """
@@ -110,25 +125,25 @@ def read_delimited(path: Path, dialect: Dialect, key: str | None = None, on_bad_
             f"{path} is not UTF-8 and is read as {GUESSED[dialect.encoding]}; if letters look wrong, save it as UTF-8",
             stacklevel=2,
         )
-    cells = _cells({} if key is None else {key: pa.string()})
+    cells, lines = _cells(dict.fromkeys(texts, pa.string())), _Lines()
     try:
         table = arrow_csv.read_csv(path, _read_options(dialect), _parse_options(dialect.delimiter), cells)
     except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; one thread counts lines
-        lines = _Lines()
         one_thread = arrow_csv.ReadOptions(encoding=dialect.encoding, use_threads=False)
         table = arrow_csv.read_csv(path, one_thread, lines.options(dialect), cells)
         if lines.found:
             lines.settle(path, on_bad_rows, table.num_rows)
     table = _as_meant(table)
-    return table if dialect.delimiter == "," else with_decimal_commas(table, key)
+    table = table if dialect.delimiter == "," else with_decimal_commas(table, texts)
+    return Numbered(table, lines.numbers(0, table.num_rows))
 
 
-def with_decimal_commas(table: pa.Table, key: str | None = None) -> pa.Table:
-    """Return the table with columns of text such as ``3,14`` as numbers; ``key`` names one that stays as it is."""
+def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Table:
+    """Return the table with columns of text such as ``3,14`` as numbers; ``texts`` stay as they are."""
     match = partial(pc.match_substring_regex, pattern=DECIMAL_COMMA)
     for place, name in enumerate(table.column_names):
         column = table[name]
-        if name == key or not pa.types.is_string(column.type) or column.null_count == len(column):
+        if name in texts or not pa.types.is_string(column.type) or column.null_count == len(column):
             continue
         plain = pc.utf8_trim_whitespace(column)
         if pc.any(pc.match_substring(plain, ",")).as_py() and pc.all(match(plain)).as_py():
@@ -143,13 +158,16 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
         return cast(list[str], reader.schema.names)
 
 
-def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[pa.Table]:
+def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[Numbered]:
     """Yield the table in pieces of ``block`` bytes, with the types of a schema; lines of other lengths are left out."""
-    kinds = {field.name: field.type for field in schema}
-    options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding)
-    with arrow_csv.open_csv(path, options, _without_odd_lines(dialect.delimiter), _cells(kinds)) as reader:
-        for batch in reader:
-            yield _as_meant(pa.Table.from_batches([batch]))
+    kinds, lines, first = {field.name: field.type for field in schema}, _Lines(), 0
+    options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding, use_threads=False)
+    parse = lines.options(dialect)
+    _HELD.append(parse)
+    with arrow_csv.open_csv(path, options, parse, _cells(kinds)) as reader:
+        for batch in reader:  # all odd lines before its end are known by then
+            yield Numbered(_as_meant(pa.Table.from_batches([batch])), lines.numbers(first, batch.num_rows))
+            first += batch.num_rows
 
 
 def _as_meant(table: pa.Table) -> pa.Table:
@@ -161,7 +179,7 @@ def _as_meant(table: pa.Table) -> pa.Table:
 
 
 class _Lines:
-    """Collects the lines that have too many or too few cells."""
+    """Collects the lines that have too many or too few cells, in their order, as one thread reads them."""
 
     def __init__(self) -> None:
         self.found: list[BadRow] = []
@@ -177,6 +195,12 @@ class _Lines:
         )
         return "skip"
 
+    def numbers(self, first: int, count: int) -> np.ndarray:
+        """Return the numbers in the file of ``count`` of the other rows, beginning with the one at ``first``."""
+        left_out = np.array([row for row, _ in self.found], dtype=np.int64)
+        places = np.arange(first, first + count)
+        return places + np.searchsorted(left_out - np.arange(len(left_out)), places, side="right")
+
     def settle(self, path: Path, on_bad_rows: OnBadRows, others: int) -> None:
         """Raise, or say which lines are left out; ``others`` is the number of the other rows."""
         bad = BadRows(str(path))
@@ -189,11 +213,7 @@ class _Lines:
 
 @cache
 def _without_odd_lines(delimiter: str) -> arrow_csv.ParseOptions:
-    """How a file is parsed so that lines with too many or too few cells are left out.
-
-    Kept for the life of the process: a thread of Arrow that drops the last reference while the interpreter shuts down
-    aborts the process.
-    """
+    """How a file is parsed so that lines with too many or too few cells are left out; kept as ``_HELD`` is."""
     return _parse_options(delimiter, lambda _: "skip")
 
 
@@ -206,7 +226,10 @@ def _read_options(dialect: Dialect) -> arrow_csv.ReadOptions:
 
 
 def _cells(kinds: Mapping[str, pa.DataType]) -> arrow_csv.ConvertOptions:
-    return arrow_csv.ConvertOptions(strings_can_be_null=True, null_values=[""], column_types=dict(kinds))
+    """How cells are converted: truth values stay text, whatever else their column holds in this file or another."""
+    return arrow_csv.ConvertOptions(
+        strings_can_be_null=True, null_values=[""], column_types=dict(kinds), true_values=[], false_values=[]
+    )
 
 
 def _widths(sample: str, delimiter: str, whole: bool) -> list[int]:

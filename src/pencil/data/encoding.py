@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from pencil.data.records import EncodedInputs, RecordInputs, encoded_inputs
+from pencil.data.same_values import find_places, value_of
 from pencil.data.text import IN_BOX, TermVectors, embed_texts, fit_terms
 from pencil.errors import DataError
 
@@ -180,8 +180,11 @@ class Encoder:
 
 
 def one_hot(records: RecordInputs, one: Categories) -> np.ndarray:
-    """Return a value for each level of a column, 1 for that of the row; for an unknown level that of rare ones."""
-    codes = pc.index_in(pc.fill_null(records.strings(one.column), ""), pa.array(one.levels, pa.large_string()))
+    """Return a value for each level of a column, 1 for that of the row; for an unknown level that of rare ones.
+
+    A level that is written differently, such as ``1.0`` or ``True`` for ``1`` or ``true``, is not unknown.
+    """
+    codes = find_places(pc.fill_null(records.strings(one.column), ""), one.levels, value_of)
     places = pc.fill_null(codes, len(one.levels)).to_numpy(zero_copy_only=False)
     width = len(one.levels) + one.grouped
     found = np.zeros((len(records), width + 1), dtype=np.float32)  # the last column is for what has no place

@@ -211,12 +211,26 @@ def as_array(labels: Any) -> np.ndarray:
     try:
         if isinstance(labels, (list, tuple)) and any(label is None for label in labels):
             return np.asarray(labels, dtype=object)
-        return np.asarray(labels)
+        return as_array_with_nan(labels)
     except ValueError as error:
         raise DataError(
             "the labels are lists of different lengths; expected one label for each row, or a matrix with a column for "
             "each class; sklearn.preprocessing.MultiLabelBinarizer makes one of lists of names."
         ) from error
+
+
+def as_array_with_nan(values: Any) -> np.ndarray:
+    """Return an array in which NaN is still NaN: beside names in a list NumPy makes the text ``nan`` of it."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "SU" or not isinstance(values, (list, tuple)):
+        return array
+    objects = np.asarray(values, dtype=object)
+    return objects if any(map(is_nan, objects.flat)) else array
+
+
+def is_nan(value: Any) -> bool:
+    """Return whether a value is a number that is none."""
+    return isinstance(value, (float, np.floating)) and bool(value != value)
 
 
 def _tensor_to_array(labels: Tensor) -> np.ndarray:

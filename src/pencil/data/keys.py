@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.dtypes import StringDType
 
+from pencil.data.given import as_array_with_nan, is_nan
 from pencil.errors import DataError
 
 CHUNK = 65536
@@ -27,7 +28,7 @@ def as_keys(values: Any) -> np.ndarray:
         If a key is missing (empty, None, NaN) or neither a name nor a number; whether keys are unique is not checked.
     """
     try:
-        array = np.asarray(values)
+        array = as_array_with_nan(values)
     except ValueError as error:
         raise DataError(f"the keys are lists of different lengths; {REMEDY}.") from error
     if array.ndim != 1:
@@ -64,7 +65,7 @@ def _as_text(row: int, key: Any) -> str:
         return key.decode("utf-8")
     if isinstance(key, (str, int, float, np.number, os.PathLike)) and key == key:
         return str(key)
-    seen = "missing" if key is None or isinstance(key, float) else f"a {type(key).__name__}"
+    seen = "missing" if key is None or is_nan(key) else f"a {type(key).__name__}"
     raise DataError(f"the key of row {row} is {seen}; {REMEDY}.")
 
 

@@ -21,7 +21,8 @@ from pencil.data.given import (
     name_rows,
     shorten,
 )
-from pencil.data.resolving import as_clean_labels, resolve_labels
+from pencil.data.resolving import as_clean_labels, ask_about_negative, resolve_labels
+from pencil.data.same_values import are_truth, find_places, truth_as_numbers, truth_of
 from pencil.errors import DataError
 from pencil.formulas import as_meant
 
@@ -70,7 +71,7 @@ def column_labels(
         _ask_about_several(column, classes, bad.where)
     if _is_list(column):
         return _lists(column, classes, bad, multilabel)
-    names = class_names([column], classes)
+    names = class_names([column], classes, bad.where)
     return GivenLabels(hard_column(column, names, bad), names)
 
 
@@ -104,13 +105,40 @@ def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows) -> Tensor:
     return torch.from_numpy(_indices(column, classes, bad, np.arange(len(column))))
 
 
-def class_names(columns: Sequence[Any], classes: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the classes as given, or every value that occurs: numbers by size, words by alphabet."""
+def class_names(
+    columns: Sequence[Any], classes: Sequence[str] | None, where: str, rows: np.ndarray | None = None
+) -> tuple[str, ...]:
+    """Return the classes as given, or every value that occurs: numbers by size, words by alphabet.
+
+    Parameters
+    ----------
+    columns
+        Arrow columns of labels.
+    classes
+        Class names in order, where they are given.
+    where
+        Names the table in messages.
+    rows
+        The row of each label; by default its place in the column.
+
+    Raises
+    ------
+    DataError
+        If nobody knows whether -1 is a class.
+    """
     if classes is not None:
         return as_class_names(classes)
-    numeric = all(pa.types.is_integer(column.type) for column in columns)
     found = {value for column in columns for value in pc.unique(_names(column)).to_pylist()} - {None}
-    return as_class_names(sorted(found, key=int if numeric else str))
+    if not all(pa.types.is_integer(column.type) for column in columns):
+        return as_class_names(sorted(found))
+    numbers = sorted(map(int, found))
+    places = np.unique(np.concatenate([_places_of(column, UNLABELLED) for column in columns]))
+    ask_about_negative(numbers, (places if rows is None else np.unique(rows[places])).tolist(), where)
+    return as_class_names(numbers)
+
+
+def _places_of(column: Any, label: int) -> np.ndarray:
+    return np.flatnonzero(pc.fill_null(pc.equal(_names(column), str(label)), False).to_numpy(zero_copy_only=False))
 
 
 def find_separator(column: Any) -> str | None:
@@ -148,7 +176,7 @@ def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarr
         empty |= values == UNLABELLED
         wrong = ((values < 0) | (values >= len(classes))) & ~empty
     else:
-        codes = pc.index_in(_names(column), value_set=pa.array(classes, pa.string()))
+        codes = find_places(_names(column), classes, truth_of)
         values = codes.fill_null(0).to_numpy().astype(np.int64)
         wrong = np.asarray(codes.is_null()) & ~empty
     expected = f"is not one of the {len(classes)} classes ({shorten(classes)})"
@@ -159,7 +187,7 @@ def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarr
 def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
     """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
     columns = [_whole_numbers(column) for column in columns]
-    names = class_names(columns, classes)
+    names = class_names(columns, classes, bad.where)
     votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
     for column in columns:
         codes = _indices(column, names, bad, np.arange(len(column)))
@@ -185,7 +213,8 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
         several = multilabel or (multilabel is None and is_multilabel(values))
         values = (_without_odd_entries if several else _without_odd_rows)(values, bad)
         return resolve_labels(values, classes, multilabel=several or multilabel)
-    names, rows = class_names([flat], classes), np.repeat(np.arange(len(column)), lengths)
+    rows = np.repeat(np.arange(len(column)), lengths)
+    names = class_names([flat], classes, where, rows)
     bad.add_where(np.asarray(flat.is_null()), lambda _: "a class in its list is empty", rows)
     codes = _indices(flat, names, bad, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
@@ -275,7 +304,9 @@ def _matrix(columns: Sequence[Any], where: str) -> np.ndarray:
 
 def _numbers(column: Any, where: str) -> np.ndarray:
     try:
-        values: np.ndarray = column.cast(pa.float32()).to_numpy()
+        column = column.cast(pa.string()) if _is_text(column) else column
+        numbers = truth_as_numbers(column) if _is_text(column) and are_truth(column) else column
+        values: np.ndarray = numbers.cast(pa.float32()).to_numpy()
     except pa.ArrowException as error:
         raise DataError(
             f"a label column of {where} is of type {column.type}; expected numbers 0 to 1; convert it."

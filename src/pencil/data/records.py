@@ -16,6 +16,7 @@ from torch import Tensor
 from pencil.data.augment import View
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
 from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
+from pencil.data.same_values import are_truth, is_truth, truth_as_numbers
 from pencil.errors import DataError
 
 SECONDS_PER_DAY = 86_400
@@ -205,6 +206,8 @@ def _parsed(column: Any, name: str, where: Path | str) -> Any:
     """Return strings as numbers; raise if one is neither a number nor a mark of a missing value."""
     trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     known = pc.if_else(is_missing(trimmed), pa.scalar(None, pa.large_string()), trimmed)
+    if are_truth(known):
+        return truth_as_numbers(known)
     try:
         values = known.cast(pa.float64())
     except pa.ArrowInvalid:
@@ -221,7 +224,10 @@ def _parsed(column: Any, name: str, where: Path | str) -> Any:
 
 
 def as_categories(column: Any, name: str, where: Path | str) -> Any:
-    """Return a column as strings, whole numbers without a decimal point; marks of missing values are null."""
+    """Return a column as strings, whole numbers without a decimal point; marks of missing values are null.
+
+    Truth values are in lower case, as which Arrow writes those that are no text.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -235,6 +241,7 @@ def as_categories(column: Any, name: str, where: Path | str) -> Any:
         strings = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     except pa.ArrowException as error:
         raise _misfit(name, where, kind, "strings or numbers", "categories") from error
+    strings = pc.if_else(is_truth(strings), pc.utf8_lower(strings), strings)
     return pc.if_else(is_missing(strings), pa.scalar(None, pa.large_string()), strings)
 
 

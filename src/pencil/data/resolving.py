@@ -21,6 +21,7 @@ from pencil.data.given import (
     error_context,
     hard_labels,
     is_multilabel,
+    is_nan,
     name_rows,
     shorten,
 )
@@ -82,7 +83,7 @@ def _is_missing(label: Any) -> bool:
     """Return whether a label is None, NaN or blank."""
     if isinstance(label, (str, bytes)):
         return not label.strip()
-    return label is None or (isinstance(label, (float, np.floating)) and bool(label != label))
+    return label is None or is_nan(label)
 
 
 def resolve_labels(
@@ -158,7 +159,7 @@ def _as_indices(values: np.ndarray, names: tuple[str, ...] | None, count: int | 
     whole = values.astype(np.int64)
     found = np.unique(whole)
     if names is None and count is None:
-        _ask_about_negative(whole, found, keys)
+        ask_about_negative(found.tolist(), np.flatnonzero(whole == UNLABELLED).tolist(), keys=keys)
         in_order = np.array_equal(found, np.arange(len(found)))
         return whole if in_order else _index_names([str(label) for label in whole], tuple(map(str, found)))
     if names is not None and all(_is_integer(name) for name in names):
@@ -166,14 +167,26 @@ def _as_indices(values: np.ndarray, names: tuple[str, ...] | None, count: int | 
     return whole
 
 
-def _ask_about_negative(values: np.ndarray, found: np.ndarray, keys: Keys) -> None:
-    """Raise if -1 stands beside several classes from 0: some write it for a row without a label, some for a class."""
-    if found[0] != UNLABELLED or len(found) < 3:
+def ask_about_negative(found: Sequence[int], rows: Sequence[int], where: str = "", keys: Keys = None) -> None:
+    """Raise if -1 stands beside several classes from 0: some write it for a row without a label, some for a class.
+
+    Parameters
+    ----------
+    found
+        The labels that occur, in ascending order.
+    rows
+        The rows with -1.
+    where
+        Names the table in the message.
+    keys
+        Names of the rows in the message.
+    """
+    if not rows or found[0] != UNLABELLED or len(found) < 3:
         return
-    rows = np.flatnonzero(values == UNLABELLED).tolist()
     raise DataError(
-        f"label -1 at {name_rows(rows, keys)} may be a class or mean that there is none; expected "
-        "one of them; write NaN or None for a row without a label, or name all classes with classes=['-1', ...]."
+        f"label -1 at {name_rows(rows, keys)}{f' of {where}' if where else ''} may be a class or mean that there is "
+        "none; expected one of them; write NaN or None (in a table an empty cell) for a row without a label, or name "
+        "all classes with classes=['-1', ...] (data.classes in a recipe)."
     )
 
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from pencil.data.given import shorten
 from pencil.data.images import SUFFIXES
+from pencil.data.same_values import are_truth
 from pencil.errors import DataError
 
 Role = Literal["number", "category", "text", "vector"]
@@ -122,7 +123,8 @@ def judge_column(name: str, column: Any) -> Role | Unused:
     if _is_row_number(name, column):
         return Unused("numbers of rows")
     if is_string(kind):
-        return _judge_strings(name, column)
+        truth = are_truth(column.slice(0, SAMPLE).cast(pa.large_string()))
+        return "category" if truth else _judge_strings(name, column)
     kinds: dict[Role, bool] = {
         "category": pa.types.is_dictionary(kind) or pa.types.is_boolean(kind),
         "vector": is_list(kind) and _is_numeric(kind.value_type),

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, refuse_unknown
+from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, refuse_unknown, usual_column
 from pencil.data.examples import Splits
 from pencil.data.folder import find_images
 from pencil.data.image_columns import has_images
@@ -120,7 +120,7 @@ def from_shards(path: Path, settings: DataSettings, classes: Sequence[str] | Non
     columns = settings.columns
     if known.inputs is not None:
         columns = columns.model_copy(update=dict.fromkeys(OF_INPUTS))
-        if not columns.labels and not any(name in table.column_names for name in LABEL_COLUMNS):
+        if not columns.labels and usual_column(table, LABEL_COLUMNS) is None:
             raise DataError(
                 f"{path} has no labels; expected NAME.cls, or NAME.json with the field 'label', beside each NAME.jpg "
                 "of a tar file, or a column 'label'; name another one with data.columns.label."

@@ -23,7 +23,6 @@ from pencil.data.columns import (
     Columns,
     as_names,
     find_column,
-    refuse_repeated_columns,
     refuse_unknown,
     usual_column,
 )
@@ -36,6 +35,7 @@ from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
 from pencil.data.roles import find_roles
+from pencil.data.table_files import read_rows, read_table, with_label_values
 from pencil.errors import DataError
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
@@ -59,12 +59,15 @@ class Known:
         The key and the split of each row, where no column is named for them.
     bad
         Rows that were found to be bad.
+    numbers
+        The number of each row, which is its key where it has no other; by default its place in the table.
     """
 
     inputs: Inputs | None = None
     keys: np.ndarray | None = None
     splits: np.ndarray | None = None
     bad: BadRows | None = None
+    numbers: np.ndarray | None = None
 
 
 NOTHING = Known()
@@ -103,9 +106,11 @@ def from_table(
     DataError
         If the table cannot be read, a column is missing, or a row is not as expected.
     """
+    chosen = columns or Columns()
     try:
-        table, folder = read_table(path, (columns or Columns()).key, delimiter, bad_rows), _folder(path, root)
-        return read_splits(path, table, columns or Columns(), classes, folder, multilabel, bad_rows)
+        table, numbers = read_rows(path, chosen, delimiter, bad_rows)
+        table, known = with_label_values(path, table, chosen, classes), Known(numbers=numbers)
+        return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows, known)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
@@ -130,12 +135,12 @@ def read_splits(
     known: Known = NOTHING,
 ) -> Splits:
     """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
-    bad = known.bad or BadRows(str(where))
+    bad = known.bad or BadRows(str(where), known.numbers)
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
     own_keys: np.ndarray | None
     if known.inputs is None:
-        inputs, own_keys = _inputs(where, table, columns, root, bad=bad)
+        inputs, own_keys = _inputs(where, table, columns, root, known.numbers, bad=bad)
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
     keys = own_keys if known.keys is None or columns.key is not None else known.keys
@@ -156,7 +161,7 @@ def read_unlabelled(
 
     A row without an image is kept.
     """
-    return unlabelled_inputs(path, read_table(path, columns.key, delimiter), columns, _folder(path, root))
+    return unlabelled_inputs(path, read_table(path, columns, delimiter, labelled=False), columns, _folder(path, root))
 
 
 def unlabelled_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
@@ -174,42 +179,6 @@ def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Pat
     found = _inputs(where, table, columns, root, bad=bad, labelled=False)
     bad.refuse(total=table.num_rows, remedy="")
     return found
-
-
-def read_table(
-    path: Path, key: str | None = None, delimiter: str | None = None, bad_rows: OnBadRows = "error"
-) -> pa.Table:
-    """Read a table into memory, with the metadata of its schema.
-
-    Parameters
-    ----------
-    path
-        A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    key
-        The column of keys; it is read as text, exactly as written.
-    delimiter
-        What stands between two cells of a text file; None finds it out.
-    bad_rows
-        Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
-    """
-    from pyarrow import parquet
-
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
-    try:
-        if path.suffix.lower() == ".parquet":
-            table = parquet.read_table(path)
-        else:
-            dialect = delimited.find_dialect(path, delimiter)
-            table = delimited.read_delimited(path, dialect, key, bad_rows)
-    except (OSError, UnicodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
-        ) from error
-    if table.num_rows == 0:
-        raise DataError(f"{path} has no rows; expected at least one; check the file.")
-    refuse_repeated_columns(path, table.column_names)
-    return table
 
 
 def read_labels(
@@ -274,7 +243,7 @@ def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray
     return column_keys(column)
 
 
-def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: int = 0) -> np.ndarray:
+def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
     """Return the keys of a part of a table, as they are when the whole table is read.
 
     Parameters
@@ -287,24 +256,30 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, first: i
         Which column is what.
     root
         The folder of relative image paths.
-    first
-        The number of the first of these rows in the whole table.
+    numbers
+        The numbers of these rows in the whole table.
     """
     keys = read_keys(path, table, columns)
     if keys is None and columns.encoded:
-        return as_keys(np.arange(first, first + table.num_rows))
-    return _inputs(path, table, columns, root, first, bad=BadRows(str(path)))[1] if keys is None else keys
+        return as_keys(numbers)
+    return _inputs(path, table, columns, root, numbers, bad=BadRows(str(path)))[1] if keys is None else keys
 
 
 def read_columns(
-    where: Path | str, table: pa.Table, columns: Columns, *, closed: bool = False, labelled: bool = True
+    where: Path | str,
+    table: pa.Table,
+    columns: Columns,
+    numbers: np.ndarray | None = None,
+    *,
+    closed: bool = False,
+    labelled: bool = True,
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the columns to encode of a table, and the keys: those of the key column, or row numbers.
+    """Return the columns to encode of a table, and the keys: the key column, or ``numbers``, by default places.
 
     ``closed`` takes only those that are named, as for a network that was trained on them. Without ``labelled`` a column
     with a usual name of labels is one like others.
     """
-    keys = read_keys(where, table, columns)
+    keys = _keys_or_numbers(where, table, columns, numbers)
     usual = usual_column(table, LABEL_COLUMNS) if labelled else None
     others = (columns.label or usual, columns.probabilities, columns.indicators)
     taken = [
@@ -313,7 +288,14 @@ def read_columns(
         for name in as_names(value)
     ]
     roles = find_roles(where, table, columns.roles, taken, closed=closed)
-    return read_records(where, table, roles), as_keys(np.arange(table.num_rows)) if keys is None else keys
+    return read_records(where, table, roles), keys
+
+
+def _keys_or_numbers(where: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None) -> np.ndarray:
+    keys = read_keys(where, table, columns)
+    if keys is not None:
+        return keys
+    return as_keys(np.arange(table.num_rows) if numbers is None else numbers)
 
 
 def _inputs(
@@ -321,7 +303,7 @@ def _inputs(
     table: pa.Table,
     columns: Columns,
     root: Path,
-    first: int = 0,
+    numbers: np.ndarray | None = None,
     *,
     bad: BadRows,
     labelled: bool = True,
@@ -332,24 +314,23 @@ def _inputs(
     are added to ``bad``; what is returned for them is not an image.
     """
     if not has_images(table, columns):
-        return read_columns(path, table, columns, labelled=labelled)
-    keys = read_keys(path, table, columns)
+        return read_columns(path, table, columns, numbers, labelled=labelled)
     image = image_column(table, columns)
     if image is not None:
         column, field = table[image], bytes_field(path, table, image)
         column = column if field is None else pc.struct_field(column, field)
-        keys = as_keys(np.arange(first, first + table.num_rows)) if keys is None else keys
+        keys = _keys_or_numbers(path, table, columns, numbers)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    free = without_role(table, columns)
+    own_keys, free = read_keys(path, table, columns), without_role(table, columns)
     name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
-    if keys is None:
+    if own_keys is None:
         remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
         _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
-    return ImageInputs(ImageFiles(root, files, within=(root,))), files if keys is None else keys
+    return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:

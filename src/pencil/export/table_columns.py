@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pencil.data.delimited import SUFFIXES as TEXT_SUFFIXES
-from pencil.data.delimited import Dialect, find_dialect, read_names, read_pieces
+from pencil.data.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
 from pencil.data.settings import DataSettings
 from pencil.data.table import SUFFIXES, row_keys
 from pencil.errors import DataError, RunError
@@ -53,19 +53,17 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
 
 
 def _joined(
-    labels: pa.Table, path: Path, pieces: Iterator[pa.Table], settings: DataSettings, schema: pa.Schema
+    labels: pa.Table, path: Path, pieces: Iterator[Numbered], settings: DataSettings, schema: pa.Schema
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
     """Yield pieces of the table that have labels: the positions of those labels, and both joined."""
     root = path.parent if settings.root is None else settings.root.expanduser()
     place_of = {key: place for place, key in enumerate(labels["key"].to_pylist())}
-    first = 0
     with _refusals(path):
-        for piece in pieces:
-            keys = row_keys(path, piece, settings.columns, root, first)
+        for piece, numbers in pieces:
+            keys = row_keys(path, piece, settings.columns, root, numbers)
             places = np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64)
             mine, theirs = labels.take(pa.array(places[places >= 0])), piece.filter(pa.array(places >= 0))
             yield places[places >= 0], pa.Table.from_arrays([*theirs.columns, *mine.columns], schema=schema)
-            first += piece.num_rows
     if place_of:
         raise DataError(
             f"{path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of its labels "
@@ -98,14 +96,16 @@ def _read_schema(path: Path, dialect: Dialect | None) -> pa.Schema:
     return pa.schema([(name, pa.string()) for name in read_names(path, dialect)])
 
 
-def _pieces(path: Path, own: pa.Schema, dialect: Dialect | None) -> Iterator[pa.Table]:
+def _pieces(path: Path, own: pa.Schema, dialect: Dialect | None) -> Iterator[Numbered]:
     if dialect is not None:
         yield from read_pieces(path, dialect, own, BLOCK)
         return
     size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in own) else ROWS
+    first = 0
     with pq.ParquetFile(path, pre_buffer=False) as file:  # which would hold all of it
         for batch in file.iter_batches(size):
-            yield pa.Table.from_batches([batch])
+            yield Numbered(pa.Table.from_batches([batch]), np.arange(first, first + batch.num_rows))
+            first += batch.num_rows
 
 
 @contextmanager
