@@ -192,9 +192,7 @@ def negative_log_likelihoods(
     return -torch.cat(found)
 
 
-def _likelihoods_by_rate(
-    probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, inverses: Tensor | None
-) -> Tensor:
+def _likelihoods_by_rate(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, inverses: Tensor | None) -> Tensor:
     """``(p T)[given]`` of distributions (temperatures, rows, classes): (temperatures, rates, rows)."""
     if inverses is None:
         return _likelihoods(probs[:, None], given, shape, rates[:, None])
@@ -269,7 +267,7 @@ def likelihood_grid(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor,
 
     The best temperature changes steadily with the rate, so a few rates show the range that is needed for all.
     """
-    few = rates[torch.arange(0, len(rates), FEW_RATES).tolist() + [len(rates) - 1]]
+    few = torch.cat([rates[::FEW_RATES], rates[-1:]])
     best = negative_log_likelihoods(logits, given, shape, few, TEMPERATURES, absorbed=absorbed).argmin(dim=0)
     needed = slice(max(0, int(best.min()) - 1), int(best.max()) + 2)
     grid = torch.full((len(TEMPERATURES), len(rates)), torch.inf, dtype=torch.float64)

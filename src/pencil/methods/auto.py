@@ -292,7 +292,7 @@ class Auto(Method):
     def _plan_by_clock(self, context: Context) -> None:
         """Plan as many epochs as the time budget allows, again after each epoch until fine-tuning begins."""
         state = self.state
-        correcting = 0 < state.backbone_epochs
+        correcting = state.backbone_epochs > 0
         if self.task.seconds is None or (correcting and state.done >= state.total - self._finetune_epochs()):
             return
         left = self.task.seconds - context.elapsed_seconds
