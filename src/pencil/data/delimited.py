@@ -139,17 +139,26 @@ def with_decimal_commas(table: pa.Table, key: str | None = None) -> pa.Table:
 
 def read_names(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns."""
-    with arrow_csv.open_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter)) as reader:
+    with arrow_csv.open_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter).options) as reader:
         return cast(list[str], reader.schema.names)
 
 
 def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[pa.Table]:
-    """Yield the table in pieces of ``block`` bytes, with the types of a schema; lines of other lengths are left out."""
+    """Yield the table in pieces of ``block`` bytes, with the types of a schema.
+
+    Lines with too many or too few cells are left out; a warning at the end says how many.
+    """
     kinds = {field.name: field.type for field in schema}
     options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding)
-    with arrow_csv.open_csv(path, options, _without_odd_lines(dialect.delimiter), _cells(kinds)) as reader:
+    odd = _without_odd_lines(dialect.delimiter)
+    before = odd.count
+    with arrow_csv.open_csv(path, options, odd.options, _cells(kinds)) as reader:
         for batch in reader:
             yield _as_meant(pa.Table.from_batches([batch]))
+    if odd.count > before:
+        warnings.warn(
+            f"{path} has {odd.count - before:,} lines with too many or too few cells; they are left out", stacklevel=2
+        )
 
 
 def _as_meant(table: pa.Table) -> pa.Table:
@@ -187,14 +196,25 @@ class _Lines:
         warnings.warn(f"{bad.describe(total=others + len(bad))}; they are left out", stacklevel=4)
 
 
-@cache
-def _without_odd_lines(delimiter: str) -> arrow_csv.ParseOptions:
-    """How a file is parsed so that lines with too many or too few cells are left out.
+class _OddLines:
+    """How a file is parsed so that lines with too many or too few cells are left out, and how many have been."""
 
-    Kept for the life of the process: a thread of Arrow that drops the last reference while the interpreter shuts down
-    aborts the process.
+    def __init__(self, delimiter: str):
+        self.count = 0
+        self.options = _parse_options(delimiter, self._skip)
+
+    def _skip(self, _: Any) -> str:
+        self.count += 1
+        return "skip"
+
+
+@cache
+def _without_odd_lines(delimiter: str) -> _OddLines:
+    """Kept for the life of the process.
+
+    A thread of Arrow that drops the last reference while the interpreter shuts down aborts the process.
     """
-    return _parse_options(delimiter, lambda _: "skip")
+    return _OddLines(delimiter)
 
 
 def _parse_options(delimiter: str, on_odd_line: Callable[[Any], str] | None = None) -> arrow_csv.ParseOptions:
