@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from review_runs import HOSTILE, many_classes_run, one_class_run, write_run
 
 from pencil.data import sources
 from pencil.data.settings import DataSettings
-from pencil.decisions import read_reviews
+from pencil.decisions import Decision, Journal, read_reviews
 from pencil.errors import RunError
 from pencil.export.tools import SAVERS, import_file
 from pencil.runs.directory import RunReader
@@ -66,6 +67,12 @@ def take_over(run, file, *words, code=0):
 
 def decided(run):
     return {(made.key, made.decision, made.label) for made in read_reviews(run / "reviews.jsonl")}
+
+
+def decide(run, key, kind, label, time):
+    """Decide about a training row as a person does on the review page."""
+    with Journal(run / "reviews.jsonl") as journal:
+        journal.append(Decision(key, "train", kind, label, "billing", "technical", time))
 
 
 def read(path):
@@ -132,6 +139,56 @@ def test_label_studio_shows_pixels_that_have_no_file(tmp_path):
     assert head == "data:image/png;base64"
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
     assert np.array_equal(pixels, np.load(tmp_path / "run.npz")["x"][4])
+
+
+def test_a_second_import_leaves_what_was_decided_since(tickets):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    answers = [answer(tasks["1"], "technical"), answer(tasks["3"], "technical"), answer(tasks["5"], "technical")]
+    file = tickets.parent / "export.json"
+    file.write_text(json.dumps(answers))
+    take_over(tickets, "export.json")
+    decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
+    decide(tickets, "3", "undo", None, "2026-02-01T00:00:00.000+00:00")
+    after = {("1", "reject", "billing"), ("5", "other", "technical")}
+    assert decided(tickets) == after
+    newer = answer(tasks["2"], "billing", updated_at="2026-03-01T00:00:00Z")
+    file.write_text(json.dumps([*answers, newer]))  # a newer export of the same project
+    said = take_over(tickets, "export.json")
+    assert said.stdout.strip() == "decisions added: 1 (1 other)"
+    assert "known already: 1\n" in said.stderr and "decided otherwise or withdrawn since, which stays: 2" in said.stderr
+    assert decided(tickets) == {*after, ("2", "other", "billing")}
+
+
+def test_an_answer_that_is_given_again_later_counts_again(tickets):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    file = tickets.parent / "export.json"
+    for month, choice in enumerate(("technical", "billing", "technical"), 1):  # a person thinks twice
+        file.write_text(json.dumps([answer(tasks["1"], choice, updated_at=f"2026-0{month}-02T00:00:00Z")]))
+        take_over(tickets, "export.json")
+        assert {label for _, _, label in decided(tickets)} == {choice}
+    odd = answer(tasks["1"], "billing", updated_at="yesterday")  # nobody knows whether that is later
+    file.write_text(json.dumps([odd]))
+    assert "which stays: 1" in take_over(tickets, "export.json").stderr
+
+
+def test_a_machine_that_stops_during_an_import_leaves_all_answers_or_none(tickets, monkeypatch):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    file = tickets.parent / "export.json"
+    file.write_text(json.dumps([answer(tasks[key], "technical") for key in ("1", "3", "5")]))
+    decide(tickets, "2", "accept", "technical", "2026-01-01T00:00:00.000+00:00")
+    before, write, write_bytes = decided(tickets), os.write, Path.write_bytes
+
+    def stop_within(write, where, content):
+        if b'"decision"' not in content:  # the lock's
+            return write(where, content)
+        write(where, content[: 2 * len(content) // 3])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "write", lambda *words: stop_within(write, *words))
+    monkeypatch.setattr(Path, "write_bytes", lambda *words: stop_within(write_bytes, *words))
+    with pytest.raises(SystemExit):
+        import_file(tickets, file)
+    assert decided(tickets) == before
 
 
 @pytest.mark.parametrize("form", [lambda task: task, minimal], ids=["full", "minimal"])

@@ -1,8 +1,9 @@
 """Answers of people in other tools as decisions of a run: matched to its rows, checked, added to ``reviews.jsonl``."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pencil.decisions import REVIEWS, Decision, History, Journal, Label, Where, now, read_lines
@@ -44,10 +45,25 @@ class Answer:
 
 @dataclass(frozen=True)
 class Imported:
-    """How many decisions of each kind were added, how many were known already, and how many rows nobody touched."""
+    """What came of the answers in a file.
+
+    Attributes
+    ----------
+    added : Counter
+        How many decisions of each kind were added.
+    known : int
+        How many were made already and count.
+    overruled : int
+        How many were made already, and do not count any more: the row was decided otherwise, or the decision withdrawn.
+    untouched : int
+        How many rows nobody touched.
+    replaced : int
+        How many answers differ from an earlier one about the same row in the file.
+    """
 
     added: Counter[str]
     known: int
+    overruled: int
     untouched: int
     replaced: int
 
@@ -62,6 +78,9 @@ def import_answers(
     names: Callable[[], dict[str, Where]] = dict,
 ) -> Imported:
     """Append the answers of a file to the decisions of a run, all of them or none.
+
+    An answer that was given already is not given again: what a person has decided since stays. It counts again only if
+    the file says that it is later than the last decision about the row.
 
     Parameters
     ----------
@@ -83,7 +102,7 @@ def import_answers(
     RunError
         If an answer is about a row or a class that the run does not have; it names the file and the position.
     """
-    made: dict[Where, Decision] = {}
+    made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)
     rows = _find_rows(source, answers, labels, names)
     untouched = replaced = 0
@@ -92,20 +111,54 @@ def import_answers(
         if decision is None or (not answer.seen and not complete and decision.decision == "accept"):
             untouched += 1
             continue
-        earlier = made.pop(where, None)
+        _, earlier = made.pop(where, (None, None))
         replaced += earlier is not None and earlier.label != decision.label
-        made[where] = decision
+        made[where] = answer, decision
     with RunLock(run), Journal(run / REVIEWS) as journal:
-        history = History()
-        for decision in read_lines(run / REVIEWS):
-            history.add(decision)
-        new = [decision for where, decision in made.items() if not _is_known(history.get(where), decision)]
-        journal.append(*new)
-    return Imported(Counter(decision.decision for decision in new), len(made) - len(new), untouched, replaced)
+        past = _Past(read_lines(run / REVIEWS), made)
+        new, known, overruled = past.sort(made.values())
+        if new:
+            journal.append_all(new)
+    return Imported(Counter(decision.decision for decision in new), known, overruled, untouched, replaced)
 
 
-def _is_known(standing: Decision | None, decision: Decision) -> bool:
-    return standing is not None and (standing.decision, standing.label) == (decision.decision, decision.label)
+class _Past:
+    """All lines about some rows, also those that were decided again or withdrawn."""
+
+    def __init__(self, lines: Iterable[Decision], rows: Container[Where]):
+        self.history = History()
+        self.of_row: dict[Where, list[Decision]] = {}
+        for line in lines:
+            if line.where in rows:
+                self.history.add(line)
+                self.of_row.setdefault(line.where, []).append(line)
+
+    def sort(self, made: Iterable[tuple[Answer, Decision]]) -> tuple[list[Decision], int, int]:
+        """Return the decisions that are new, and how many are known and count, or are known and overruled."""
+        new, known, overruled = [], 0, 0
+        for answer, decision in made:
+            standing, earlier = self.history.get(decision.where), self.of_row.get(decision.where, [])
+            if standing is not None and _agree(standing, decision):
+                known += 1
+            elif any(_agree(one, decision) for one in earlier) and not _is_later(answer.time, earlier[-1].time):
+                overruled += 1
+            else:
+                new.append(decision)
+        return new, known, overruled
+
+
+def _agree(one: Decision, other: Decision) -> bool:
+    return (one.decision, one.label) == (other.decision, other.label)
+
+
+def _is_later(time: str, than: str) -> bool:
+    """Return whether a time is after another; without two times that can be compared it is not known to be."""
+    try:
+        moments = [datetime.fromisoformat(text) for text in (than, time)]
+    except ValueError:
+        return False
+    before, after = (moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in moments)
+    return before < after
 
 
 def _find_rows(
