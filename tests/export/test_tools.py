@@ -28,14 +28,17 @@ from pencil.runs.results import build_label_table
 TOOLS = tuple(SAVERS)
 
 
-def files_run(path, source, believe=1):
+def files_run(path, source, believe=1, columns=None):
     """A run on a source of two classes that believes row ``believe`` to be of the other class."""
-    splits = sources.load(DataSettings(source=str(source)))
+    splits = sources.load(DataSettings(source=str(source), columns=columns or {}))
     given = splits.train.given_labels
     probs = torch.full((len(given), 2), 0.1)
     probs[torch.arange(len(given)), given] = 0.9
     probs[believe] = probs[believe].flip(0)
-    return write_run(path, build_label_table(splits, probs, None), str(source))
+    write_run(path, build_label_table(splits, probs, None), str(source))
+    with (path / "recipe.toml").open("a") as file:
+        file.writelines(f'columns.{role} = "{name}"\n' for role, name in (columns or {}).items())
+    return path
 
 
 @pytest.fixture
@@ -544,6 +547,29 @@ def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
         (pets.parent / "a.xml").write_text(XML.format(name))
         said = pencil("review", run.name, "--import", "a.xml", cwd=pets.parent, code=2).stderr
         assert f"image 1 has the name {name!r}, which {expected}" in said
+
+
+def test_rows_that_share_an_image_are_not_mixed_up(tmp_path):
+    paths = ["a.png", "b.png", "a.png", "c.png", "d.png", "e.png"]
+    for path in set(paths):
+        paint(tmp_path / path, 9)
+    lines = [f"k{i},{path},{('cat', 'dog')[i % 2]}" for i, path in enumerate(paths)]
+    (tmp_path / "table.csv").write_text("\n".join(["id,path,label", *lines]))
+    run = files_run(tmp_path / "run", tmp_path / "table.csv", columns={"key": "id"})
+    said = pencil("labels", "run", "--format", "cvat", "--out", "cvat", cwd=tmp_path, code=2).stderr
+    assert "the image 'a.png' is that of 2 rows, such as 'k0' and 'k2'; expected an image of its own for each" in said
+    assert not (tmp_path / "cvat").exists()
+    for name in ("a.png", "up/a.png"):
+        (tmp_path / "a.xml").write_text(XML.format(name))
+        said = take_over(run, "a.xml", code=2).stderr
+        assert f"image 1 has the name {name!r}, which is the image of 2 rows, such as 'k0' and 'k2'" in said
+        assert not (run / "reviews.jsonl").exists()
+    export(run, "cvat", "--only-changed")  # of k1, whose image no other row has
+    changed_in_cvat(tmp_path / "cvat/annotations.xml", "b.png", "dog")
+    take_over(run, "cvat")
+    assert decided(run) == {("k1", "reject", "dog")}
+    tree = read(export(run, "coco")[0] / "annotations.json")  # has keys
+    assert [image["key"] for image in tree["images"] if image["file_name"] == "a.png"] == ["k0", "k2"]
 
 
 def test_a_folder_needs_one_file_of_a_tool(pets):

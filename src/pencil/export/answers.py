@@ -1,7 +1,7 @@
 """Answers of people in other tools as decisions of a run: matched to its rows, checked, added to ``reviews.jsonl``."""
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +10,9 @@ from pencil.decisions import REVIEWS, Decision, History, Journal, Label, Where, 
 from pencil.errors import RunError
 from pencil.runs.label_table import LabelTable
 from pencil.runs.lock import RunLock
+
+Rows = Mapping[str, Sequence[Where]]
+"""The rows of each image name."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def import_answers(
     labels: LabelTable,
     *,
     complete: bool = False,
-    names: Callable[[], dict[str, Where]] = dict,
+    names: Callable[[], Rows] = dict,
 ) -> Imported:
     """Append the answers of a file to the decisions of a run, all of them or none.
 
@@ -95,12 +98,13 @@ def import_answers(
     complete : bool
         Answers that may be untouched count too.
     names : callable
-        Returns the row of each image name; it is called if an answer names an image.
+        Returns the rows of each image name; it is called if an answer names an image.
 
     Raises
     ------
     RunError
-        If an answer is about a row or a class that the run does not have; it names the file and the position.
+        If an answer is about a row or a class that the run does not have, or names an image of several rows; it names
+        the file and the position.
     """
     made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)
@@ -162,7 +166,7 @@ def _is_later(time: str, than: str) -> bool:
 
 
 def _find_rows(
-    source: Path, answers: list[Answer], labels: LabelTable, names: Callable[[], dict[str, Where]]
+    source: Path, answers: list[Answer], labels: LabelTable, names: Callable[[], Rows]
 ) -> list[tuple[Where, int]]:
     """Return the key, split and row of each answer."""
     by_name = _Names(names() if any(answer.split is None for answer in answers) else {})
@@ -183,7 +187,7 @@ def _find_rows(
 class _Names:
     """Rows by the names of their images; a tool may have put folders before a name, or left some out."""
 
-    def __init__(self, names: dict[str, Where]):
+    def __init__(self, names: Rows):
         self.exact = names
         self.by_last: dict[str, list[str]] = {}
         for name in names:
@@ -192,20 +196,30 @@ class _Names:
     def find(self, source: Path, answer: Answer) -> Where:
         name = answer.key.replace("\\", "/").lstrip("/")
         if name in self.exact:
-            return self.exact[name]
+            return self._only_row(source, answer, name)
         alike = [
             known
             for known in self.by_last.get(name.rpartition("/")[2], [])
             if f"/{known}".endswith(f"/{name}") or f"/{name}".endswith(f"/{known}")
         ]
         if len(alike) == 1:
-            return self.exact[alike[0]]
+            return self._only_row(source, answer, alike[0])
         seen = f"is the name of {len(alike)} images, such as {alike[0]!r}" if alike else "is no image of this run"
         example = next(iter(self.exact), "")
         raise RunError(
             f"{source}: {answer.position} has the name {answer.key!r}, which {seen}; expected a name like {example!r}; "
             "keep the folders in the names of images."
         )
+
+    def _only_row(self, source: Path, answer: Answer, name: str) -> Where:
+        first, *others = self.exact[name]
+        if others:
+            raise RunError(
+                f"{source}: {answer.position} has the name {answer.key!r}, which is the image of {len(others) + 1} "
+                f"rows, such as {first[0]!r} and {others[0][0]!r}; expected one, as nothing else in the file says "
+                "which row is meant; take the rows there with `pencil labels --format labelstudio`, which keeps keys."
+            )
+        return first
 
 
 def _decide(source: Path, answer: Answer, where: Where, row: int, labels: LabelTable) -> Decision | None:
