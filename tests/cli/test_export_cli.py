@@ -103,6 +103,9 @@ def test_images_sorted_into_folders(home):
         (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
         (["--entries", "--with-columns"], "leave one of them out"),
         (["--copy"], "--copy is for --format imagefolder"),
+        (["--min-confidence", "90"], "--min-confidence is 90; expected a probability from 0 to 1"),
+        (["--min-confidence", "-0.1"], "--min-confidence is -0.1; expected"),
+        (["--min-confidence", "nan"], "--min-confidence is nan; expected"),
     ],
 )
 def test_what_does_not_go_together(home, words, message):

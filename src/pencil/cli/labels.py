@@ -76,6 +76,8 @@ def labels(
     order = order or ("data" if with_columns else "issues")
     if order not in ORDERS:
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
+    if not 0 <= min_confidence <= 1:
+        raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     reader = RunReader(run)
     table = reader.labels
