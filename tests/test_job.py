@@ -1,12 +1,14 @@
 """pencil.fit and the run directory, end to end on small data."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import safetensors.torch
 import torch
+from conftest import paint
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -16,6 +18,7 @@ from pencil.job import run_recipe
 from pencil.methods import CrossEntropy
 from pencil.runs.directory import RunReader
 from pencil.runs.layout import free_path
+from pencil.runs.lock import RunLock
 
 
 def cloud(rows=120, seed=0):
@@ -150,6 +153,61 @@ def test_an_output_directory_that_holds_something_is_refused_untouched(finished,
     (tmp_path / "empty").mkdir()
     pencil.fit(net(), cloud()[:2], out=tmp_path / "empty", epochs=3)
     assert (tmp_path / "empty" / "summary.json").exists()
+
+
+def never(*_, **__):
+    raise AssertionError("the directory is refused before that")
+
+
+@pytest.mark.parametrize("fault", ["not empty", "not writable", "in use"])
+def test_the_directory_is_refused_before_anything_is_read(tmp_path, monkeypatch, fault):
+    monkeypatch.setattr("pencil.job.load", never)
+    out = tmp_path / "below" / "run"
+    if fault == "not writable":
+        (tmp_path / "below").write_text("a file")
+    else:
+        out.mkdir(parents=True)
+    if fault == "not empty":
+        (out / "notes.txt").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    holder = RunLock(out) if fault == "in use" else nullcontext()
+    expected = {"not empty": "is not empty", "not writable": "cannot lock", "in use": "is in use by process"}
+    with holder, pytest.raises(RunError, match=expected[fault]):
+        run_recipe(recipe.parse({"data": {"source": "digits"}}), out)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_new_run_is_locked_while_data_and_features_are_made(tmp_path, monkeypatch):
+    out = tmp_path / "runs" / "new"
+
+    def second_start(*_):
+        with pytest.raises(RunError, match="is in use by process"):
+            pencil.fit(net(), cloud()[:2], out=out, epochs=3)
+        raise DataError("nothing there")
+
+    monkeypatch.setattr("pencil.job.load", second_start)
+    for made in ([], [tmp_path / "runs", out]):  # what was there before is there afterwards, and nothing else
+        for folder in made:
+            folder.mkdir()
+        with pytest.raises(DataError, match="nothing there"):
+            run_recipe(recipe.parse({"data": {"source": "digits"}}), out)
+        assert sorted(tmp_path.rglob("*")) == made
+
+
+def test_a_run_directory_inside_the_data_is_made_after_these_are_read(tmp_path, monkeypatch):
+    for split in ("train", "val"):
+        for number in range(8):
+            paint(tmp_path / split / ("cat", "dog")[number % 2] / f"{number}.png", number)
+    out, seen = tmp_path / "runs" / "new", []
+
+    def refuse(_, loaded, **__):
+        seen.append((loaded.train.classes, (out / ".lock").is_file()))
+        raise DataError("enough")
+
+    monkeypatch.setattr("pencil.job.try_networks", refuse)
+    with pytest.raises(DataError, match="enough"):
+        run_recipe(recipe.parse({"data": {"source": str(tmp_path)}}), out)
+    assert seen == [(("cat", "dog"), True)] and not (tmp_path / "runs").exists()
 
 
 def refit(x, y, settings):

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 from test_faults import FORK, SELDOM, Net, blobs, result, stopped, train, undisturbed  # noqa: F401
@@ -18,6 +19,8 @@ from test_faults import FORK, SELDOM, Net, blobs, result, stopped, train, undist
 import pencil
 from pencil import DataError, RunError, TrainingError
 from pencil.runs import manifest
+from pencil.runs.directory import checkpoints_of
+from pencil.runs.layout import FINETUNE
 from pencil.runs.lock import RunLock
 from pencil.training.checkpointing import StopRequest
 
@@ -309,3 +312,18 @@ def test_the_manifest_covers_the_first_files_from_the_start(tmp_path, monkeypatc
     assert names == {"recipe.toml", "environment.json", "rows.parquet"}
     statuses = {found.path.name: found.ok for found in manifest.verify(tmp_path / "run")}
     assert names <= set(statuses) and all(statuses.values())
+
+
+def test_checkpoints_of_fine_tuning_are_checked_too(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    stopped(path, monkeypatch)
+    checkpoints_of(path, stage=FINETUNE).save(3, {"training": {"step": 3}})
+    head = next((path / "checkpoints").glob("step-*"))
+    damaged = path / "checkpoints/finetune/step-0000000003"
+    statuses = {found.path: found.ok for found in manifest.verify(path)}
+    assert statuses[damaged] and statuses[head]
+    (damaged / "training.json").write_bytes(b"{}")
+    statuses = {found.path: found for found in manifest.verify(path)}
+    assert not statuses[damaged].ok and "training.json" in statuses[damaged].reason and statuses[head].ok
+    said = commands.pencil("check", "run", cwd=tmp_path, code=2)
+    assert "BROKEN  checkpoints/finetune/step-0000000003" in said.stdout and "are damaged; see above" in said.stderr

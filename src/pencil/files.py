@@ -165,8 +165,9 @@ def write(path: Path, save: Callable[[Path], Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8; see :func:`atomic_write`."""
-    write(path, lambda target: target.write_text(text, encoding="utf-8"))
+    """Write a text file in UTF-8, with the same bytes on every system; see :func:`atomic_write`."""
+    # Windows would make \r\n of \n, and the digest of the text would not be that of the file.
+    write(path, lambda target: target.write_text(text, encoding="utf-8", newline="\n"))
 
 
 def write_json(path: Path, tree: Any, indent: int | None = 2) -> None:

@@ -29,12 +29,12 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, clear_leftovers, remove_checkpoints
+from pencil.runs.claim import claimed, start_or_resume
+from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, remove_checkpoints
 from pencil.runs.label_files import write_part
 from pencil.runs.label_parts import build_label_parts
 from pencil.runs.label_table import LabelTable
-from pencil.runs.layout import FINETUNE, LABELS, is_run, is_unfinished
-from pencil.runs.lock import RunLock
+from pencil.runs.layout import FINETUNE, LABELS, is_unfinished
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.training import Observer, Outcome, Trainer
@@ -65,8 +65,9 @@ def run_recipe(
 ) -> Run:
     """Train a recipe to the end: start a new run, or resume the one in ``out``.
 
-    What is wrong with recipe or data is an error before anything is written. A run with a directory is saved as it
-    trains, and stops when it is asked to. Of several processes only rank 0 writes.
+    What is wrong with the directory is an error before anything else is done; what is wrong with recipe or data, before
+    anything is written. A run with a directory is saved as it trains, and stops when it is asked to. Of several
+    processes only rank 0 writes.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ def run_recipe(
         world = stack.enter_context(joined(device))
         # an agent that was replaced counts its restarts from 0, so any rank that resumes decides for all
         resumes = any(flag for (flag,) in world.all_gather_ints(int(resume)))
-        start = _on_first_rank(world, lambda: _start_or_resume(out, resumes, stack))
+        start = _on_first_rank(world, lambda: start_or_resume(_path(out, resumes), resumes, recipe.data, stack))
         if start.finished:
             assert start.path is not None
             return _open_finished(start.path, model, data, recipe.trust)
@@ -106,6 +107,9 @@ def run_recipe(
             restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
             loaded = load(recipe.data) if data is None else data
+            if start.claims_later:
+                world.all_gather_ints(0)  # all ranks have listed the folders of the data
+                _on_first_rank(world, lambda: stack.enter_context(claimed(cast(Path, start.path))))
             if model is None:
                 trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, gpu=device.type == "cuda"))
                 if trial is not None:
@@ -117,6 +121,10 @@ def run_recipe(
         except Stopped as stopped:
             stopped.path = start.path
             raise
+
+
+def _path(out: Out, resumes: bool) -> Path | None:
+    return out(resumes) if callable(out) else None if out is None else Path(out)
 
 
 def resume_run(
@@ -159,34 +167,6 @@ def _open_finished(path: Path, model: nn.Module | None, data: Splits | None, tru
         if not os.path.lexists(path / REPORT):
             _write_report(run, data)
     return run
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a run is written, and whether it is started, resumed, or finished already."""
-
-    path: Path | None
-    resumes: bool = False
-    finished: bool = False
-
-
-def _start_or_resume(out: Out, resume: bool, stack: ExitStack) -> Start:
-    """Decide between start and resume. A run is resumed under its lock, which the stack holds until the end.
-
-    Only under the lock it is known whether a run has finished: another process may be finishing it.
-    """
-    path = out(resume) if callable(out) else None if out is None else Path(out)
-    if path is None or not (resume and is_run(path)):
-        return Start(path)
-    if is_unfinished(path):
-        lock = RunLock(path)
-        lock.__enter__()
-        if is_unfinished(path):
-            stack.push(lock.__exit__)
-            clear_leftovers(path)
-            return Start(path, resumes=True)
-        lock.__exit__()
-    return Start(path, finished=True)
 
 
 def _on_first_rank(world: World, action: Callable[[], Result]) -> Result:
@@ -260,8 +240,6 @@ class Execution:
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
         passed = self.world.broadcast_object(time.monotonic() - self.started)  # all ranks plan the same epochs
         trainer = job.trainer(observers, passed, **options)
-        if directory is not None and restore is None:  # a run that is resumed is locked already
-            stack.enter_context(directory)
         if restore is not None:
             restore(trainer)
         if directory is not None and restore is None:

@@ -46,6 +46,27 @@ def test_labels_with_the_columns_of_their_table(home):
     assert [row["note"] for row in found] == [f"{int(row['key'][1:]):03}, x" for row in plain]
 
 
+@pytest.mark.filterwarnings("ignore:.*they are left out")
+def test_a_table_comes_back_with_the_rows_that_the_run_left_out(tmp_path):
+    lines = [f"p{i},{i / 10},{i % 2},{'xyz'[i % 2]},{'test' if i % 5 == 0 else 'train'}" for i in range(30)]
+    lines[7] = "p7,0.7,1,?,train"  # a label that is none of the classes
+    (tmp_path / "table.csv").write_text("\n".join(["id,a,b,label,split", *lines]))
+    roles = ("key=id", "split=split", "numbers=['a', 'b']")
+    sets = [*(f"data.columns.{role}" for role in roles), "data.classes=['x', 'y']", "data.bad_rows=skip"]
+    words = [word for value in sets for word in ("--set", value)]
+    pencil("train", "table.csv", "--out", "run", *QUICK, *words, cwd=tmp_path)
+    done = pencil("labels", "run", "--with-columns", "--anyway", "--out", "repaired.csv", cwd=tmp_path)
+    assert "30 rows written to repaired.csv" in done.stderr and "7 of the 30 rows are not from the run" in done.stderr
+    written = (tmp_path / "repaired.csv").read_text()
+    rows = lines_of(written)
+    assert [",".join(list(row.values())[:5]) for row in rows] == lines
+    assert [row["id"] for row in rows if row["corrected"] == ""] == ["p0", "p5", "p7", "p10", "p15", "p20", "p25"]
+    done = pencil("labels", "run", "--with-columns", cwd=tmp_path)
+    assert done.stdout == written and "7 of the 30 rows are not from the run" in done.stderr
+    done = pencil("labels", "run", "--with-columns", "--min-confidence", "0.01", cwd=tmp_path)
+    assert len(lines_of(done.stdout)) == 23 and "not from the run" not in done.stderr
+
+
 def test_labels_for_cleanlab_and_datasets(home):
     rows = lines_of(pencil("labels", "run", "--format", "cleanlab", cwd=home).stdout)
     changed = {row["key"] for row in rows if row["is_label_issue"] == "True"}
@@ -82,6 +103,9 @@ def test_images_sorted_into_folders(home):
         (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
         (["--entries", "--with-columns"], "leave one of them out"),
         (["--copy"], "--copy is for --format imagefolder"),
+        (["--min-confidence", "90"], "--min-confidence is 90; expected a probability from 0 to 1"),
+        (["--min-confidence", "-0.1"], "--min-confidence is -0.1; expected"),
+        (["--min-confidence", "nan"], "--min-confidence is nan; expected"),
     ],
 )
 def test_what_does_not_go_together(home, words, message):

@@ -370,6 +370,38 @@ def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
     assert found["key"].to_pylist() == surest["key"].to_pylist() == found["id"].to_pylist() == ["k0", "k4", "k8"]
 
 
+@pytest.mark.parametrize("piece", [1, 5, 1000])
+def test_rows_that_are_not_from_the_run_keep_their_columns(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", piece)
+    own, settings = own_table(tmp_path / "t.parquet", 15)
+    labels = single()[0].slice(2)  # of rows 2 to 11
+    names = labels.column_names
+    found = with_columns(labels, settings, all_rows=True).read_all()
+    theirs = found.select([name for name in found.column_names if name not in names])
+    assert theirs.rename_columns(own.column_names).equals(own.combine_chunks())
+    nothing = dict.fromkeys(names)
+    assert found.select(names).to_pylist() == [nothing] * 2 + labels.to_pylist() + [nothing] * 3
+    found = with_columns(labels.by_issue(), settings, keep_order=True, all_rows=True).read_all()
+    assert found["id"].to_pylist() == [*labels.by_issue()["key"].to_pylist(), "k0", "k1", "k12", "k13", "k14"]
+
+
+@pytest.mark.parametrize("several_classes", [False, True])
+def test_rows_that_are_not_from_the_run_have_empty_cells_in_every_format(tmp_path, several_classes):
+    keys = [f"k{i}" for i in range(12)]
+    labels = several(12)[0] if several_classes else single()[0]
+    labels = type(labels)(labels.table.set_column(0, "key", pa.array(keys)))
+    _, settings = own_table(tmp_path / "t.parquet", 15)
+    for kind in ("csv", "jsonl", "parquet"):
+        assert save_labels(with_columns(labels, settings, all_rows=True), kind, tmp_path / f"l.{kind}") == 15
+    with (tmp_path / "l.csv").open(newline="") as stream:
+        last = list(csv.DictReader(stream))[-1]
+    assert last["id"] == "k14" and {last[name] for name in labels.column_names if name in last} == {""}
+    last = json.loads((tmp_path / "l.jsonl").read_text().splitlines()[-1])
+    assert last["id"] == "k14" and all(last[name] is None for name in labels.column_names)
+    last = pq.read_table(tmp_path / "l.parquet").to_pylist()[-1]
+    assert last["id"] == "k14" and all(last[name] is None for name in labels.column_names)
+
+
 def test_own_columns_in_every_format(tmp_path):
     own, settings = own_table(tmp_path / "t.parquet")
     labels = single()[0]
@@ -430,9 +462,13 @@ def test_lines_that_were_left_out_stay_out(tmp_path):
         *(f"{i}.png,cat" for i in range(6, 12)),
     ]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    labels = single(keys=[f"{i}.png" for i in range(12)])[0]
-    found = with_columns(labels, DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip")).read_all()
-    assert found["path"].to_pylist() == labels["key"].to_pylist()
+    keys = [f"{i}.png" for i in range(12)]
+    labels = single(keys=keys)[0]
+    settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip")
+    for all_rows, paths in ((False, labels["key"].to_pylist()), (True, [*keys[:6], None, *keys[6:]])):
+        with pytest.warns(UserWarning, match=r"t.csv has 2 lines with too many or too few cells; they are left out"):
+            found = with_columns(labels, settings, all_rows=all_rows).read_all()
+        assert found["path"].to_pylist() == paths
 
 
 @pytest.mark.parametrize("block", [40, 2**20])
@@ -442,7 +478,8 @@ def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkey
     (tmp_path / "t.csv").write_text("\n".join(lines))
     labels = single(keys=[str(i) for i in range(13) if i != 3])[0]
     settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip", columns={"numbers": "size"})
-    found = with_columns(labels, settings).read_all()
+    with pytest.warns(UserWarning, match="1 line with too many or too few cells"):
+        found = with_columns(labels, settings).read_all()
     assert found["size"].to_pylist() == found["key"].to_pylist() == labels["key"].to_pylist()
 
 

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -18,7 +19,7 @@ from review_runs import HOSTILE, many_classes_run, one_class_run, write_run
 
 from pencil.data import sources
 from pencil.data.settings import DataSettings
-from pencil.decisions import read_reviews
+from pencil.decisions import Decision, Journal, read_reviews
 from pencil.errors import RunError
 from pencil.export.tools import SAVERS, import_file
 from pencil.runs.directory import RunReader
@@ -27,14 +28,17 @@ from pencil.runs.results import build_label_table
 TOOLS = tuple(SAVERS)
 
 
-def files_run(path, source, believe=1):
+def files_run(path, source, believe=1, columns=None):
     """A run on a source of two classes that believes row ``believe`` to be of the other class."""
-    splits = sources.load(DataSettings(source=str(source)))
+    splits = sources.load(DataSettings(source=str(source), columns=columns or {}))
     given = splits.train.given_labels
     probs = torch.full((len(given), 2), 0.1)
     probs[torch.arange(len(given)), given] = 0.9
     probs[believe] = probs[believe].flip(0)
-    return write_run(path, build_label_table(splits, probs, None), str(source))
+    write_run(path, build_label_table(splits, probs, None), str(source))
+    with (path / "recipe.toml").open("a") as file:
+        file.writelines(f'columns.{role} = "{name}"\n' for role, name in (columns or {}).items())
+    return path
 
 
 @pytest.fixture
@@ -66,6 +70,12 @@ def take_over(run, file, *words, code=0):
 
 def decided(run):
     return {(made.key, made.decision, made.label) for made in read_reviews(run / "reviews.jsonl")}
+
+
+def decide(run, key, kind, label, time):
+    """Decide about a training row as a person does on the review page."""
+    with Journal(run / "reviews.jsonl") as journal:
+        journal.append(Decision(key, "train", kind, label, "billing", "technical", time))
 
 
 def read(path):
@@ -132,6 +142,56 @@ def test_label_studio_shows_pixels_that_have_no_file(tmp_path):
     assert head == "data:image/png;base64"
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(content))))
     assert np.array_equal(pixels, np.load(tmp_path / "run.npz")["x"][4])
+
+
+def test_a_second_import_leaves_what_was_decided_since(tickets):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    answers = [answer(tasks["1"], "technical"), answer(tasks["3"], "technical"), answer(tasks["5"], "technical")]
+    file = tickets.parent / "export.json"
+    file.write_text(json.dumps(answers))
+    take_over(tickets, "export.json")
+    decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
+    decide(tickets, "3", "undo", None, "2026-02-01T00:00:00.000+00:00")
+    after = {("1", "reject", "billing"), ("5", "other", "technical")}
+    assert decided(tickets) == after
+    newer = answer(tasks["2"], "billing", updated_at="2026-03-01T00:00:00Z")
+    file.write_text(json.dumps([*answers, newer]))  # a newer export of the same project
+    said = take_over(tickets, "export.json")
+    assert said.stdout.strip() == "decisions added: 1 (1 other)"
+    assert "known already: 1\n" in said.stderr and "decided otherwise or withdrawn since, which stays: 2" in said.stderr
+    assert decided(tickets) == {*after, ("2", "other", "billing")}
+
+
+def test_an_answer_that_is_given_again_later_counts_again(tickets):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    file = tickets.parent / "export.json"
+    for month, choice in enumerate(("technical", "billing", "technical"), 1):  # a person thinks twice
+        file.write_text(json.dumps([answer(tasks["1"], choice, updated_at=f"2026-0{month}-02T00:00:00Z")]))
+        take_over(tickets, "export.json")
+        assert {label for _, _, label in decided(tickets)} == {choice}
+    odd = answer(tasks["1"], "billing", updated_at="yesterday")  # nobody knows whether that is later
+    file.write_text(json.dumps([odd]))
+    assert "which stays: 1" in take_over(tickets, "export.json").stderr
+
+
+def test_a_machine_that_stops_during_an_import_leaves_all_answers_or_none(tickets, monkeypatch):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    file = tickets.parent / "export.json"
+    file.write_text(json.dumps([answer(tasks[key], "technical") for key in ("1", "3", "5")]))
+    decide(tickets, "2", "accept", "technical", "2026-01-01T00:00:00.000+00:00")
+    before, write, write_bytes = decided(tickets), os.write, Path.write_bytes
+
+    def stop_within(write, where, content):
+        if b'"decision"' not in content:  # the lock's
+            return write(where, content)
+        write(where, content[: 2 * len(content) // 3])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "write", lambda *words: stop_within(write, *words))
+    monkeypatch.setattr(Path, "write_bytes", lambda *words: stop_within(write_bytes, *words))
+    with pytest.raises(SystemExit):
+        import_file(tickets, file)
+    assert decided(tickets) == before
 
 
 @pytest.mark.parametrize("form", [lambda task: task, minimal], ids=["full", "minimal"])
@@ -487,6 +547,29 @@ def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
         (pets.parent / "a.xml").write_text(XML.format(name))
         said = pencil("review", run.name, "--import", "a.xml", cwd=pets.parent, code=2).stderr
         assert f"image 1 has the name {name!r}, which {expected}" in said
+
+
+def test_rows_that_share_an_image_are_not_mixed_up(tmp_path):
+    paths = ["a.png", "b.png", "a.png", "c.png", "d.png", "e.png"]
+    for path in set(paths):
+        paint(tmp_path / path, 9)
+    lines = [f"k{i},{path},{('cat', 'dog')[i % 2]}" for i, path in enumerate(paths)]
+    (tmp_path / "table.csv").write_text("\n".join(["id,path,label", *lines]))
+    run = files_run(tmp_path / "run", tmp_path / "table.csv", columns={"key": "id"})
+    said = pencil("labels", "run", "--format", "cvat", "--out", "cvat", cwd=tmp_path, code=2).stderr
+    assert "the image 'a.png' is that of 2 rows, such as 'k0' and 'k2'; expected an image of its own for each" in said
+    assert not (tmp_path / "cvat").exists()
+    for name in ("a.png", "up/a.png"):
+        (tmp_path / "a.xml").write_text(XML.format(name))
+        said = take_over(run, "a.xml", code=2).stderr
+        assert f"image 1 has the name {name!r}, which is the image of 2 rows, such as 'k0' and 'k2'" in said
+        assert not (run / "reviews.jsonl").exists()
+    export(run, "cvat", "--only-changed")  # of k1, whose image no other row has
+    changed_in_cvat(tmp_path / "cvat/annotations.xml", "b.png", "dog")
+    take_over(run, "cvat")
+    assert decided(run) == {("k1", "reject", "dog")}
+    tree = read(export(run, "coco")[0] / "annotations.json")  # has keys
+    assert [image["key"] for image in tree["images"] if image["file_name"] == "a.png"] == ["k0", "k2"]
 
 
 def test_a_folder_needs_one_file_of_a_tool(pets):

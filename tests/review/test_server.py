@@ -283,6 +283,32 @@ def test_another_host_is_refused_even_with_the_cookie(browser, host):
     assert browser.get("/api/begin", headers={"host": host}).status_code == 421
 
 
+def test_the_refusal_of_a_host_says_what_was_seen_and_what_to_do(browser):
+    said = browser.get("/api/begin", headers={"host": "localhost:9000"})
+    assert said.status_code == 421 and said.headers["content-type"].startswith("text/plain")
+    assert f"the request is for 'localhost:9000'; expected localhost:{PORT} or 127.0.0.1:{PORT}\n" in said.text
+    assert f"ssh -L {PORT}:127.0.0.1:{PORT} MACHINE" in said.text
+    said = browser.get("/api/begin", headers={"host": "\x1b[2J" + "x" * 500})
+    assert r"'\x1b[2Jxxx" in said.text and len(said.text) < 400
+    assert "the request is for no host; expected" in browser.access.describe_refusal([])
+    remote = Access(PORT, "0.0.0.0", remote=True).describe_refusal(["evil.example"])
+    assert f"(or this machine's address, port {PORT})" in remote
+
+
+def test_browsers_leave_port_80_out(review):
+    access = Access(80)
+    for host in ("localhost", "127.0.0.1", "[::1]", "localhost:80", "[::1]:80"):
+        assert access.knows(host) and not Access(PORT).knows(host), host
+    for host in ("evil.example", "evil.example:80", "localhost:", "localhost:x", "::1", "192.168.0.7", "localhost:81"):
+        assert not access.knows(host), host
+    assert Access(80, "0.0.0.0", remote=True).knows("192.168.0.7")
+    browser = Browser(review, access, enter=False)
+    browser.base_url = "http://localhost"
+    assert browser.get(f"/?token={access.token}").status_code == 200
+    browser.csrf = browser.get("/api/begin").json()["csrf"]
+    assert browser.decide(0, "accept", headers={"origin": "http://localhost"}).status_code == 200
+
+
 def test_names_of_this_machine_are_known(browser):
     for host in (f"localhost:{PORT}", f"127.0.0.1:{PORT}", f"[::1]:{PORT}"):
         headers = {"host": host, "cookie": f"{browser.access.cookie}={browser.access.session}"}

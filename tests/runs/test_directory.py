@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from pencil.errors import RunError
 from pencil.report import write_report
 from pencil.runs.directory import DamagedError, RunReader, RunWriter
 from pencil.runs.layout import FORMAT, is_run, is_unfinished, unfinished_path
-from pencil.runs.manifest import verify
+from pencil.runs.manifest import check_first_files, verify
 from pencil.runs.summary import Summary
 
 
@@ -137,6 +138,30 @@ def test_the_manifest_covers_exactly_what_the_page_says(run):
         "checkpoints/best.safetensors",
     }  # fmt: skip
     assert set(json.loads((run.path / "manifest.json").read_text())) == covered
+
+
+def test_the_digests_hold_where_text_files_have_other_line_breaks(tmp_path, run, monkeypatch):
+    path, write_text, open_file = tmp_path / "new", Path.write_text, Path.open
+
+    def write_on_windows(self, text, encoding=None, errors=None, newline=None):
+        return write_text(self, text, encoding, errors, "\r\n" if newline is None else newline)
+
+    def open_on_windows(self, mode="r", buffering=-1, encoding=None, errors=None, newline=None):
+        translated = newline is None and "b" not in mode and "r" not in mode
+        return open_file(self, mode, buffering, encoding, errors, "\r\n" if translated else newline)
+
+    monkeypatch.setattr(Path, "write_text", write_on_windows)
+    monkeypatch.setattr(Path, "open", open_on_windows)
+    with RunWriter(path) as writer:
+        writer.begin(run.recipe, {"pencil": "x"}, pq.read_table(run.path / "rows.parquet"))
+        check_first_files(path)
+        writer.append_metrics({"epoch": 1})
+        assert (path / "metrics.jsonl").read_bytes() == b'{"epoch": 1}\n'
+        writer.finish(run.labels, [{"epoch": 1}], run.model.state_dict(), run.model.state_dict(), run.summary)
+    assert all(status.ok for status in verify(path))
+    assert not [
+        file.name for file in path.iterdir() if file.suffix in (".toml", ".json") and b"\r" in file.read_bytes()
+    ]
 
 
 def test_the_writer_continues_where_a_checkpoint_was(tmp_path, run):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -179,6 +180,19 @@ def test_a_place_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot lock .*; expected a directory"), RunLock(tmp_path / "file"):
         pass
+
+
+def test_a_directory_that_another_process_removes_meanwhile_is_made_again(tmp_path, monkeypatch):
+    mkdir, removed = Path.mkdir, []
+
+    def make_and_remove(self, *words, **options):
+        mkdir(self, *words, **options)
+        if len(removed) < 3:
+            removed.append(self.rmdir())
+
+    monkeypatch.setattr(Path, "mkdir", make_and_remove)
+    with RunLock(tmp_path / "run"):
+        assert (tmp_path / "run" / ".lock").is_file() and len(removed) == 3
 
 
 def test_a_lock_file_that_somebody_else_made_is_left(tmp_path):

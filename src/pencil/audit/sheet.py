@@ -38,7 +38,7 @@ def write_sheet(blind: Blind, path: Path) -> int:
         offered = "; ".join(names[code] for code in blind.offered(at))
         lines.writerow([neutral(key), split, neutral(offered), ""])
     with atomic_write(path, new=True) as temporary:
-        temporary.write_text(text.getvalue(), encoding="utf-8")
+        temporary.write_text(text.getvalue(), encoding="utf-8", newline="\n")  # a key may contain line breaks
     return len(blind)
 
 

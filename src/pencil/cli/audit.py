@@ -99,6 +99,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
             f"continue with `pencil audit {run}`",
             err=True,
         )
+        if as_json:  # a program must not take nothing for a result
+            echo(json.dumps({"answered": len(answered.codes), "missing": answered.missing}, indent=2))
         return
     found = record(run, answered)
     needed = None if target is None else rows_needed(answered, target)

@@ -59,7 +59,8 @@ def labels(
     (0 or 1), confidence and changed, and the other options choose among those lines.
 
     With --with-columns you get your table back: its columns and rows in their order, and in CSV with its delimiter;
-    the labels are further columns.
+    the labels are further columns, empty for rows that are not from the run. --only-changed and --min-confidence
+    choose among the rows of the run.
 
     In CSV a text that a spreadsheet program would take for a formula has a quote (') before it.
 
@@ -75,6 +76,8 @@ def labels(
     order = order or ("data" if with_columns else "issues")
     if order not in ORDERS:
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
+    if not 0 <= min_confidence <= 1:
+        raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
     _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
     reader = RunReader(run)
     table = reader.labels
@@ -90,23 +93,17 @@ def labels(
         chosen = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
     else:
         chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
-    delimiter = ","
     if with_columns:
-        from pencil.export.table_columns import table_dialect
-        from pencil.export.table_columns import with_columns as join
-
-        settings = reader.recipe().data
-        chosen = join(chosen, settings, keep_order=by_issue)
-        dialect = table_dialect(settings)
-        delimiter = "," if dialect is None else dialect.delimiter
-    if out is None:
-        _write(chosen, format, delimiter)
+        all_rows = not only_changed and min_confidence <= 0
+        _write_joined(reader, chosen, format, out, keep_order=by_issue, all_rows=all_rows)
+    elif out is None:
+        _write(chosen, format)
     elif format == "imagefolder":
         _sort(reader, chosen, out, copy)
     elif format in TOOLS:
         _save_for(format, reader, chosen, out)
     else:
-        echo(f"{_save(chosen, format, out, delimiter):,} labels written to {out}", err=True)
+        echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
 
 
 def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
@@ -140,20 +137,44 @@ def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
     echo(f"warning: {seen}; {remedy}.", err=True)
 
 
-def _write(chosen: Any, format: str, delimiter: str) -> None:
+def _write_joined(
+    reader: "RunReader", chosen: "LabelTable", format: str, out: Path | None, *, keep_order: bool, all_rows: bool
+) -> None:
+    """Write labels with the columns of their table, and say how many of its rows have none."""
+    from pencil.export import save_labels, write_labels
+    from pencil.export.table_columns import table_dialect, with_columns
+
+    settings = reader.recipe().data
+    joined = with_columns(chosen, settings, keep_order=keep_order, all_rows=all_rows)
+    dialect = table_dialect(settings)
+    delimiter = "," if dialect is None else dialect.delimiter
+    if out is None:
+        rows = write_labels(joined, format, binary_output(), delimiter)
+    else:
+        rows = save_labels(joined, format, out, delimiter)
+        echo(f"{rows:,} {'rows' if rows > len(chosen) else 'labels'} written to {out}", err=True)
+    if rows > len(chosen):
+        echo(
+            f"{rows - len(chosen):,} of the {rows:,} rows are not from the run (of the test split, left out as bad, or "
+            "not chosen by data.rows); their cells of labels are empty",
+            err=True,
+        )
+
+
+def _write(chosen: Any, format: str) -> None:
     from pencil.export import cleanlab_issues, write_labels
 
     if format == "cleanlab":
         chosen, format = cleanlab_issues(chosen), "csv"
-    write_labels(chosen, format, binary_output(), delimiter)
+    write_labels(chosen, format, binary_output())
 
 
-def _save(chosen: Any, format: str, out: Path, delimiter: str) -> int:
+def _save(chosen: Any, format: str, out: Path) -> int:
     from pencil.export import save_cleanlab, save_hugging_face, save_labels
 
     if format == "cleanlab":
         return save_cleanlab(chosen, out)
-    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out, delimiter)
+    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
 
 
 def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> None:

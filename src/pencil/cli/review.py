@@ -61,6 +61,11 @@ def _import(run: Path, answers: Path, complete: bool) -> None:
     echo(f"decisions added: {done.added.total():,}" + (f" ({kinds})" if kinds else ""))
     if done.known:
         echo(f"known already: {done.known:,}", err=True)
+    if done.overruled:
+        echo(
+            f"known already and decided otherwise or withdrawn since, which stays: {done.overruled:,}",
+            err=True,
+        )
     if done.replaced:
         echo(
             f"answers that differ from an earlier one about the same row, of which the last counts: {done.replaced:,}",

@@ -159,7 +159,10 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
 
 
 def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[Numbered]:
-    """Yield the table in pieces of ``block`` bytes, with the types of a schema; lines of other lengths are left out."""
+    """Yield the table in pieces of ``block`` bytes, with the types of a schema.
+
+    Lines with too many or too few cells are left out; a warning at the end says how many.
+    """
     kinds, lines, first = {field.name: field.type for field in schema}, _Lines(), 0
     options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding, use_threads=False)
     parse = lines.options(dialect)
@@ -168,6 +171,9 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
         for batch in reader:  # all odd lines before its end are known by then
             yield Numbered(_as_meant(pa.Table.from_batches([batch])), lines.numbers(first, batch.num_rows))
             first += batch.num_rows
+    if lines.found:
+        count = "1 line" if len(lines.found) == 1 else f"{len(lines.found):,} lines"
+        warnings.warn(f"{path} has {count} with too many or too few cells, left out", stacklevel=2)
 
 
 def _as_meant(table: pa.Table) -> pa.Table:

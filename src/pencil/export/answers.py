@@ -1,14 +1,18 @@
 """Answers of people in other tools as decisions of a run: matched to its rows, checked, added to ``reviews.jsonl``."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pencil.decisions import REVIEWS, Decision, History, Journal, Label, Where, now, read_lines
 from pencil.errors import RunError
 from pencil.runs.label_table import LabelTable
 from pencil.runs.lock import RunLock
+
+Rows = Mapping[str, Sequence[Where]]
+"""The rows of each image name."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,25 @@ class Answer:
 
 @dataclass(frozen=True)
 class Imported:
-    """How many decisions of each kind were added, how many were known already, and how many rows nobody touched."""
+    """What came of the answers in a file.
+
+    Attributes
+    ----------
+    added : Counter
+        How many decisions of each kind were added.
+    known : int
+        How many were made already and count.
+    overruled : int
+        How many were made already, and do not count any more: the row was decided otherwise, or the decision withdrawn.
+    untouched : int
+        How many rows nobody touched.
+    replaced : int
+        How many answers differ from an earlier one about the same row in the file.
+    """
 
     added: Counter[str]
     known: int
+    overruled: int
     untouched: int
     replaced: int
 
@@ -59,9 +78,12 @@ def import_answers(
     labels: LabelTable,
     *,
     complete: bool = False,
-    names: Callable[[], dict[str, Where]] = dict,
+    names: Callable[[], Rows] = dict,
 ) -> Imported:
     """Append the answers of a file to the decisions of a run, all of them or none.
+
+    An answer that was given already is not given again: what a person has decided since stays. It counts again only if
+    the file says that it is later than the last decision about the row.
 
     Parameters
     ----------
@@ -76,14 +98,15 @@ def import_answers(
     complete : bool
         Answers that may be untouched count too.
     names : callable
-        Returns the row of each image name; it is called if an answer names an image.
+        Returns the rows of each image name; it is called if an answer names an image.
 
     Raises
     ------
     RunError
-        If an answer is about a row or a class that the run does not have; it names the file and the position.
+        If an answer is about a row or a class that the run does not have, or names an image of several rows; it names
+        the file and the position.
     """
-    made: dict[Where, Decision] = {}
+    made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)
     rows = _find_rows(source, answers, labels, names)
     untouched = replaced = 0
@@ -92,24 +115,58 @@ def import_answers(
         if decision is None or (not answer.seen and not complete and decision.decision == "accept"):
             untouched += 1
             continue
-        earlier = made.pop(where, None)
+        _, earlier = made.pop(where, (None, None))
         replaced += earlier is not None and earlier.label != decision.label
-        made[where] = decision
+        made[where] = answer, decision
     with RunLock(run), Journal(run / REVIEWS) as journal:
-        history = History()
-        for decision in read_lines(run / REVIEWS):
-            history.add(decision)
-        new = [decision for where, decision in made.items() if not _is_known(history.get(where), decision)]
-        journal.append(*new)
-    return Imported(Counter(decision.decision for decision in new), len(made) - len(new), untouched, replaced)
+        past = _Past(read_lines(run / REVIEWS), made)
+        new, known, overruled = past.sort(made.values())
+        if new:
+            journal.append_all(new)
+    return Imported(Counter(decision.decision for decision in new), known, overruled, untouched, replaced)
 
 
-def _is_known(standing: Decision | None, decision: Decision) -> bool:
-    return standing is not None and (standing.decision, standing.label) == (decision.decision, decision.label)
+class _Past:
+    """All lines about some rows, also those that were decided again or withdrawn."""
+
+    def __init__(self, lines: Iterable[Decision], rows: Container[Where]):
+        self.history = History()
+        self.of_row: dict[Where, list[Decision]] = {}
+        for line in lines:
+            if line.where in rows:
+                self.history.add(line)
+                self.of_row.setdefault(line.where, []).append(line)
+
+    def sort(self, made: Iterable[tuple[Answer, Decision]]) -> tuple[list[Decision], int, int]:
+        """Return the decisions that are new, and how many are known and count, or are known and overruled."""
+        new, known, overruled = [], 0, 0
+        for answer, decision in made:
+            standing, earlier = self.history.get(decision.where), self.of_row.get(decision.where, [])
+            if standing is not None and _agree(standing, decision):
+                known += 1
+            elif any(_agree(one, decision) for one in earlier) and not _is_later(answer.time, earlier[-1].time):
+                overruled += 1
+            else:
+                new.append(decision)
+        return new, known, overruled
+
+
+def _agree(one: Decision, other: Decision) -> bool:
+    return (one.decision, one.label) == (other.decision, other.label)
+
+
+def _is_later(time: str, than: str) -> bool:
+    """Return whether a time is after another; without two times that can be compared it is not known to be."""
+    try:
+        moments = [datetime.fromisoformat(text) for text in (than, time)]
+    except ValueError:
+        return False
+    before, after = (moment if moment.tzinfo else moment.replace(tzinfo=UTC) for moment in moments)
+    return before < after
 
 
 def _find_rows(
-    source: Path, answers: list[Answer], labels: LabelTable, names: Callable[[], dict[str, Where]]
+    source: Path, answers: list[Answer], labels: LabelTable, names: Callable[[], Rows]
 ) -> list[tuple[Where, int]]:
     """Return the key, split and row of each answer."""
     by_name = _Names(names() if any(answer.split is None for answer in answers) else {})
@@ -130,7 +187,7 @@ def _find_rows(
 class _Names:
     """Rows by the names of their images; a tool may have put folders before a name, or left some out."""
 
-    def __init__(self, names: dict[str, Where]):
+    def __init__(self, names: Rows):
         self.exact = names
         self.by_last: dict[str, list[str]] = {}
         for name in names:
@@ -139,20 +196,30 @@ class _Names:
     def find(self, source: Path, answer: Answer) -> Where:
         name = answer.key.replace("\\", "/").lstrip("/")
         if name in self.exact:
-            return self.exact[name]
+            return self._only_row(source, answer, name)
         alike = [
             known
             for known in self.by_last.get(name.rpartition("/")[2], [])
             if f"/{known}".endswith(f"/{name}") or f"/{name}".endswith(f"/{known}")
         ]
         if len(alike) == 1:
-            return self.exact[alike[0]]
+            return self._only_row(source, answer, alike[0])
         seen = f"is the name of {len(alike)} images, such as {alike[0]!r}" if alike else "is no image of this run"
         example = next(iter(self.exact), "")
         raise RunError(
             f"{source}: {answer.position} has the name {answer.key!r}, which {seen}; expected a name like {example!r}; "
             "keep the folders in the names of images."
         )
+
+    def _only_row(self, source: Path, answer: Answer, name: str) -> Where:
+        first, *others = self.exact[name]
+        if others:
+            raise RunError(
+                f"{source}: {answer.position} has the name {answer.key!r}, which is the image of {len(others) + 1} "
+                f"rows, such as {first[0]!r} and {others[0][0]!r}; expected one, as nothing else in the file says "
+                "which row is meant; take the rows there with `pencil labels --format labelstudio`, which keeps keys."
+            )
+        return first
 
 
 def _decide(source: Path, answer: Answer, where: Where, row: int, labels: LabelTable) -> Decision | None:

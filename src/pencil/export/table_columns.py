@@ -23,8 +23,12 @@ BLOCK = 2**24
 ROWS, ROWS_OF_IMAGES = 65536, 2048
 
 
-def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool = False) -> pa.RecordBatchReader:
+def with_columns(
+    labels: LabelTable, settings: DataSettings, *, keep_order: bool = False, all_rows: bool = False
+) -> pa.RecordBatchReader:
     """Return every column of the table, as it came, followed by the labels; it is read piece by piece.
+
+    Lines of a CSV file with too many or too few cells fit no column; they are left out, and a warning counts them.
 
     Parameters
     ----------
@@ -34,6 +38,9 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
         The data section of the run's recipe, which names the table. Cells of a CSV file are copied as text.
     keep_order : bool
         Keep the order of the labels, for which the chosen rows are held in memory; else that of the table.
+    all_rows : bool
+        Return rows of the table that are not among the labels too, with nulls for the labels; with ``keep_order`` they
+        come last, in the order of the table.
     """
     path = Path(settings.source).expanduser()
     if path.suffix.lower() not in SUFFIXES:
@@ -44,26 +51,34 @@ def with_columns(labels: LabelTable, settings: DataSettings, *, keep_order: bool
         dialect = table_dialect(settings)
         own = _read_schema(path, dialect)
     schema = pa.schema([*_renamed(own, labels.schema), *labels.schema], labels.schema.metadata)
-    pieces = _joined(labels.table.combine_chunks(), path, _pieces(path, own, dialect), settings, schema)
+    pieces = _joined(labels.table.combine_chunks(), path, _pieces(path, own, dialect), settings, schema, all_rows)
     if not keep_order:
         return pa.RecordBatchReader.from_batches(schema, (batch for _, part in pieces for batch in part.to_batches()))
     found = list(pieces)
     places = np.concatenate([places for places, _ in found])
-    return pa.concat_tables([part for _, part in found]).take(pa.array(places.argsort())).to_reader(ROWS)
+    order = np.where(places < 0, len(labels), places).argsort(kind="stable")
+    return pa.concat_tables([part for _, part in found]).take(pa.array(order)).to_reader(ROWS)
 
 
 def _joined(
-    labels: pa.Table, path: Path, pieces: Iterator[Numbered], settings: DataSettings, schema: pa.Schema
+    labels: pa.Table,
+    path: Path,
+    pieces: Iterator[Numbered],
+    settings: DataSettings,
+    schema: pa.Schema,
+    all_rows: bool,
 ) -> Iterator[tuple[np.ndarray, pa.Table]]:
-    """Yield pieces of the table that have labels: the positions of those labels, and both joined."""
+    """Yield pieces of the table joined with their labels, and the positions of those labels, -1 for none."""
     root = path.parent if settings.root is None else settings.root.expanduser()
     place_of = {key: place for place, key in enumerate(labels["key"].to_pylist())}
     with _refusals(path):
         for piece, numbers in pieces:
             keys = row_keys(path, piece, settings.columns, root, numbers)
             places = np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64)
-            mine, theirs = labels.take(pa.array(places[places >= 0])), piece.filter(pa.array(places >= 0))
-            yield places[places >= 0], pa.Table.from_arrays([*theirs.columns, *mine.columns], schema=schema)
+            if not all_rows:
+                piece, places = piece.filter(pa.array(places >= 0)), places[places >= 0]
+            mine = labels.take(pa.array(places, mask=places < 0))  # a row without a position is a row of nulls
+            yield places, pa.Table.from_arrays([*piece.columns, *mine.columns], schema=schema)
     if place_of:
         raise DataError(
             f"{path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of its labels "

@@ -1,10 +1,11 @@
 """Other labelling tools by name: which function writes for each, and which reads its files."""
 
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.export.answers import Answer, Imported, import_answers
 from pencil.export.argilla import RECORDS, is_argilla, read_argilla, save_argilla
@@ -56,8 +57,41 @@ def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str
         The rows of it to write.
     out : Path
         A folder that does not exist yet.
+
+    Raises
+    ------
+    RunError
+        If rows cannot be shown in this tool, or could not be told apart in its answers.
     """
-    return SAVERS[tool](labels, Contents(reader.recipe().data), out, reader.path.absolute().name)
+    contents = Contents(reader.recipe().data)
+    if tool == "cvat":  # the others keep the keys of rows
+        _refuse_shared_images(_rows_by_name(contents, reader.read_labels(())), labels)
+    return SAVERS[tool](labels, contents, out, reader.path.absolute().name)
+
+
+def _rows_by_name(contents: Contents, labels: LabelTable) -> dict[str, list[Where]]:
+    """Return the rows of each image name."""
+    rows: dict[str, list[Where]] = {}
+    for where in zip(labels.keys.to_pylist(), labels.splits.to_pylist(), strict=True):
+        name = contents.name(where)
+        if name:  # a text has none
+            rows.setdefault(name, []).append(where)
+    return rows
+
+
+def _refuse_shared_images(rows: Mapping[str, Sequence[Where]], labels: LabelTable) -> None:
+    """Raise if rows to export have the image of another row of the run: answers would not say which is meant."""
+    shared = {where: name for name, places in rows.items() if len(places) > 1 for where in places}
+    found = list(labels.find_rows(shared))
+    if not found:
+        return
+    name = shared[found[0]]
+    (key, _), (other, _), *_ = rows[name]
+    raise RunError(
+        f"the image {name!r} is that of {len(rows[name])} rows, such as {key!r} and {other!r}; expected an image of "
+        "its own for each row, as CVAT tells rows apart by their images only; choose --format labelstudio, fiftyone, "
+        "coco or argilla."
+    )
 
 
 def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
@@ -83,10 +117,8 @@ def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
     labels = reader.read_labels(("corrected", "confidence", "changed", "issue_score"))
     answers = list(read_answers(source))
 
-    def names() -> dict[str, tuple[str, str]]:
-        contents = Contents(reader.recipe().data)
-        places = zip(labels.keys.to_pylist(), labels.splits.to_pylist(), strict=True)
-        return {contents.name(where): where for where in places}
+    def names() -> dict[str, list[Where]]:
+        return _rows_by_name(Contents(reader.recipe().data), labels)
 
     return import_answers(run, source, answers, labels, complete=complete, names=names)
 

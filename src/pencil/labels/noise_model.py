@@ -183,11 +183,11 @@ def negative_log_likelihoods(
     absorbed: float = 0.0,
 ) -> Tensor:
     """``-sum log P(given | x)`` of rows, which may be weighted, for each temperature (row) and noise rate (column)."""
-    inverses = unmixing(transition_at(rates[:, None, None], shape), absorbed) if absorbed else None
+    inverses = unmixing(transition_at(rates[:, None, None], shape), absorbed).float() if absorbed else None
     found = []
     for some in temperatures.split(max(1, VALUES // logits.numel())):
-        probs = (logits.double() / some[:, None, None]).softmax(dim=-1)
-        by_row = _likelihoods_by_rate(probs, given, shape, rates, inverses)
+        probs = (logits.double() / some[:, None, None]).softmax(dim=-1).float()
+        by_row = _likelihoods_by_rate(probs, given, shape.float(), rates.float(), inverses).double()
         found.append((by_row.log() if weights is None else weights * by_row.log()).sum(dim=-1))
     return -torch.cat(found)
 

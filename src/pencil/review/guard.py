@@ -9,7 +9,7 @@ import ipaddress
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
@@ -19,6 +19,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+HTTP_PORT = "80"
+LONGEST_SHOWN = 100
+"""This many characters of a foreign Host header are repeated in the refusal."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -116,9 +119,21 @@ class Access:
     def knows(self, host: str) -> bool:
         """Return whether a Host header is ours. An IP address cannot be rebound, as a name can."""
         name, _, port = host.rpartition(":")
+        if not port.isdecimal():  # "localhost" or "[::1]": browsers leave the port of plain HTTP out
+            name, port = host, HTTP_PORT
         if port != str(self.port):
             return False
         return name in LOOPBACK or (self.remote and (name == self.host or _is_address(name.strip("[]"))))
+
+    def describe_refusal(self, hosts: Sequence[str]) -> str:
+        """Return what to say to a request with these Host headers, which are not ours; they may be hostile."""
+        seen = " and ".join(ascii(host[:LONGEST_SHOWN]) for host in hosts) or "no host"
+        own = f" (or this machine's address, port {self.port})" if self.remote else ""
+        return (
+            f"the request is for {seen}; expected localhost:{self.port} or 127.0.0.1:{self.port}{own}\n"
+            "open the address that pencil printed; through a tunnel, with the same port on your side:\n"
+            f"ssh -L {self.port}:127.0.0.1:{self.port} MACHINE"
+        )
 
 
 def _is_address(name: str) -> bool:
@@ -154,7 +169,7 @@ class Guard:
         headers, access = Headers(scope=scope), self.access
         host, method = headers.get("host", ""), scope["method"]
         if len(headers.getlist("host")) != 1 or not access.knows(host):
-            return PlainTextResponse("this is not the host that the page is served on", 421)
+            return PlainTextResponse(access.describe_refusal(headers.getlist("host")), 421)
         if method not in ("GET", "POST"):
             return PlainTextResponse("only GET and POST", 405)
         if method == "GET" and scope["path"] == "/" and access.admits(scope["query_string"].decode("latin-1")):

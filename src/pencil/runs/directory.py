@@ -350,7 +350,7 @@ class RunWriter:
     def append_metrics(self, record: Record) -> None:
         """Append the metrics of an epoch."""
         try:
-            with (self.path / METRICS).open("a", encoding="utf-8") as lines:
+            with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(json.dumps(record) + "\n")
         except OSError as error:  # checkpoints have the metrics too, and `finish` writes all of them again
             warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)

@@ -51,7 +51,6 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = self._acquire()
             _held.add(self)
             try:
@@ -84,9 +83,15 @@ class RunLock:
 
     def _acquire(self) -> int:
         """Return the locked file. Its last holder may remove it after we opened it; then we try again."""
-        for _ in range(TRIES):
-            # A link is not followed: its target would be overwritten.
-            descriptor = os.open(self.path / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        for left in reversed(range(TRIES)):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                # A link is not followed: its target would be overwritten.
+                descriptor = os.open(self.path / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+            except FileNotFoundError:  # a process whose run was refused has removed the directory that it had made
+                if left:
+                    continue
+                raise
             try:
                 self._lock_or_refuse(descriptor)
                 kept = _is_at(descriptor, self.path / NAME)

@@ -8,6 +8,7 @@ from pencil.files import digest, read_json
 from pencil.runs.directory import DamagedError, RunReader, checkpoints_of
 from pencil.runs.layout import (
     ENVIRONMENT,
+    FINETUNE,
     MANIFEST,
     RECIPE,
     SUMMARY,
@@ -39,10 +40,13 @@ def check_first_files(path: Path) -> None:
 
 
 def verify(path: Path) -> list[FileStatus]:
-    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished."""
+    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished.
+
+    The newest checkpoint comes first: those of fine-tuning before those of the head.
+    """
     if not is_run(path):
         raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
-    statuses = checkpoints_of(path).verify()
+    statuses = [status for stage in (FINETUNE, "") for status in checkpoints_of(path, stage=stage).verify()]
     try:
         RunReader(path, finished=False)
     except DamagedError as error:
