@@ -1,16 +1,18 @@
 """What a method declares, what a loss gets, and how the state of a method is saved and loaded."""
 
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from pencil import RecipeError, recipe
 from pencil.data import Splits, from_arrays
 from pencil.labels.noise_model import NoiseModel
-from pencil.methods import METHODS, Constant, Method, Phase, Requirements, Terms
+from pencil.methods import METHODS, Constant, CoTeaching, CrossEntropy, Method, Phase, Requirements, Terms
 from pencil.methods.state import load_state, state_tree
+from pencil.recipe.resolve import with_runnable_method
 from pencil.training import Trainer, TrainingSettings
 
 
@@ -114,3 +116,31 @@ def test_a_state_is_loaded_as_it_was_saved():
     assert isinstance(loaded.noise, NoiseModel) and torch.equal(loaded.noise.transition, noise.transition)
     assert load_state(State(0, torch.zeros(4), deque(maxlen=2)), {**tree, "noise": None}).noise is None
     assert load_state(None, state_tree(None)) is None  # a method without state
+
+
+def test_too_few_held_out_rows_for_what_a_method_declares_are_refused(monkeypatch):
+    monkeypatch.setattr(CrossEntropy, "requirements", replace(CrossEntropy.requirements, min_held_out_rows=20))
+    chosen = recipe.parse({"data": {"source": "digits"}, "method": {"name": "cross_entropy"}})
+    assert with_runnable_method(chosen, held_out_rows=20) is chosen
+    with pytest.raises(
+        RecipeError, match=r"cross_entropy needs at least 20 held-out rows and there are 3; set data.val"
+    ):
+        with_runnable_method(chosen, held_out_rows=3)
+
+
+class Bare(nn.Module):
+    """Its weights are in no layer that could draw them again."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, inputs):
+        return inputs @ self.weight
+
+
+def test_networks_side_by_side_that_start_alike_are_warned_of():
+    splits = Splits(from_arrays(torch.randn(30, 4), torch.arange(30) % 3))
+    with pytest.warns(UserWarning, match="start with the same weights"):
+        Trainer(Bare(), splits, CoTeaching(), TrainingSettings(device="cpu"))
+    Trainer(nn.Linear(4, 3), splits, CoTeaching(), TrainingSettings(device="cpu"))

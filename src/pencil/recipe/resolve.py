@@ -71,12 +71,16 @@ def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
     """Return the recipe with a method that can run on this data; a warning names it where it is another one.
 
     ``auto`` needs a few held-out rows. Without them ``pencil`` runs with its default numbers and with those given for
-    ``auto`` that both have. A given number that ``pencil`` cannot use is an error.
+    ``auto`` that both have. A given number that ``pencil`` cannot use is an error; so are too few held-out rows for any
+    other method that declares a minimum.
     """
-    needed = find_method("auto").requirements.min_held_out_rows
-    if recipe.method["name"] != "auto" or held_out_rows >= needed:
+    name = recipe.method["name"]
+    needed = 0 if name == CUSTOM else recipe.method_class().requirements.min_held_out_rows
+    if held_out_rows >= needed:
         return recipe
-    reason = f"auto needs at least {needed} held-out rows and there are {held_out_rows}"
+    reason = f"{name} needs at least {needed} held-out rows and there are {held_out_rows}"
+    if name != "auto":
+        raise RecipeError(f"{reason}; set data.validation to a larger fraction, or choose another method.")
     unusable = sorted(recipe.given_arguments - {"lr", "rounds", "epochs"})
     if unusable:
         raise RecipeError(

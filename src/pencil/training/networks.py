@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -35,7 +36,15 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
 
     def make(number: int) -> nn.Module:
         another = copy.deepcopy(original)
-        return reinitialized(another, seed, number) if number % networks else another
+        if number % networks:
+            reinitialized(another, seed, number)
+            if all(map(torch.equal, another.parameters(), original.parameters())):
+                warnings.warn(
+                    "no layer of the network has reset_parameters, so networks that train side by side start with the "
+                    "same weights and learn the same; give its modules such a method",
+                    stacklevel=2,
+                )
+        return another
 
     return make
 
