@@ -295,10 +295,17 @@ def test_numbers_with_gaps_in_a_column_are_whole_numbers(here):
         (("2020-01-01 00:00", "2020-01-02 00:00", "x", "x"), ("2020-01-01 00:00", "2020-01-02 00:00", "x")),
     ],
 )
+@pytest.mark.filterwarnings("ignore:labels .* are the same number:UserWarning")
 def test_labels_are_classes_as_they_are_written(here, cells, classes):
     assert read(several(here, cells)).train.classes == classes
     named = write(here, lines=(("path", "tag"), *((f"{n}.png", cell) for n, cell in enumerate(cells))))
     assert read(named, columns={"label": "tag"}).train.classes == classes
+
+
+def test_one_number_written_in_two_ways_is_warned_of(here):
+    with pytest.warns(UserWarning, match=r"labels '1' and '1.0' in column 'label' of .* are the same number, and two"):
+        read(several(here, ("2", "1.0", "1", "2")))
+    assert read(several(here, ("1", "1.0", "2", "2")), classes=["1", "1.0", "2"]).train.classes == ("1", "1.0", "2")
 
 
 def test_labels_with_a_comma_are_no_decimal_numbers(here):

@@ -20,7 +20,7 @@ from pencil.models import mlp
 from pencil.seeding import seeded
 from pencil.training import Observer, Trainer, TrainingSettings
 from pencil.training.compute import cpu_runs_bf16, pick_device, pick_precision
-from pencil.training.metrics import LabelTotals
+from pencil.training.metrics import LabelTotals, training_hits
 from pencil.training.settings import OptimizerSettings, build_optimizer
 
 
@@ -437,3 +437,9 @@ def test_the_entropy_of_labels_is_that_of_known_entries():
     totals = LabelTotals()
     totals.add(torch.tensor([[1.0, 0.5], [0.5, 0.5]]), from_arrays(torch.zeros(2, 3), given.numpy(), multilabel=True))
     assert totals.means()["label_entropy"] == pytest.approx(math.log(2) / 2)
+
+
+def test_training_agreement_leaves_out_rows_whose_classes_tie():
+    given = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.2, 0.8], [0.5, 0.0, 0.5]])
+    logits = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    assert training_hits(logits, given, False) == (1.0, 2.0)

@@ -1,5 +1,6 @@
 """The file of a table, CSV or Parquet: all of it in memory, the columns of a text file as their use demands."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pyarrow as pa
 from pencil.data import delimited
 from pencil.data.bad_rows import OnBadRows
 from pencil.data.columns import Columns, as_names, label_names, refuse_repeated_columns
-from pencil.data.text_labels import label_values
+from pencil.data.text_labels import label_values, same_numbers
 from pencil.errors import DataError
 
 
@@ -78,5 +79,12 @@ def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Se
     if path.suffix.lower() not in delimited.SUFFIXES:
         return table
     for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
+        same = same_numbers(values) if classes is None else None
+        if same is not None:
+            warnings.warn(
+                f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number, and two "
+                "classes; write them in one way if they are one, or name the classes (data.classes)",
+                stacklevel=2,
+            )
         table = table.set_column(table.column_names.index(name), name, values)
     return table

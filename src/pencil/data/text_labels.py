@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Collection, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.data.same_values import are_truth
+from pencil.data.same_values import are_truth, value_of
 from pencil.formulas import NUMBER
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
@@ -46,6 +47,20 @@ def label_values(columns: Sequence[Any], classes: Sequence[str] | None = None) -
             column = pc.utf8_lower(plain)  # as those of Parquet and data frames are
         found.append(column)
     return found
+
+
+def same_numbers(column: Any) -> tuple[str, str] | None:
+    """Return two labels of a column of text that are one number, such as ``1`` and ``1.0``; None if there are none."""
+    if not pa.types.is_string(column.type):
+        return None
+    seen: dict[Any, str] = {}
+    for cell in sorted(_distinct(column)):
+        number = value_of(cell)
+        if number in seen:
+            return seen[number], cell
+        if isinstance(number, Decimal):
+            seen[number] = cell
+    return None
 
 
 def _all_match(pattern: re.Pattern[str], cells: Collection[str]) -> bool:

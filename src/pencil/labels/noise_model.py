@@ -54,7 +54,7 @@ RARITY = 2.0
 """Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
 """More rows than this, drawn at random, change nothing."""
-FEW_RATES = 8
+RATE_STRIDE = 8
 """Every eighth rate shows which temperatures are needed."""
 VALUES = 2**17
 """Probabilities that are computed at a time while rates and temperatures are compared: they fit in a cache."""
@@ -169,7 +169,7 @@ def unmixed(probs: Tensor, inverse: Tensor) -> Tensor:
 
     Where q is surer than any mixture of the rows of the matrix, p would have negative entries; they become small.
     """
-    solved = (probs @ inverse).clamp_min(min(UNLIKELY, 0.01 / probs.shape[1]))
+    solved = (probs @ inverse).clamp_min(min(UNLIKELY, 0.01 / probs.shape[-1]))
     return solved / solved.sum(dim=-1, keepdim=True)
 
 
@@ -267,7 +267,7 @@ def likelihood_grid(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor,
 
     The best temperature changes steadily with the rate, so a few rates show the range that is needed for all.
     """
-    few = torch.cat([rates[::FEW_RATES], rates[-1:]])
+    few = torch.cat([rates[::RATE_STRIDE], rates[-1:]])
     best = negative_log_likelihoods(logits, given, shape, few, TEMPERATURES, absorbed=absorbed).argmin(dim=0)
     needed = slice(max(0, int(best.min()) - 1), int(best.max()) + 2)
     grid = torch.full((len(TEMPERATURES), len(rates)), torch.inf, dtype=torch.float64)

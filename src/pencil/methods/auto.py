@@ -231,7 +231,9 @@ class Auto(Method):
     def relabel(self, context: Context) -> None:
         """Estimate the noise model, and set every label to its posterior."""
         logits, given, held_out = context.predict(), self.task.given_labels, context.held_out()
-        usable = ~logits[:, 0].isnan() & self.form.has_label(given).to(logits.device)
+        read = ~logits[:, 0].isnan()
+        labelled = read & self.form.has_label(given).to(logits.device)
+        usable = labelled if labelled.any() else read
         logits_read, given_read = logits[usable], given[usable.to(given.device)]
         self.state.noise = noise = self.form.fit_noise(logits_read, given_read, held_out)
         self.state.network_high = None if held_out is None else noise.high

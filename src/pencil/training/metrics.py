@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from pencil.data.examples import Examples
-from pencil.data.given import hard_labels
+from pencil.data.given import hard_labels, has_tie
 from pencil.data.pinned import apply_pinned
 from pencil.labels.losses import cross_entropy
 from pencil.labels.multilabel_losses import binary_cross_entropy
@@ -79,12 +79,15 @@ def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> 
 
 
 def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> tuple[float, float]:
-    """Return how many rows (known entries of multi-label data) agree with their given label, and of how many."""
+    """Return how many rows (known entries of multi-label data) agree with the given label, of those that have one."""
     if multilabel:
         known = ~given_labels.isnan()
         agree = ((logits > 0) == (given_labels > 0.5)) & known
         hits, entries = torch.stack([agree.sum(), known.sum()]).tolist()  # one wait for the device
         return float(hits), float(entries)
+    if given_labels.ndim == 2:
+        decided = ~has_tie(given_labels)
+        logits, given_labels = logits[decided], given_labels[decided]
     labels = hard_labels(given_labels).unsqueeze(1)  # a maximum costs a tenth of an argmax
     return float((logits.gather(1, labels) == logits.amax(dim=1, keepdim=True)).sum()), float(len(labels))
 
