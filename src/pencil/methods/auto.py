@@ -14,7 +14,7 @@ from pencil.data.examples import Batch
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 from pencil.labels.store import CHUNK
-from pencil.methods.auto_forms import HeldOut, auto_form
+from pencil.methods.auto_forms import HeldOut, auto_form, z_score
 from pencil.methods.base import (
     Context,
     Epochs,
@@ -343,7 +343,7 @@ class Auto(Method):
         gain = self._gain(by_row)
         better = gain > 0
         if not better and state.best_logits is not None:
-            better = gain > -1 and _z_score(self.form.gains(held_out, state.best_logits)) > 1
+            better = gain > -1 and z_score(self.form.gains(held_out, state.best_logits)) > 1
         if better:
             state.best_likelihoods, state.best_epoch = by_row, state.done
             state.best_weights, state.best_logits = context.snapshot(), held_out[0]
@@ -351,12 +351,12 @@ class Auto(Method):
     def _gain(self, by_row: Tensor) -> float:
         """Return how much more likely held-out labels are than by the best network so far, in standard errors."""
         best = self.state.best_likelihoods
-        return math.inf if best is None else _z_score(by_row - best)
+        return math.inf if best is None else z_score(by_row - best)
 
     def _progress(self) -> float:
         """Return what the held-out labels became more likely by in ``patience`` epochs, in standard errors."""
         recent = self.state.recent_likelihoods
-        return _z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
+        return z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
 
     def _leave_backbone(self, context: Context) -> None:
         state = self.state
@@ -407,7 +407,7 @@ class Auto(Method):
         assert state.noise is not None
         both = held_out[0], state.best_logits
         now, before = (self.form.log_likelihoods((logits, held_out[1]), state.noise) for logits in both)
-        if _z_score(now - before) <= SIGNIFICANT:
+        if z_score(now - before) <= SIGNIFICANT:
             self._note(f"no further round after round {state.round}: held-out labels are not explained better")
             return False
         self._note(f"another round after round {state.round}: held-out labels are explained better than before")
@@ -419,7 +419,7 @@ class Auto(Method):
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return
-        if _z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
+        if z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
             message = (
                 "correction made predictions of held-out labels worse: the network returns to what it was before, and "
                 "labels to its posterior"
@@ -444,9 +444,3 @@ class Auto(Method):
 
     def _note(self, choice: str) -> None:
         self.state.choices.append(choice)
-
-
-def _z_score(gain: Tensor) -> float:
-    """Return the mean gain in standard errors; infinite where all rows gain the same."""
-    mean, error = float(gain.double().mean()), float(gain.double().std(correction=0) / len(gain) ** 0.5)
-    return mean / error if error else mean * math.inf if mean else 0.0

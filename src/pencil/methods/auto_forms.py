@@ -4,6 +4,7 @@ A form knows the noise model of its labels, their posterior and their losses; wh
 to stop is the same for both and is decided in :mod:`pencil.methods.auto`.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -363,3 +364,9 @@ class MultiLabelForm:
 def auto_form(task: Task, early_learning: float) -> AutoForm:
     """Return the form of the labels of a task."""
     return MultiLabelForm(task) if task.multilabel else SingleLabelForm(task, early_learning)
+
+
+def z_score(gain: Tensor) -> float:
+    """Return the mean gain in standard errors; infinite where all rows gain the same."""
+    mean, error = float(gain.double().mean()), float(gain.double().std(correction=0) / len(gain) ** 0.5)
+    return mean / error if error else mean * math.inf if mean else 0.0
