@@ -130,8 +130,8 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
 
 def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
     """Return the first column with one of these names whose type fits; None if there is none."""
-    by_name = {name.lower(): name for name in table.column_names}
-    return next((by_name[name] for name in names if name in by_name and fits(table[by_name[name]].type)), None)
+    fitting = [field.name for field in table.schema if fits(field.type)]
+    return usual_name(fitting, names)
 
 
 def usual_name(names: Sequence[str], usual: Sequence[str]) -> str | None:
@@ -141,7 +141,7 @@ def usual_name(names: Sequence[str], usual: Sequence[str]) -> str | None:
 
 
 def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:
-    """Return which columns of a table hold classes, by name or number: given and clean labels, but no probabilities.
+    """Return which columns of a table hold classes, as names or indices: given and clean labels, but no probabilities.
 
     Parameters
     ----------

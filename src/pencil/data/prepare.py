@@ -150,15 +150,14 @@ def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = Non
     parts = {name: part for name, part in vars(splits).items() if part is not None}
     encoded: dict[str, Examples] = {}
     for name, part in parts.items():
+        if name in encoded:
+            continue
         of_table = {other: each for other, each in parts.items() if each.inputs is part.inputs}
         rows = torch.cat([each.rows for each in of_table.values()]).sort().values
-        first = encoded.get(next(iter(of_table)))
-        if first is None:
-            with error_context(f"the {name} set"):
-                vectors = encode_inputs(part.inputs, encoder, rows)
-        else:
-            vectors = first.inputs
-        encoded[name] = replace(part, inputs=vectors, rows=torch.searchsorted(rows, part.rows))
+        with error_context(f"the {name} set"):
+            vectors = encode_inputs(part.inputs, encoder, rows)
+        for other, each in of_table.items():
+            encoded[other] = replace(each, inputs=vectors, rows=torch.searchsorted(rows, each.rows))
     return Splits(**encoded), encoder
 
 
