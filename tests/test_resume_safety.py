@@ -19,8 +19,8 @@ from test_faults import FORK, SELDOM, Net, blobs, result, stopped, train, undist
 import pencil
 from pencil import DataError, RunError, TrainingError
 from pencil.runs import manifest
-from pencil.runs.directory import checkpoints_of
 from pencil.runs.layout import FINETUNE
+from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.lock import RunLock
 from pencil.training.checkpointing import StopRequest
 

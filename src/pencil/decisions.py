@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from pencil.errors import RunError
-from pencil.files import atomic_write, parse_json, read_regular, refuse_irregular
+from pencil.files import atomic_write, parse_json, read_regular, refuse_irregular, refuse_links
 
 REVIEWS = "reviews.jsonl"
 KINDS = ("accept", "reject", "other", "none", "skip", "undo")
@@ -241,6 +241,7 @@ class Journal:
         self._descriptor = -1
 
     def __enter__(self) -> Self:
+        refuse_links(self.path)
         try:
             if os.path.lexists(self.path):
                 refuse_irregular(self.path)

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -15,17 +16,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from pencil.errors import PencilError, RunError
 
 LONGEST_NAME = 255
 """Bytes of a file name on all usual file systems."""
 LONGEST_PATH = 4096 - 160
 """Bytes of a whole path, less those of the names in a run directory."""
+RUN_MARKS = ("recipe.toml", "environment.json")
+"""A folder with both is a run directory; a project may well have one of them."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
 """The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
 TEMPORARY_NAME, TEMPORARY_SUFFIX = 150, 20
 """The longest parts of a temporary name, in bytes: with all that ours adds it stays below the 255 of file systems."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLDER_SYNC = (errno.EACCES, errno.EINVAL, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""Some network file systems cannot flush a folder, and a folder that we may only write to cannot be opened for it."""
 DEEPEST = 50
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
@@ -55,6 +63,35 @@ def refuse_path(path: Path) -> None:
         valid = False
     if not valid:
         raise RunError(f"cannot write {str(os.fsencode(path))[1:]}: its name is not UTF-8 text; choose another name.")
+
+
+def refuse_links(path: Path, run: Path | None = None) -> None:
+    """Raise :class:`RunError` where a path leads through a symbolic link inside of a run directory, or is one.
+
+    A run may come from somebody else. What is written, renamed or removed through a link in it belongs to another run,
+    or to the user. The run directory itself may be a link: whoever named it chose where it leads.
+
+    Parameters
+    ----------
+    path : Path
+        The folder to change something in, or the file to open for writing.
+    run : Path, optional
+        The run directory, from whose path ``path`` was made. By default it is found by its files
+        (:data:`RUN_MARKS`); without one above ``path``, nothing is refused.
+    """
+    above = [path.absolute(), *path.absolute().parents]
+    if run is None:
+        runs = [place for place in above if all(os.path.lexists(place / name) for name in RUN_MARKS)]
+        if not runs:
+            return
+        run = runs[-1]  # the outermost: a link may lead to another run
+    for place in reversed(above[: above.index(run.absolute())]):
+        if place.is_symlink():
+            raise RunError(
+                f"{place} is a symbolic link, and nothing inside of a run directory is changed through one; expected a "
+                f"file or folder of the run; remove the link with `rm {shlex.quote(str(place))}`, which leaves what it "
+                "leads to, or link the whole run directory instead."
+            )
 
 
 def read_regular(path: Path) -> bytes:
@@ -114,8 +151,9 @@ def refuse_deep(tree: Any) -> None:
 def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path beside ``path``, and rename it to ``path`` if the block ends without an error.
 
-    A reader sees the previous file or the complete new one, never a part. After an error nothing is left. What killed
-    processes left in the same folder is removed first (:func:`clear_temporaries`).
+    A reader sees the previous file or the complete new one, never a part; the new name is on disk when the block has
+    ended. After an error nothing is left. What killed processes left in the same folder is removed first
+    (:func:`clear_temporaries`).
 
     Parameters
     ----------
@@ -129,11 +167,13 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
     Raises
     ------
     RunError
-        If the file system refuses, or if ``path`` must be new and exists.
+        If the file system refuses, if ``path`` must be new and exists, or if it is behind a symbolic link inside of a
+        run directory (:func:`refuse_links`).
     """
     new = new or folder
     temporary = _temporary(path)
     try:
+        refuse_links(path.parent)
         if new and os.path.lexists(path):
             raise FileExistsError
         clear_temporaries(path.parent)
@@ -151,11 +191,15 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
             _in_use.discard(temporary.name)
     except PencilError:
         raise
-    except OSError as error:
-        reason = "it already exists" if isinstance(error, FileExistsError) else error.strerror or error
-        kind = "folder" if folder else "file"
+    except (OSError, SafetensorError) as error:
+        number = _error_number(error)
+        full, kind = number in FULL, "folder" if folder else "file"
+        seen = os.strerror(number) if full else getattr(error, "strerror", None) or error  # libraries wrap the former
+        reason = "it already exists" if isinstance(error, FileExistsError) else seen
         advice = f"name a new {kind} in an existing folder" if new else "the previous file, if any, is unchanged"
+        advice = "nothing of it is left; free space, then repeat the command" if new and full else advice
         raise RunError(f"cannot write {path}: {reason}; {advice}.") from error
+    _sync_renamed(path)
 
 
 def write(path: Path, save: Callable[[Path], Any]) -> None:
@@ -188,14 +232,28 @@ def clear_temporaries(folder: Path) -> None:
                     remove(folder / name)
 
 
-def make_folder(path: Path) -> Path:
-    """Make an empty folder, in place of what an earlier process left under its name, and return it."""
-    remove(path)
+def make_folder(path: Path, *, empty: bool = True) -> Path:
+    """Make a folder and return it; ``empty``: in place of what an earlier process left under its name."""
+    refuse_links(path.parent if empty else path)
     try:
-        path.mkdir()
+        if empty:
+            remove(path)
+        path.mkdir(exist_ok=not empty)
+    except PencilError:
+        raise
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}; fix the access to its folder.") from error
+        raise RunError(
+            f"cannot write {path}: {error.strerror}; free space, or fix the access to its folder, then repeat the "
+            "command."
+        ) from error
     return path
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or folder, in place of a file; an OSError where that fails."""
+    refuse_links(source.parent)
+    refuse_links(target.parent)
+    source.replace(target)
 
 
 def sync_file(path: Path) -> None:
@@ -205,13 +263,18 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, so that a rename survives a power cut."""
-    if os.name != "nt":  # Windows has no such call
+    """Flush the names in a folder to disk, so that a rename survives a power cut; not where that is impossible."""
+    if os.name == "nt":  # Windows has no such call
+        return
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
 
 
 def _temporary(path: Path) -> Path:
@@ -273,7 +336,24 @@ def _put_in_place(temporary: Path, path: Path, new: bool) -> None:
         temporary.rename(path)
 
 
+def _sync_renamed(path: Path) -> None:
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise RunError(
+            f"{path} is written, but a power cut may lose it: cannot flush its folder: {error.strerror}; check the "
+            "disk, then repeat the command."
+        ) from error
+
+
+def _error_number(error: OSError | SafetensorError) -> int:
+    """Return the number of the system's error, which safetensors has in its text only; 0 where there is none."""
+    named = re.search(r"\(os error (\d+)\)", str(error))
+    return getattr(error, "errno", None) or (int(named[1]) if named else 0)
+
+
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; one that is missing is no error."""
+    """Remove a file, a link, or a folder with all that is in it; one that is missing is no error."""
+    refuse_links(path.parent)
     with suppress(FileNotFoundError):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

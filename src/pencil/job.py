@@ -1,6 +1,7 @@
 """A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
 
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Callable
@@ -29,12 +30,13 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.claim import claimed, start_or_resume
-from pencil.runs.directory import RunReader, RunWriter, checkpoints_of, remove_checkpoints
+from pencil.runs.claim import claimed, clear_finished, start_or_resume
+from pencil.runs.directory import RunReader, RunWriter
 from pencil.runs.label_files import write_part
 from pencil.runs.label_parts import build_label_parts
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import FINETUNE, LABELS, is_unfinished
+from pencil.runs.leftovers import checkpoints_of, left_checkpoints
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.training import Observer, Outcome, Trainer
@@ -163,7 +165,7 @@ def _open_finished(path: Path, model: nn.Module | None, data: Splits | None, tru
     """The finished run; what a process left undone that was killed after the summary is done now."""
     run = open_run(path, model=model, trust=trust)
     if int(os.environ.get("RANK", "0")) == 0:
-        remove_checkpoints(path)
+        clear_finished(path)
         if not os.path.lexists(path / REPORT):
             _write_report(run, data)
     return run
@@ -252,10 +254,14 @@ class Execution:
         if trackers is not None:
             stack.enter_context(trackers).begin(trainer.records)
         outcome = self._train(trainer, directory)
-        if checkpointer is not None:  # what is needed to finish, if the results cannot be written
-            checkpointer.save_final(trainer)
-        outcome, model, best_weights = self._whole(job, outcome, observers, directory)
-        run = self._finished(model, outcome, best_weights, directory)
+        # what is needed to finish, if the results cannot be written
+        saved = checkpointer is not None and checkpointer.save_final(trainer)
+        if job.recipe.model.finetune_epochs:
+            outcome, saved = self._finetuned(job, outcome, observers, directory)
+            model, best_weights = outcome.model, outcome.best_weights
+        else:
+            model, best_weights = job.whole_network(outcome)
+        run = self._finished(model, outcome, best_weights, directory, saved)
         if directory is not None:
             _write_report(run, job.prepared.splits)
         if trackers is not None:
@@ -277,15 +283,13 @@ class Execution:
                     write_report(directory.path)
             raise
 
-    def _whole(
+    def _finetuned(
         self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None
-    ) -> tuple[Outcome, nn.Module, dict[str, Tensor]]:
-        """The outcome of the run with its whole network and best weights, fine-tuned where that is asked for.
+    ) -> tuple[Outcome, bool]:
+        """The outcome of the run with its whole network fine-tuned, and whether a checkpoint has all of it.
 
         Fine-tuning starts from the last checkpoint of this stage where there is one.
         """
-        if not job.recipe.model.finetune_epochs:
-            return trained, *job.whole_network(trained)
         checkpointer = self._checkpointer(FINETUNE)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
         trainer = finetuning_trainer(job, trained, observers, **options)
@@ -294,9 +298,7 @@ class Execution:
         if directory is not None:
             directory.truncate_metrics(trainer.records)
         outcome = with_finetuned(trained, self._train(trainer, directory))
-        if checkpointer is not None:
-            checkpointer.save_final(trainer)
-        return outcome, outcome.model, outcome.best_weights
+        return outcome, checkpointer is not None and checkpointer.save_final(trainer)
 
     def _checkpointer(self, stage: str = "") -> Checkpointer | None:
         if self.path is None or self.request is None:
@@ -338,9 +340,14 @@ class Execution:
             )
 
     def _finished(
-        self, model: nn.Module, outcome: Outcome, best_weights: dict[str, Tensor], directory: RunWriter | None
+        self,
+        model: nn.Module,
+        outcome: Outcome,
+        best_weights: dict[str, Tensor],
+        directory: RunWriter | None,
+        saved: bool,
     ) -> Run:
-        """The run, with its results written where it has a directory."""
+        """The run, with its results written where it has a directory; ``saved``: a checkpoint has all of them too."""
         job, splits = self.job, self.job.prepared.splits
         summary = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
         labels = self._label_table(outcome) if outcome.shard is None else None
@@ -348,7 +355,8 @@ class Execution:
 
         def write() -> None:
             if directory is not None:
-                _write_results(directory, written, outcome.records, model.state_dict(), best_weights, summary)
+                results = written, outcome.records, model.state_dict(), best_weights, summary
+                _write_results(directory, saved, *results)
 
         if labels is None:  # the other ranks wait for it
             assert self.path is not None
@@ -405,14 +413,21 @@ class _Waiting:
             raise Stopped(f"stopped by {self.request.signal} while another run computed features; start again later.")
 
 
-def _write_results(directory: RunWriter, *results: Any) -> None:
-    """Write the results; they are the arguments of :meth:`RunWriter.finish`."""
+def _write_results(directory: RunWriter, saved: bool, *results: Any) -> None:
+    """Write the results; they are the arguments of :meth:`RunWriter.finish`. ``saved``: a checkpoint has them too."""
     try:
         directory.finish(*results)
     except RunError as error:
+        if saved:
+            kept, then = "The last checkpoint has everything", "finish"
+        elif left_checkpoints(directory.path):
+            kept, then = "The last checkpoint is of an earlier step", "train on from there"
+        else:
+            kept, then = "There is no checkpoint", "train again from the beginning"
+        command = f"pencil resume {shlex.quote(str(directory.path))}"
         raise RunError(
-            f"training has ended, but its results cannot be written: {error} The last checkpoint has everything: free "
-            f"space, then finish with `pencil resume {directory.path}`."
+            f"training has ended, but its results cannot be written: {error} {kept}: free space, then {then} with "
+            f"`{command}`."
         ) from error
 
 

@@ -110,7 +110,7 @@ def test_a_second_one_in_the_same_process_is_refused(tmp_path, start):
             pytest.fail("it was entered twice")
         (tmp_path / ".lock").read_text()  # opening and closing the file must not free it either
         process, line = start(HOLD.replace("import os, sys, time", "import os, sys, time; sys.stderr = sys.stdout"))
-        assert line == [] or "RunError" in process.stdout.read()
+        assert line == [] or "InUseError" in process.stdout.read()
         assert process.wait() == 1
 
 

@@ -8,7 +8,7 @@ import typer
 
 from pencil.cli.options import AsJson, RunPath
 from pencil.cli.output import echo
-from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, is_remote, listen
+from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, ended_by_signals, is_remote, listen
 from pencil.errors import RunError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def audit(
     """Measure how many labels are right: look at random rows whose labels are hidden, and say what they are.
 
     Answers are appended to RUN/reviews.jsonl at once, and count as reviewed; come back at any time. When the page is
-    stopped with Ctrl-C, the results are printed and written into the run. --rows 200 extends the sample.
+    stopped with Ctrl-C or SIGTERM, the results are printed and written into the run. --rows 200 extends the sample.
     """
     from pencil.audit.results import read_answers
     from pencil.audit.sample import open_sample
@@ -53,7 +53,7 @@ def audit(
     _refuse(target, results, sheet, answers)
     remote = is_remote(host, allow_remote)
     RunReader(run)  # refused before anything is written
-    with RunLock(run):
+    with ended_by_signals(), RunLock(run):
         sample = open_sample(run, rows, seed, new=not results)
         if not results:
             with Blind(run, sample) as blind:
@@ -83,8 +83,8 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
         access = Access(listening.getsockname()[1], host, remote)
         left = blind.row()
         echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} rows to look at", err=True)
-        announce(access, "answer", no_browser=no_browser)
         try:
+            announce(access, "answer", no_browser=no_browser)
             serve_app(build_app(blind, access), listening)
         except KeyboardInterrupt:  # as asked for; the results follow
             echo("", err=True)

@@ -7,7 +7,7 @@ import typer
 
 from pencil.cli.options import RunPath
 from pencil.cli.output import echo
-from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, is_remote, listen
+from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, ended_by_signals, is_remote, listen
 from pencil.errors import RunError
 
 
@@ -39,14 +39,15 @@ def review(
     if complete and answers is None:
         raise RunError("--complete is for --import FILE; leave it out, or name a file.")
     if answers is not None:
-        _import(run, answers, complete)
+        with ended_by_signals():
+            _import(run, answers, complete)
         return
     from pencil.review.guard import Access
     from pencil.review.server import serve
     from pencil.review.session import Review
 
     remote = is_remote(host, allow_remote)
-    with Review(run) as opened, listen(host, port) as listening:
+    with ended_by_signals(), Review(run) as opened, listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
         echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
         announce(access, "decision", no_browser=no_browser)

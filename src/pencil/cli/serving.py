@@ -1,8 +1,13 @@
 """What the commands with a local page share: their options, the listening socket, and who may reach it."""
 
 import ipaddress
+import signal
 import socket
+import threading
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +24,46 @@ AllowRemote = Annotated[
     bool, typer.Option("--allow-remote", help="Let other machines in (plain HTTP: whoever has the address).")
 ]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
+
+
+class Ended(KeyboardInterrupt):
+    """The command was asked to end by a signal other than that of Ctrl-C; ``number`` is the first one."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP (a closed terminal) end a command as Ctrl-C does: the lock of the run is released.
+
+    The exit code is 128 and the number of the signal, as of a process that the signal has killed. A signal that is
+    ignored, as SIGHUP under nohup, stays ignored. While a page is served, the server takes SIGTERM, ends, and sends it
+    once more; it does not know SIGHUP, which is passed on to it as SIGTERM.
+    """
+    seen: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.raise_signal(signal.SIGTERM)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise Ended(seen[0] if seen else number)
+
+    previous = {}
+    try:
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for name, handler in (("SIGTERM", end), ("SIGHUP", pass_on)):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP
+                if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                    previous[number] = signal.signal(number, handler)
+        yield
+    except Ended as ended:
+        echo("stopped", err=True)
+        raise typer.Exit(128 + ended.number) from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def is_remote(host: str, allow_remote: bool) -> bool:

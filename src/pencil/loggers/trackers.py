@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from pencil.errors import RecipeError, RunError
-from pencil.files import read_json, write_json
+from pencil.files import read_json, refuse_links, write_json
 from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
@@ -83,6 +83,7 @@ class Trackers(Observer):
     def begin(self, records: Sequence[Record]) -> None:
         """Open every tracker; ``records`` are the epochs that a resumed run has behind it."""
         for name in self.recipe.training.log:
+            refuse_links_out(self.path, name)
             try:
                 self.trackers[name] = TRACKERS[name](self.recipe, self.path)
             except _failures() as error:
@@ -109,6 +110,19 @@ class Trackers(Observer):
                 getattr(tracker, what)(*arguments)
             except _failures() as error:
                 warnings.warn(f"{name} could not log, and the run continues: {error}", stacklevel=3)
+
+
+def refuse_links_out(run: Path, name: str) -> None:
+    """Refuse a tracker's folder in a run directory that is a link, or has links out of the directory in it.
+
+    The library writes to this folder, not we. W&B makes links inside of it.
+    """
+    refuse_links(run / name, run)
+    for folder, folders, files in os.walk(run / name):
+        for entry in (*folders, *files):
+            path = Path(folder) / entry
+            if path.is_symlink() and not path.resolve().is_relative_to(run.resolve()):
+                refuse_links(path, run)
 
 
 def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pencil.errors import RunError
-from pencil.files import digest, read_json, write_json, write_text
+from pencil.files import digest, move, read_json, refuse_links, remove, write_json, write_text
 from pencil.runs.directory import RunReader
 from pencil.runs.label_files import ROW
 from pencil.runs.label_table import LabelTable
@@ -49,6 +49,8 @@ def write_audit(run: Path, audit: AuditSummary, confidence: np.ndarray | None) -
 def _replace_labels(run: Path, confidence: np.ndarray | None) -> None:
     """Write the label table again with the column, file by file where it is in parts; else without the column."""
     names = [name for name in listed_files(run) if name == LABELS or name.startswith(f"{LABELS}/")]
+    for name in names:
+        refuse_links((run / name).parent, run)  # before the manifest is written
     try:
         manifest = read_json(run / MANIFEST)
         seen = {name: digest(run / name) for name in names}
@@ -69,10 +71,10 @@ def _replace_labels(run: Path, confidence: np.ndarray | None) -> None:
         before = {BEFORE.format(name): seen[name] for name in names}
         write_json(run / MANIFEST, {**manifest, **before, **{name: digest(path) for name, path in waiting.items()}})
         for name, path in waiting.items():
-            path.replace(run / name)
+            move(path, run / name)
     finally:
         for path in waiting.values():
-            path.unlink(missing_ok=True)
+            remove(path)
 
 
 def _with_column(file: Path, confidence: np.ndarray | None) -> pa.Table:

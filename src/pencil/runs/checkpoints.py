@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from pencil.errors import RecipeError, RunError
-from pencil.files import read_regular, sync_folder
+from pencil.files import move, read_regular, refuse_links, remove, sync_folder
 from pencil.runs.layout import FileStatus
 
 Tree = Any
@@ -91,12 +90,14 @@ class Checkpoints:
         Where the checkpoints are.
     keep : int
         How many complete checkpoints are kept; at least 2, so that one may be damaged.
+    run : Path, optional
+        The run directory, which ``folder`` is in: no symbolic link may be between them.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, run: Path | None = None):
         if keep < 2:
             raise RecipeError(f"keep is {keep} checkpoints; expected 2 or more, so that one may be damaged.")
-        self.folder, self.keep = folder, keep
+        self.folder, self.keep, self.run = folder, keep, run
         self._whole: set[Path] = set()  # as far as this process has written or verified them
 
     def save(self, step: int, parts: Mapping[str, Tree]) -> Checkpoint:
@@ -133,9 +134,9 @@ class Checkpoints:
                     raise RunError(f"{partial / name} is not {digest['bytes']:,} bytes long, as its writer reported.")
             _write(partial / MANIFEST, [_manifest(target.name, digests)])
             sync_folder(partial)
-            if target.exists():
-                target.rename(self.folder / f".{target.name}.old")  # `recover` would restore it from there
-            partial.rename(target)
+            if os.path.lexists(target):
+                move(target, self.folder / f".{target.name}.old")  # `recover` would restore it from there
+            move(partial, target)
             sync_folder(self.folder)
             sync_folder(self.folder.parent)  # in which it may be new
             self.recover()
@@ -144,10 +145,11 @@ class Checkpoints:
 
     def recover(self) -> None:
         """Remove what killed processes left half-written; restore a checkpoint whose replacement was not completed."""
+        refuse_links(self.folder, self.run)
         for path in self.folder.glob(".step-*"):
             if match := ASIDE.fullmatch(path.name):
-                if match[2] == "old" and not (self.folder / match[1]).exists():
-                    path.rename(self.folder / match[1])
+                if match[2] == "old" and not os.path.lexists(self.folder / match[1]):
+                    move(path, self.folder / match[1])
                 else:
                     _remove(path)
 
@@ -298,8 +300,10 @@ def _read_manifest(path: Path) -> dict[str, Digest]:
 def _remove(path: Path) -> None:
     try:
         doomed = path.with_name(f".{path.name.removeprefix('.')}").with_suffix(".partial")
-        path.rename(doomed)  # first: a process killed here leaves no half of a checkpoint
-        shutil.rmtree(doomed)
+        move(path, doomed)  # first: a process killed here leaves no half of a checkpoint
+        remove(doomed)
+    except RunError:
+        raise
     except OSError as error:  # one checkpoint too many is no reason to stop training
         warnings.warn(f"cannot remove {path}: {error.strerror or error}; remove it by hand.", stacklevel=2)
 

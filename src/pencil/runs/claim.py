@@ -1,15 +1,19 @@
 """The directory of a run is taken before anything else is done: what is wrong with it is said at once."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pencil.data.settings import DataSettings
-from pencil.runs.directory import RunWriter, clear_leftovers
+from pencil.errors import RunError
+from pencil.runs.directory import RunWriter
 from pencil.runs.layout import is_run, is_unfinished
-from pencil.runs.lock import RunLock
+from pencil.runs.leftovers import clear_leftovers, left_checkpoints, remove_checkpoints
+from pencil.runs.lock import NAME as LOCK
+from pencil.runs.lock import InUseError, RunLock
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,24 @@ def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: 
             return Start(path, resumes=True)
         lock.__exit__()
     return Start(path, finished=True)
+
+
+def clear_finished(path: Path) -> None:
+    """Remove what a process left in a finished run that was killed after its summary: checkpoints and the lock file.
+
+    Nothing is done where another process holds the lock: it does that itself, or has the run open for a review.
+    """
+    if not left_checkpoints(path) and not os.path.lexists(path / LOCK):
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(RunLock(path))
+        except InUseError:
+            return
+        except RunError as error:  # as on a disk that can only be read
+            warnings.warn(f"what is left in a finished run stays: {error}", stacklevel=3)
+            return
+        remove_checkpoints(path)
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -19,12 +17,13 @@ from safetensors import SafetensorError
 
 from pencil.errors import RecipeError, RunError
 from pencil.files import (
-    clear_temporaries,
     digest,
     make_folder,
+    move,
     read_json,
     read_regular,
     refuse_irregular,
+    refuse_links,
     remove,
     sync_folder,
     write,
@@ -40,7 +39,6 @@ from pencil.runs.layout import (
     ENCODER,
     ENVIRONMENT,
     FAILURE,
-    FINETUNE,
     FORMAT,
     LABELS,
     MANIFEST,
@@ -58,6 +56,7 @@ from pencil.runs.layout import (
     is_unfinished,
     listed_files,
 )
+from pencil.runs.leftovers import clear_leftovers, remove_checkpoints
 from pencil.runs.lock import RunLock
 from pencil.runs.summary import Summary
 from pencil.user_file import Trust
@@ -67,12 +66,10 @@ if TYPE_CHECKING:
 
     from pencil.data.encoding import Encoder
     from pencil.recipe import Recipe
-    from pencil.runs.checkpoints import Checkpoints
 
 Content = TypeVar("Content")
 Record = dict[str, Any]
 """The metrics of one epoch."""
-CHECKPOINT = re.compile(r"step-\d{10,}|\.step-\d{10,}\.(partial|old)")
 
 
 class DamagedError(RunError):
@@ -331,7 +328,8 @@ class RunWriter:
     ) -> None:
         """Write what is known before training: environment and format version, rows, the encoder of a table, their
         digests, the recipe last."""
-        (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        refuse_links(self.path / CHECKPOINTS, self.path)
+        make_folder(self.path / CHECKPOINTS, empty=False)
         self._environment = {"format": FORMAT, **environment}
         write_json(self.path / ENVIRONMENT, self._environment)
         write(self.path / ROWS, lambda target: pq.write_table(rows, target, compression="zstd"))
@@ -349,6 +347,7 @@ class RunWriter:
 
     def append_metrics(self, record: Record) -> None:
         """Append the metrics of an epoch."""
+        refuse_links(self.path / METRICS, self.path)
         try:
             with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(json.dumps(record) + "\n")
@@ -400,33 +399,8 @@ class RunWriter:
             labels.write(target)
             return {}
         sync_folder(self.path / PARTS)
-        (self.path / PARTS).rename(target)
+        move(self.path / PARTS, target)
         return {f"{LABELS}/{name}": digits for name, digits in labels.items()}
-
-
-def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes left half-written in a run directory. Only the process with its lock may call it."""
-    for folder in (path, path / CHECKPOINTS, path / CHECKPOINTS / FINETUNE):
-        clear_temporaries(folder)
-    remove(path / PARTS)
-    checkpoints_of(path).recover()
-
-
-def remove_checkpoints(path: Path) -> None:
-    """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
-    found = [left for folder in (CHECKPOINTS, f"{CHECKPOINTS}/{FINETUNE}") for left in (path / folder).glob("*step-*")]
-    for left in sorted(found):
-        if CHECKPOINT.fullmatch(left.name):
-            shutil.rmtree(left, ignore_errors=True)
-            if left.exists():
-                warnings.warn(f"cannot remove {left}, which nothing needs; remove it by hand.", stacklevel=3)
-
-
-def checkpoints_of(path: Path, keep: int = 2, stage: str = "") -> "Checkpoints":
-    """Return the checkpoints of the run in this directory, or those of its second stage. This imports torch."""
-    from pencil.runs.checkpoints import Checkpoints
-
-    return Checkpoints(path / CHECKPOINTS / stage, keep)
 
 
 def _check_format(path: Path, environment: Mapping[str, Any]) -> None:

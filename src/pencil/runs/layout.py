@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pencil.errors import RunError
+from pencil.files import read_json
 from pencil.runs.lock import NAME as LOCK
 
 FORMAT = 2
@@ -93,7 +94,10 @@ def _is_file(path: Path) -> bool:
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether a directory holds nothing, or only what a process leaves that was killed before its run began."""
+    """Return whether a directory holds nothing, or only what a process leaves whose run could not begin.
+
+    That process was killed, and its lock is left, or it could not write all of the first files.
+    """
     if not path.is_dir():
         return not path.exists()
     began = (LOCK, CHECKPOINTS, ENVIRONMENT, ROWS, ENCODER, MANIFEST)
@@ -101,7 +105,19 @@ def is_empty(path: Path) -> bool:
     ours = all(
         name in began or name.startswith(tuple(f".{one}." for one in (*FIRST, ENCODER, MANIFEST))) for name in names
     )
-    return ours and (not names or LOCK in names)
+    return ours and (not names or LOCK in names or _began(path, names))
+
+
+def _began(path: Path, names: list[str]) -> bool:
+    """Return whether the files in a directory are the first ones of a run: no user's folder is taken for it."""
+    if ENVIRONMENT not in names:  # which is written right after the folder for checkpoints
+        folder = path / CHECKPOINTS
+        return names == [CHECKPOINTS] and folder.is_dir() and not any(folder.iterdir())
+    try:
+        environment = read_json(path / ENVIRONMENT)
+    except (OSError, ValueError):
+        return False
+    return isinstance(environment, dict) and {"format", "pencil", "data_fingerprint"} <= environment.keys()
 
 
 def free_path(parent: Path, name: str) -> Path:
@@ -113,9 +129,9 @@ def free_path(parent: Path, name: str) -> Path:
 
 
 def unfinished_path(parent: Path, name: str) -> Path:
-    """Return the last of ``name``, ``name-2``, ``name-3`` ... whose run was stopped, or a new path if there is none."""
+    """Return the last of ``name``, ``name-2``, ... whose run was stopped or could not begin; a new path without one."""
     number, found = 1, None
     while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
-        found = candidate if is_unfinished(candidate) else found
+        found = candidate if is_unfinished(candidate) or is_empty(candidate) else found
     return candidate if found is None else found

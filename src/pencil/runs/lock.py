@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pencil.errors import RunError
+from pencil.files import refuse_links
 
 NAME, TRIES = ".lock", 1000
 BUSY = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
@@ -33,6 +34,10 @@ else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     os.register_at_fork(after_in_child=lambda: _release_in_child())
+
+
+class InUseError(RunError):
+    """Another process writes to the run directory."""
 
 
 class RunLock:
@@ -83,6 +88,7 @@ class RunLock:
 
     def _acquire(self) -> int:
         """Return the locked file. Its last holder may remove it after we opened it; then we try again."""
+        refuse_links(self.path)
         for left in reversed(range(TRIES)):
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -110,7 +116,7 @@ class RunLock:
             if error.errno in BUSY:
                 who = _read(descriptor) or {}
                 holder = f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('started', '?')}"
-                raise RunError(
+                raise InUseError(
                     f"{self.path} is in use by {holder}; two processes must not write to one run directory; wait for "
                     "it, or choose another --out."
                 ) from error

@@ -5,7 +5,7 @@ from typing import Any
 
 from pencil.errors import RunError
 from pencil.files import digest, read_json
-from pencil.runs.directory import DamagedError, RunReader, checkpoints_of
+from pencil.runs.directory import DamagedError, RunReader
 from pencil.runs.layout import (
     ENVIRONMENT,
     FINETUNE,
@@ -18,6 +18,7 @@ from pencil.runs.layout import (
     is_unfinished,
     listed_files,
 )
+from pencil.runs.leftovers import checkpoints_of
 
 
 def check_first_files(path: Path) -> None:

@@ -20,7 +20,8 @@ from pencil.methods.state import state_tree
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
 from pencil.runs.checkpoints import Checkpoint
-from pencil.runs.directory import RunReader, checkpoints_of
+from pencil.runs.directory import RunReader
+from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import check_first_files
 from pencil.runs.results import describe_environment
 from pencil.training import Trainer
@@ -154,7 +155,7 @@ def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None, stage
     """Load the newest checkpoint into the trainer; without one, training starts from the beginning.
 
     Where the rows have changed, ``changed_from`` are those that the checkpoint was written with. ``stage`` is that of
-    the trainer, see :func:`pencil.runs.directory.checkpoints_of`.
+    the trainer, see :func:`pencil.runs.leftovers.checkpoints_of`.
     """
     checkpoints, world = checkpoints_of(path, stage=stage), trainer.world
     if world.rank == 0:

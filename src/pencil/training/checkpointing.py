@@ -138,12 +138,17 @@ class Checkpointer:
                 self.checkpoints.recover()
         _raise_first([*written, world.broadcast_object(done if isinstance(done, PencilError) else None)])
 
-    def save_final(self, trainer: Trainer) -> None:
-        """Save training that has ended, so that its results can still be written after a failure."""
+    def save_final(self, trainer: Trainer) -> bool:
+        """Save training that has ended, so that its results can still be written after a failure.
+
+        Returns whether it is saved; if not, there is a warning, as the results may still be written.
+        """
         try:
             self.save(trainer)
         except RunError as error:
             warnings.warn(f"{error} Training has ended; its results are written now.", stacklevel=2)
+            return False
+        return True
 
     def _write(self, partial: Path, trainer: Trainer) -> dict[str, Any]:
         digests: dict[str, Any] = {}
