@@ -3,6 +3,7 @@
 import doctest
 import errno
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -182,3 +183,42 @@ def test_tables_are_flattened():
     assert doctest.testmod(pencil.trees).attempted == 1
     assert doctest.testmod(pencil.trees).failed == 0
     assert pencil.trees.flatten({"a": {"b": None}, "c": 1}, separator=", ") == {"a, b": None, "c": 1}
+
+
+@pytest.mark.parametrize("new", [False, True])
+@pytest.mark.parametrize("folder", [False, True])
+def test_the_folder_is_flushed_after_the_rename(tmp_path, monkeypatch, new, folder):
+    """Else a power cut takes the name of a file that was said to be written."""
+    seen, fsync = [], os.fsync
+
+    def flush(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            assert os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+            seen.append(names(tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    with atomic_write(tmp_path / "a", new=new, folder=folder):
+        assert seen == []
+    assert seen == [["a"]]
+
+
+def test_a_folder_that_cannot_be_flushed_is_an_error_only_where_others_can(tmp_path, monkeypatch):
+    fsync = os.fsync
+
+    def fail_with(number):
+        def flush(descriptor):
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                raise OSError(number, os.strerror(number))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", flush)
+
+    fail_with(errno.EINVAL)  # as on some network file systems
+    write_text(tmp_path / "a", "new")
+    fail_with(errno.EIO)
+    with pytest.raises(
+        RunError, match=r"a is written, but a power cut may lose it: .*Input/output error; check the disk"
+    ):
+        write_text(tmp_path / "a", "newer")
+    assert (tmp_path / "a").read_text() == "newer" and names(tmp_path) == ["a"]

@@ -1,5 +1,6 @@
 """Two processes and one run, signals to a group, inputs that changed, a disk that is full at the end."""
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import commands
@@ -280,6 +282,77 @@ def test_a_disk_that_is_full_at_the_end_loses_nothing(name, tmp_path, monkeypatc
         patch.setattr("pencil.training.step.TrainingStep.__call__", lambda *_: steps.append(1))
         train(path, SELDOM)
     assert not steps  # training had ended: only the results are written
+    assert result(path) == undisturbed
+
+
+@pytest.mark.parametrize("saved", ["nothing", "an earlier step"])
+def test_results_that_cannot_be_written_name_the_checkpoint_that_there_is(saved, tmp_path, monkeypatch, undisturbed):  # noqa: F811
+    from pencil import files
+    from pencil.runs import checkpoints
+
+    path, written, put = tmp_path / "run", checkpoints._write, files._put_in_place
+    room = iter([saved != "nothing"] * 3 + [False] * 10**3)  # for the three files of one checkpoint
+
+    def full(path, chunks):
+        if not next(room):
+            raise no_room()
+        return written(path, chunks)
+
+    def full_later(temporary, target, new):
+        if Path(target).name == "model.safetensors":
+            raise no_room()
+        put(temporary, target, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "_write", full)
+        patch.setattr(files, "_put_in_place", full_later)
+        with warnings.catch_warnings(), pytest.raises(RunError) as raised:
+            warnings.simplefilter("ignore")
+            train(path, {**SELDOM, "training.checkpoint_epochs": 3})
+    there = [one.name for one in (path / "checkpoints").iterdir()]
+    expected = {
+        "nothing": "There is no checkpoint: free space, then train again from the beginning with",
+        "an earlier step": "The last checkpoint is of an earlier step: free space, then train on from there with",
+    }
+    assert len(there) == (saved != "nothing") and expected[saved] in str(raised.value)
+    assert "has everything" not in str(raised.value) and f"`pencil resume {path}`" in str(raised.value)
+    train(path, SELDOM)
+    assert result(path) == undisturbed
+
+
+def test_a_write_error_while_a_run_begins_is_mended_by_resuming(tmp_path, monkeypatch, undisturbed):  # noqa: F811
+    from pencil import files
+
+    put, path = files._put_in_place, tmp_path / "run"
+    for name in ("environment.json", "rows.parquet", "manifest.json", "recipe.toml"):
+
+        def full(temporary, target, new, name=name):
+            if Path(target).name == name:
+                raise no_room()
+            put(temporary, target, new)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "_put_in_place", full)
+            with pytest.raises(RunError, match=rf"cannot write .*{name}: No space left on device"):
+                train(path, SELDOM)
+        assert not (path / ".lock").exists() and (path / "checkpoints").is_dir()
+    train(path, SELDOM)
+    assert result(path) == undisturbed
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_killed_process_left_in_a_finished_run_goes_unless_the_lock_is_held(held, tmp_path, undisturbed):  # noqa: F811
+    path = tmp_path / "run"
+    train(path, SELDOM)
+    (path / "report.html").unlink()
+    (path / ".lock").write_text("{}")
+    checkpoints_of(path).save(3, {"training": {"step": 3}})
+    with RunLock(path) if held else contextlib.nullcontext():
+        train(path, SELDOM)
+        left = any((path / "checkpoints").glob("step-*"))
+        assert ((path / ".lock").exists(), left, (path / "report.html").is_file()) == (held, held, True)
+    train(path, SELDOM)
+    assert not (path / ".lock").exists() and not any((path / "checkpoints").glob("step-*"))
     assert result(path) == undisturbed
 
 

@@ -12,7 +12,7 @@ import pencil
 from pencil.errors import RunError
 from pencil.report import write_report
 from pencil.runs.directory import DamagedError, RunReader, RunWriter
-from pencil.runs.layout import FORMAT, is_run, is_unfinished, unfinished_path
+from pencil.runs.layout import FORMAT, is_empty, is_run, is_unfinished, unfinished_path
 from pencil.runs.manifest import check_first_files, verify
 from pencil.runs.summary import Summary
 
@@ -222,3 +222,37 @@ def test_a_summary_that_is_none_is_refused(run, change, words):
 def test_labels_are_counted_by_entry_where_there_are_entries(run):
     labels = run.summary.labels
     assert labels.count == labels.rows and labels.model_copy(update={"entries": 9}).count == 9
+
+
+OURS = {"format": 2, "pencil": "1", "data_fingerprint": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "empty"),
+    [
+        ({}, True),
+        ({"checkpoints/": None}, True),
+        ({"checkpoints/": None, "environment.json": OURS}, True),
+        ({"checkpoints/": None, "environment.json": OURS, "rows.parquet": {}, "manifest.json": {}}, True),
+        ({"checkpoints": {}}, False),
+        ({"checkpoints/": None, "checkpoints/mine": {}}, False),
+        ({"environment.json": {"format": 2}}, False),
+        ({"environment.json": [1]}, False),
+        ({"rows.parquet": {}}, False),
+        ({"checkpoints/": None, "environment.json": OURS, "notes.txt": {}}, False),
+    ],
+)
+def test_a_directory_whose_run_could_not_begin_is_told_from_a_users(tmp_path, content, empty):
+    for name, tree in content.items():
+        if tree is None:
+            (tmp_path / name).mkdir()
+        else:
+            (tmp_path / name).write_text(json.dumps(tree))
+    assert is_empty(tmp_path) == empty
+
+
+def test_a_default_directory_whose_run_could_not_begin_is_taken_again(tmp_path):
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    assert unfinished_path(tmp_path, "run") == tmp_path / "run"
+    (tmp_path / "run" / "mine").write_text("")
+    assert unfinished_path(tmp_path, "run") == tmp_path / "run-2"
