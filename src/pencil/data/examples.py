@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import View
+from pencil.data.columns import ColumnUses
 from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
 from pencil.data.inputs import Inputs
 from pencil.errors import DataError
@@ -62,6 +63,8 @@ class Examples:
         True for examples whose label a person has reviewed: it never moves.
     weights
         What the loss of each example is multiplied by in training, 1 on average; None for 1 everywhere.
+    table
+        What each column of the table is that the rows are of; None for other data.
     """
 
     inputs: Inputs
@@ -73,6 +76,7 @@ class Examples:
     multilabel: bool = False
     pinned: Tensor | None = None
     weights: Tensor | None = None
+    table: ColumnUses | None = None
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}

@@ -15,8 +15,9 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
+from pencil.data.key_column import read_keys
 from pencil.data.keys import as_keys
-from pencil.data.table import read_clean, read_columns, read_keys, read_labels
+from pencil.data.table import read_clean, read_columns, read_labels
 from pencil.errors import DataError
 
 PREFIX = "hf/"

@@ -122,8 +122,10 @@ def prepare(
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
+    columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
+    resolved["columns"] = columns
     if train.inputs.records is not None:
-        resolved["columns"] = settings.columns.model_copy(update=named_columns(train.inputs.records.roles))
+        resolved["columns"] = columns.model_copy(update=named_columns(train.inputs.records.roles))
         if Path(settings.text_model).expanduser().is_dir():
             resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)

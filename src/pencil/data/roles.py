@@ -21,6 +21,10 @@ TEXT_COLUMNS = (
     "headline", "utterance", "document", "passage",
 )  # fmt: skip
 NUMBER_NAMES = ("", "id", "index", "idx", "row", "rowid", "row_id", "no", "nr", "number", "key", "uid", "uuid")
+MORE_ID_NAMES = ("guid", "ticket", "ticket_number", "case_number", "record", "sku")
+"""Names under which numbers are ids only if every row has another one."""
+INDEX_NAMES = ("", "index", "idx", "row", "rowid", "row_id")
+"""Those of them that number rows without saying what they are."""
 SPLIT_COLUMNS = ("split", "fold", "subset", "partition")
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "?")
 """Cells, in lower case, that stand for a missing number or category."""
@@ -182,13 +186,24 @@ def is_missing(strings: Any) -> Any:
     return pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(strings)), value_set=pa.array(MISSING, strings.type))
 
 
+def is_id_name(name: str) -> bool:
+    """Return whether a column has a usual name of ids: id, ticket_id, PassengerId, ticket."""
+    plain = name.strip()
+    in_words = _names_numbers(plain) or plain.lower() in MORE_ID_NAMES
+    return in_words or (plain.endswith(("Id", "ID")) and plain[:-2].isidentifier())
+
+
+def _names_numbers(name: str) -> bool:
+    plain = name.lower().strip()
+    return plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))
+
+
 def _is_row_number(name: str, column: Any) -> bool:
     """Return whether a column numbers rows: whole numbers under a name such as id, or without a name.
 
     A few repeated or missing ones change nothing; a number that many rows share may say something about them.
     """
-    plain = name.lower().strip()
-    if not (plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))):
+    if not _names_numbers(name):
         return False
     known = column.drop_null()
     return _are_whole(known) and pc.count_distinct(known).as_py() * ROWS_PER_LEVEL > len(known)

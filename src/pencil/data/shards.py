@@ -24,12 +24,13 @@ from pencil.data.image_columns import has_images
 from pencil.data.images import SUFFIXES as IMAGES
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import Inputs
+from pencil.data.key_column import read_keys
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.parquet_shards import SUFFIXES as PARQUET
 from pencil.data.parquet_shards import ParquetIndex
 from pencil.data.regular_files import is_within, refuse_undecodable
 from pencil.data.settings import DataSettings
-from pencil.data.table import SPLIT_NAMES, Known, read_keys, read_splits, unlabelled_inputs
+from pencil.data.table import SPLIT_NAMES, Known, read_splits, unlabelled_inputs
 from pencil.data.tar_shards import SUFFIXES as TAR
 from pencil.data.tar_shards import TarIndex
 from pencil.errors import DataError
