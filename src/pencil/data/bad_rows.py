@@ -1,7 +1,7 @@
 """Rows that cannot be used: all of them are counted, the first few are named, and they are refused or left out."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -113,7 +113,11 @@ class BadRows:
         more = len(found) - len(named)
         return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
+    def numbered(self, rows: Sequence[int]) -> list[int]:
+        """Return the numbers of some rows in messages."""
+        return [row if self.numbers is None else int(self.numbers[row]) for row in rows]
+
     def _name(self, row: int, keys: np.ndarray | None) -> str:
-        number = row if self.numbers is None else int(self.numbers[row])
+        (number,) = self.numbered([row])
         key = "" if keys is None else str(keys[row])
         return f"row {number}" if key in ("", str(number)) else f"row {number} ({key!r})"

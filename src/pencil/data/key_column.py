@@ -78,12 +78,14 @@ def _is_code(cell: str) -> bool:
     return len(cell) <= LONGEST_ID and not cell.lower().endswith(SUFFIXES)
 
 
-def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray | None:
-    """Return the keys of the key column, where there is one."""
+def read_keys(
+    path: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Return the keys of the key column, where there is one; ``numbers`` are those of the rows in messages."""
     if columns.key is None:
         return None
     column = table[columns.key].cast(pa.string())
-    missing = BadRows(str(path))
+    missing = BadRows(str(path), numbers)
     missing.add_where(is_missing_cell(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
     missing.refuse(total=table.num_rows, remedy="")
     remedy = "expected unique keys; rename one of them."

@@ -299,7 +299,7 @@ def read_columns(
 
 
 def _keys_or_numbers(where: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None) -> np.ndarray:
-    keys = read_keys(where, table, columns)
+    keys = read_keys(where, table, columns, numbers)
     if keys is not None:
         return keys
     return as_keys(np.arange(table.num_rows) if numbers is None else numbers)
@@ -328,7 +328,7 @@ def _inputs(
         column = column if field is None else pc.struct_field(column, field)
         keys = _keys_or_numbers(path, table, columns, numbers)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    own_keys, free = read_keys(path, table, columns), without_role(table, columns)
+    own_keys, free = read_keys(path, table, columns, numbers), without_role(table, columns)
     name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(is_missing_cell(table[name]), lambda _: f"there is no path in column {name!r}")
