@@ -153,7 +153,7 @@ BROKEN = "path,label\n0.png,a\n1.png\n2.png,b,c\n3.png,b\n"
 def test_broken_lines_are_counted_and_named_or_left_out(here):
     (here / "t.csv").write_text(BROKEN)
     message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cells; expected 2, as the header has; row 4: it has 3 cells"
-    with pytest.raises(DataError, match=message + r".*data.bad_rows=skip"):
+    with pytest.raises(DataError, match=message + r'.*settings={"data.bad_rows": "skip"}'):
         read(here / "t.csv")
     with pytest.warns(UserWarning, match=message + ".*; they are left out"):
         assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
@@ -257,7 +257,7 @@ def test_labels_that_look_like_several_classes_are_asked_about(here):
     message = (
         r"label 'eight;four' at row 4 \(and 1 more: row 5\) of .*t.csv looks like several classes; expected one class "
     )
-    with pytest.raises(DataError, match=message + r"per row; set data.multilabel=true .* in data.classes"):
+    with pytest.raises(DataError, match=message + r"per row; write multilabel=True .* with classes="):
         read(path)
     with pytest.raises(DataError, match="looks like several classes"):
         read(path, classes=("eight", "four"))

@@ -283,5 +283,5 @@ def test_other_models_of_text(tmp_path):
     vectors = embed_texts(["win money", "", "dinner with the family"], str(tmp_path / "bert"), None)
     alone = embed_texts(["dinner with the family"], str(tmp_path / "bert"), None)
     np.testing.assert_allclose(vectors[2], alone[0], atol=1e-5)  # padding does not matter
-    with pytest.raises(DataError, match=r"data.text_model .* cannot be loaded: .*; name its folder, or set"):
+    with pytest.raises(DataError, match=r"data.text_model .* cannot be loaded: .*; name its folder, or use"):
         fit_encoder(examples.inputs.records, examples.rows, str(tmp_path / "none"))

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from pencil.data.given import shorten
 from pencil.data.roles import Role
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
@@ -142,22 +142,23 @@ def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
     """Raise if ``columns`` names a column that the table does not have."""
     known = set(table.column_names)
-    named: Iterable[Any] = columns.model_dump(exclude={"numbering"}).values()
-    missing = [name for value in named for name in as_names(value) if name not in known]
+    named: Iterable[tuple[str, Any]] = columns.model_dump(exclude={"numbering"}).items()
+    missing = {name: use for use, value in named for name in as_names(value) if name not in known}
     if missing:
+        key = f"data.columns.{next(iter(missing.values()))}"
         raise DataError(
-            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
-            "table."
+            f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; name another one with "
+            f"{setting(key, 'NAME')}, or add it to the table."
         )
 
 
-def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
-    """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
+def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, *keys: str) -> str:
+    """Return the first column with one of the usual names; ``what`` and ``keys`` of a recipe name it in the message."""
     found = usual_column(table, usual)
     if found is None:
         raise DataError(
             f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
-            f"{_list(table.column_names)}; name it with {setting}."
+            f"{_list(table.column_names)}; name it with {' or '.join(setting(key, 'NAME') for key in keys)}."
         )
     return found
 

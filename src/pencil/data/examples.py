@@ -13,7 +13,7 @@ from pencil.data.augment import View
 from pencil.data.columns import ColumnUses
 from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
 from pencil.data.inputs import Inputs
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.seeding import generator
 
 
@@ -230,8 +230,8 @@ def hold_out(
         ) if chosen.any() else None
     if not 0 <= fraction < 1:
         raise DataError(
-            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set data.validation to such a "
-            "number."
+            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set it with "
+            f"{setting('data.validation', 0.1)}."
         )
     if fraction == 0 or len(examples) < 10:
         return examples, None

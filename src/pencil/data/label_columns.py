@@ -23,7 +23,7 @@ from pencil.data.given import (
 )
 from pencil.data.resolving import as_clean_labels, ask_about_negative, resolve_labels
 from pencil.data.same_values import are_truth, find_places, truth_as_numbers, truth_of
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.formulas import as_meant
 
 SEPARATORS = (";", "|", ",")
@@ -162,9 +162,9 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows)
             continue
         rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
         raise DataError(
-            f"label {column[rows[0]].as_py()!r} at {name_rows(bad.numbered(rows))} of {bad.where} looks like several classes; expected "
-            "one class per row; set data.multilabel=true if a row may have several, or name all classes, this one too, "
-            "in data.classes."
+            f"label {column[rows[0]].as_py()!r} at {name_rows(bad.numbered(rows))} of {bad.where} looks like several "
+            f"classes; expected one class per row; write {setting('data.multilabel', True)} if a row may have several, "
+            f"or name all classes, this one too, with {setting('data.classes', ['NAME', 'NAME'])}."
         )
 
 

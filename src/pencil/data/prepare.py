@@ -20,7 +20,7 @@ from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
 from pencil.data.transform import IMAGENET, Normalization
 from pencil.data.unlabelled import with_reviewed
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.seeding import derive_seed, generator
 
 
@@ -319,7 +319,8 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
         if examples.inputs.channels is None:
             raise DataError(
                 "the training inputs are in memory and normalised, the test inputs are read item by item; expected "
-                "both of one kind; give both in the same form, or set data.normalize to none and normalise yourself."
+                "both of one kind; give both in the same form, or normalise yourself, with "
+                f"{setting('data.normalize', 'none')}."
             )
         return replace(examples, inputs=examples.inputs.normalized(normalization))
 

@@ -17,7 +17,7 @@ from pencil.data.augment import View
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
 from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
 from pencil.data.same_values import are_truth, is_truth, truth_as_numbers
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 SECONDS_PER_DAY = 86_400
 RowNumbers = np.ndarray | None
@@ -231,7 +231,7 @@ def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> A
             except ValueError as error:
                 raise DataError(
                     f"column {name!r} of {where} holds {cell[:40]!r} at row {_number(row, numbers)}; expected a number "
-                    "or an empty cell; fix the cell, or name the column in data.columns.categories."
+                    f"or an empty cell; fix the cell, or write {setting('data.columns.categories', [name])}."
                 ) from error
         values = pa.chunked_array([[None if cell is None else float(cell) for cell in known.to_pylist()]], pa.float64())
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
@@ -283,7 +283,8 @@ def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = 
         row = int((lengths != max(width, 1)).argmax())
         raise DataError(
             f"column {name!r} of {where} has {lengths[row]} numbers at row {_number(row, numbers)}; expected "
-            f"{max(width, 1)} in each row, as most have; fix the row, or name the column in data.columns.ignore."
+            f"{max(width, 1)} in each row, as most have; fix the row, or write "
+            f"{setting('data.columns.ignore', [name])}."
         )
     try:
         flat = pc.list_flatten(column).cast(pa.float32(), safe=False)

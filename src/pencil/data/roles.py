@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pencil.data.given import shorten
 from pencil.data.images import SUFFIXES
 from pencil.data.same_values import are_truth
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 Role = Literal["number", "category", "text", "vector"]
 ROLES: tuple[Role, ...] = ("number", "category", "text", "vector")
@@ -101,7 +101,8 @@ def find_roles(
         seen = [f"{name!r} ({unused.get(name, 'label, key, split or ignored')})" for name in table.column_names]
         raise DataError(
             f"{where} has no column to learn from; it has {shorten(seen, 12)}; expected images, text, numbers, "
-            "categories or vectors; name them with data.columns.path, image, text, numbers, categories or vectors."
+            f"categories or vectors; name them, texts for example with {setting('data.columns.text', 'NAME')}, "
+            "images with path or image, others with numbers, categories or vectors."
         )
     return Roles(used, unused)
 
@@ -145,7 +146,8 @@ def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:
     if cells and all(cell.lower().endswith(SUFFIXES) for cell in cells):
         raise DataError(
             f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected them under a usual name, or "
-            "named; name it with data.columns.path to train on the images, or with data.columns.ignore."
+            f"named; train on the images with {setting('data.columns.path', name)}, or leave them out with "
+            f"{setting('data.columns.ignore', name)}."
         )
 
 
@@ -155,7 +157,7 @@ def _judge_strings(name: str, column: Any) -> Role | Unused:
     if name.lower() in TEXT_COLUMNS:
         return "text"
     if name.lower() in SPLIT_COLUMNS:
-        return Unused("looks like a split; name it with data.columns.split or categories")
+        return Unused(f"looks like a split; split by it with {setting('data.columns.split', name)}")
     words = pc.mean(pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(sample)))).as_py() or 0
     letters, size = pc.sum(pc.utf8_length(sample)).as_py(), pc.sum(pc.binary_length(sample)).as_py()
     ideographs = size > 2 * letters and letters > MIN_IDEOGRAPHS * len(sample)

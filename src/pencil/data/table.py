@@ -36,7 +36,7 @@ from pencil.data.records import read_records
 from pencil.data.roles import find_roles
 from pencil.data.table_files import first_number, key_decided, read_rows, with_label_values
 from pencil.data.uses import describe
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
@@ -329,12 +329,13 @@ def _inputs(
         keys = _keys_or_numbers(path, table, columns, numbers)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
     own_keys, free = read_keys(path, table, columns, numbers), without_role(table, columns)
-    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path", "data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(is_missing_cell(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
     if own_keys is None:
-        remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
+        name_key = setting("data.columns.key", "NAME")
+        remedy = f"expected one row per image; remove the others, or name a column of keys with {name_key}."
         refuse_repeated_cells(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
@@ -345,7 +346,7 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
     odd = pc.match_substring_regex(paths, rf"\\|{ODD_PATH}")
     if not pc.any(odd).as_py():
         return paths
-    base = root.expanduser().resolve()
+    base, named = root.expanduser().resolve(), setting("data.root", "FOLDER")
     paths_inside = paths.to_pylist()
     for row in np.flatnonzero(odd.to_numpy()).tolist():
         paths_inside[row] = _with_slashes(base, paths_inside[row])
@@ -353,7 +354,7 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
             continue
         absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
-            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with data.root)")
+            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with {named})")
             continue
         paths_inside[row] = absolute.relative_to(base).as_posix()
     return pa.chunked_array([paths_inside])

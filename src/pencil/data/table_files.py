@@ -14,7 +14,7 @@ from pencil.data.columns import Columns, as_names, label_names, refuse_repeated_
 from pencil.data.image_columns import has_images, image_column
 from pencil.data.key_column import settle_key
 from pencil.data.text_labels import label_values, same_numbers
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 
 def read_table(
@@ -121,7 +121,8 @@ def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Se
         if same is not None:
             warnings.warn(
                 f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number, and two "
-                "classes; write them in one way if they are one, or name the classes (data.classes)",
+                f"classes; write them in one way if they are one, or name all classes with "
+                f"{setting('data.classes', ['NAME', 'NAME'])}",
                 stacklevel=2,
             )
         table = table.set_column(table.column_names.index(name), name, values)
