@@ -17,7 +17,7 @@ from pencil.data.overlap import Overlap, find_overlap
 from pencil.data.prepare import choose_rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.errors import PencilError, TrainingError
+from pencil.errors import PencilError, TrainingError, setting
 from pencil.models import ModelSettings
 from pencil.recipe import Recipe
 from pencil.trial import is_open
@@ -95,7 +95,7 @@ def _time(job: Job, cached: bool, has_stand_in: bool) -> tuple[float | None, str
     except TrainingError as error:
         return None, f"a step failed: {error}"
     except torch.OutOfMemoryError:
-        return None, "a step needs more memory than the device has; lower training.batch_size"
+        return None, f"a step needs more memory than the device has; write {setting('training.batch_size', 32)}"
 
 
 def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:

@@ -1,6 +1,56 @@
 """Errors that a user can act on: each names what was seen, where, what was expected and what to do."""
 
+import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+ARGUMENTS = {
+    "data.classes": "classes",
+    "data.columns.label": "label",
+    "data.multilabel": "multilabel",
+}
+"""Keys of a recipe that :func:`pencil.fit` takes as arguments of their own."""
+_callers = ["Python"]
+"""Who reads the messages; the last one is it."""
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Write remedies as options of the command line, instead of arguments of Python."""
+    _callers.append("command line")
+    try:
+        yield
+    finally:
+        _callers.pop()
+
+
+def setting(key: str, value: Any) -> str:
+    """Return what the caller writes to set a key of the recipe, ready to paste.
+
+    On the command line this is ``--set data.bad_rows=skip``, in Python an argument of :func:`pencil.fit`:
+    ``settings={"data.bad_rows": "skip"}``, or ``label="NAME"`` where there is an argument for the key.
+
+    Parameters
+    ----------
+    key
+        A key of a recipe, such as ``data.bad_rows``.
+    value
+        Its value; names in capitals stand for what only the user knows.
+    """
+    if _callers[-1] == "command line":
+        text = value if isinstance(value, str) else json.dumps(value)
+        return f"--set {shlex.quote(f'{key}={text}')}"
+    if key in ARGUMENTS:
+        return f"{ARGUMENTS[key]}={_literal(value)}"
+    return f"settings={{{_literal(key)}: {_literal(value)}}}"
+
+
+def _literal(value: Any) -> str:
+    """Return a value as Python, strings in double quotes."""
+    return repr(value) if isinstance(value, bool) or value is None else json.dumps(value, ensure_ascii=False)
 
 
 class PencilError(Exception):

@@ -176,7 +176,7 @@ def _has_columns(data: Any) -> bool:
 
 def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
     """Return test data, in which each column is what it is in the training data."""
-    columns = settings.columns
+    columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
     if train.inputs.records is not None:
         columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
     like = settings.model_copy(update={"multilabel": train.multilabel, "columns": columns})

@@ -64,7 +64,7 @@ def test_check_counts_what_there_is(home):
 
 def test_check_of_soft_and_unknown_labels(home):
     refused = pencil("check", "soft.npz", cwd=home, code=2)
-    assert "data.multilabel in a recipe" in refused.stderr
+    assert "--set data.multilabel=true" in refused.stderr
     done = pencil("check", "soft.npz", "--set", "data.multilabel=true", cwd=home)
     assert "7 of 600 labels are unknown" in done.stdout and done.stderr == ""
     assert "2 rows have no known label and teach nothing" in done.stdout

@@ -152,8 +152,8 @@ BROKEN = "path,label\n0.png,a\n1.png\n2.png,b,c\n3.png,b\n"
 
 def test_broken_lines_are_counted_and_named_or_left_out(here):
     (here / "t.csv").write_text(BROKEN)
-    message = r"t.csv has 2 bad rows of 4: row 1: it has 1 cells; expected 2, as the header has; row 2: it has 3 cells"
-    with pytest.raises(DataError, match=message + r".*data.bad_rows=skip"):
+    message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cells; expected 2, as the header has; row 4: it has 3 cells"
+    with pytest.raises(DataError, match=message + r'.*settings={"data.bad_rows": "skip"}'):
         read(here / "t.csv")
     with pytest.warns(UserWarning, match=message + ".*; they are left out"):
         assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
@@ -171,15 +171,15 @@ def test_rows_keep_their_numbers_when_broken_lines_are_left_out(here):
     """So that what was said about a row is about the same row when the line is repaired."""
     lines = ["1.5,red,a", "broken", "2.5,blue,b", "", "9,9,9,9", "3.5,red,a", "4.5,red,z"]
     path = numbered(here, *lines)
-    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 1: it has 1 cells; .*row 3: it has 4 cells"):
+    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 3: it has 1 cells; .*row 5: it has 4 cells"):
         train = read(path, bad_rows="skip").train
-    assert train.keys.tolist() == ["0", "2", "4", "5"]
+    assert train.keys.tolist() == ["2", "4", "6", "7"]
     repaired = read(numbered(here, *("2,red,b" if line in ("broken", "9,9,9,9") else line for line in lines)))
     kept = dict(zip(repaired.train.keys, repaired.train.given_labels.tolist(), strict=True))
     assert [kept[key] for key in train.keys] == train.given_labels.tolist()
     path = numbered(here, *lines)
-    with pytest.warns(UserWarning, match="cells"), pytest.warns(UserWarning, match=r"1 bad row of 4: row 5: label 'z'"):
-        assert read(path, bad_rows="skip", classes=("a", "b")).train.keys.tolist() == ["0", "2", "4"]
+    with pytest.warns(UserWarning, match="cells"), pytest.warns(UserWarning, match=r"1 bad row of 4: row 7: label 'z'"):
+        assert read(path, bad_rows="skip", classes=("a", "b")).train.keys.tolist() == ["2", "4", "6"]
     with pytest.warns(UserWarning, match="left out"):  # a key column is what it was
         assert read(path, bad_rows="skip", columns={"key": "size"}).train.keys[1] == "2.5"
 
@@ -212,10 +212,10 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(here):
         load(bad_table(here))
     message = str(refused.value)
     assert (
-        "t.csv has 8 bad rows of 10: row 1: there is no path in column 'path'; row 2 ('../x.png'): its path" in message
+        "t.csv has 8 bad rows of 10: row 3: there is no path in column 'path'; row 4 ('../x.png'): its path" in message
     )
-    assert "row 3 ('1.png'): label 'z' is not one of the 2 classes (a, b); row 4 ('2.png'): the split is" in message
-    assert "row 6 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
+    assert "row 5 ('1.png'): label 'z' is not one of the 2 classes (a, b); row 6 ('2.png'): the split is" in message
+    assert "row 8 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
     assert message.endswith(
         "; and 3 more; fix such rows, or leave them out with data.bad_rows=skip, which train and check take."
     )
@@ -235,11 +235,11 @@ def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):
 def test_bad_distributions_and_entries_are_left_out(here):
     (here / "t.csv").write_text("path,a,b\n0.png,0.5,0.5\n1.png,0.9,0.9\n2.png,,\n3.png,1,0\n")
     columns = {"probabilities": ("a", "b")}
-    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 1 .*the label distribution is \[0.9 0.9\]"):
+    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 3 .*the label distribution is \[0.9 0.9\]"):
         splits = read(here / "t.csv", columns=columns, bad_rows="skip")
     assert splits.sizes() == {"train": 2, "unlabelled": 1} and splits.train.keys.tolist() == ["0.png", "3.png"]
     (here / "t.csv").write_text("path,a,b\n0.png,1,1\n1.png,3,0\n3.png,1,0\n")
-    with pytest.warns(UserWarning, match=r"row 1 .*the multi-label entries are \[3. 0.\]"):
+    with pytest.warns(UserWarning, match=r"row 3 .*the multi-label entries are \[3. 0.\]"):
         train = read(here / "t.csv", columns={"indicators": ("a", "b")}, bad_rows="skip").train
     assert train.given_labels.tolist() == [[1, 1], [1, 0]]
 
@@ -255,9 +255,9 @@ def several(here, cells):
 def test_labels_that_look_like_several_classes_are_asked_about(here):
     path = several(here, ["eight", "four", "eight;four", "four;eight"])
     message = (
-        r"label 'eight;four' at row 2 \(and 1 more: row 3\) of .*t.csv looks like several classes; expected one class "
+        r"label 'eight;four' at row 4 \(and 1 more: row 5\) of .*t.csv looks like several classes; expected one class "
     )
-    with pytest.raises(DataError, match=message + r"per row; set data.multilabel=true .* in data.classes"):
+    with pytest.raises(DataError, match=message + r"per row; write multilabel=True .* with classes="):
         read(path)
     with pytest.raises(DataError, match="looks like several classes"):
         read(path, classes=("eight", "four"))
@@ -271,7 +271,7 @@ def test_cells_of_several_classes_are_taken_apart(here, separator):
     train = read(several(here, ["eight", f"four{separator} eight", "", "four"]), multilabel=True).train
     assert train.multilabel and train.classes == ("eight", "four")
     assert train.given_labels.tolist() == [[1, 0], [1, 1], [0, 0], [0, 1]]  # an empty cell has no class
-    with pytest.raises(DataError, match=r"1 bad row of 2: row 1 .*: label 'six' is not one of the 2 classes"):
+    with pytest.raises(DataError, match=r"1 bad row of 2: row 3 .*: label 'six' is not one of the 2 classes"):
         read(several(here, ["eight", "six;four"]), multilabel=True, classes=("eight", "four"))
 
 

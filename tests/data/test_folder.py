@@ -224,7 +224,7 @@ def test_sizes(tmp_path, cache):
     assert shape("mixed") == ((3, 14, 14), (14, 14))  # the median of the shorter sides
     assert shape("mixed", resize=8) == ((3, 8, 8), (8, 8))
     assert shape("mixed", resize=(8, 12), crop=6) == ((3, 6, 6), (8, 12))
-    with pytest.raises(DataError, match=r"from 9 x 30 to 20 x 30 pixels; expected one size; set data.resize"):
+    with pytest.raises(DataError, match=r"from 9 x 30 to 20 x 30 pixels; expected one size; set one with settings"):
         shape("mixed", resize="none")
     with pytest.raises(DataError, match=r"data.crop is 11 but the images have 10 x 14 pixels; .*smaller crop"):
         shape("same", crop=11)

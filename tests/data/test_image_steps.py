@@ -147,7 +147,7 @@ def test_rows_that_cannot_be_read_are_left_out(tmp_path):
         assert all(torch.equal(one.values.float(), loaded[0].values.float()) for one in loaded if len(one.values))
         assert len({len(one.values) for one in loaded}) == 1
     assert [len(one.values) for one in parts[0]] == [1, 0, 2]
-    with pytest.raises(DataError, match=r"without a size .* set data.resize"):
+    with pytest.raises(DataError, match=r"without a size .* set one with"):
         list(replace(inputs, size=None).batches(chunks, view))
 
 

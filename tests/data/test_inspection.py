@@ -106,4 +106,4 @@ def test_what_training_would_stop_at(tmp_path):
     assert "1 of 1 test images cannot be read" in str(refusals(nothing, "test", DataSettings(bad_rows="skip"))[0])
     unreadable, sizes = refusals(found, "test", DataSettings(resize="none"))
     assert "1 of 3 test images cannot be read: 'c.png' (row 2): " in str(unreadable)
-    assert "from 8 x 8 to 8 x 9 pixels; expected one size; set data.resize" in str(sizes)
+    assert "from 8 x 8 to 8 x 9 pixels; expected one size; set one with settings" in str(sizes)

@@ -155,7 +155,7 @@ def test_bad_samples_are_all_named_or_left_out(tmp_path):
     )
     with pytest.raises(DataError) as found:
         load(settings(path))
-    assert "has 3 bad rows of 7" in str(found.value) and "data.bad_rows=skip" in str(found.value)
+    assert "has 3 bad rows of 7" in str(found.value) and 'settings={"data.bad_rows": "skip"}' in str(found.value)
     for reason in (
         "there is no image beside its label",
         "'0006.json' cannot be read as JSON",
@@ -348,7 +348,7 @@ def test_headers_that_make_no_sense(damage, reason, first, tmp_path):
     with tarfile.open(path) as tar:
         start = tar.getmember(f"{first:04}.png").offset
     path.write_bytes(path.read_bytes()[:start] + damage + bytes(1024))
-    with pytest.raises(DataError, match=rf"0.tar is damaged: {reason}.*leave its damaged rows out with data.bad_rows"):
+    with pytest.raises(DataError, match=rf"0.tar is damaged: {reason}.*leave its damaged rows out with settings={.data.bad_rows"):
         load(settings(path))
 
 

@@ -70,8 +70,8 @@ def test_bytes_in_parquet_with_class_names_in_its_metadata(here):
     pq.write_table(table.replace_schema_metadata({"class_names": "ant,bee,cow"}), here / "t.parquet")
     train = read(here / "t.parquet").train
     assert train.classes == ("ant", "bee", "cow") and train.given_labels.tolist() == [2, 0]
-    assert train.keys.tolist() == ["0", "1"] and pixels(train) == [5, 9]
-    assert read(here / "t.parquet", {"key": "id"}).train.keys.tolist() == ["x", "y"]
+    assert train.keys.tolist() == ["x", "y"] and pixels(train) == [5, 9]  # ids are the keys by themselves
+    assert read(here / "t.parquet", {"numbering": "places"}).train.keys.tolist() == ["0", "1"]
 
 
 def test_images_as_the_datasets_library_stores_them(here):
@@ -124,7 +124,7 @@ def test_votes_become_a_distribution_and_a_missing_one_does_not_count(here):
     splits = read(csv(here, rows("ann,ben", "cat,dog", ",")), {"label": ["ann", "ben"]})
     assert splits.sizes() == {"train": 1, "unlabelled": 1} and splits.unlabelled.given_labels.tolist() == [-1]
     with pytest.raises(
-        DataError, match=r"bad row of 3: row 2 \('images/2.png'\): label 'cow' is not one of the 2 classes"
+        DataError, match=r"bad row of 3: row 4 \('images/2.png'\): label 'cow' is not one of the 2 classes"
     ):
         read(
             csv(here, rows("ann,ben", "cat,dog", "cat,", "cat,cow")), {"label": ["ann", "ben"]}, classes=("cat", "dog")
@@ -167,12 +167,12 @@ def test_a_column_per_class_holds_probabilities(here):
     train = read(csv(here, rows("sea,sky", "0.25,0.75", "1,0")), {"probabilities": ["sea", "sky"]}).train
     assert not train.multilabel and train.classes == ("sea", "sky")
     assert train.given_labels.tolist() == [[0.25, 0.75], [1, 0]]
-    with pytest.raises(DataError, match=r"row 1 .*: the label distribution is \[1. 1.\]"):
+    with pytest.raises(DataError, match=r"row 3 .*: the label distribution is \[1. 1.\]"):
         read(csv(here, rows("sea,sky", "0.25,0.75", "1,1")), {"probabilities": ["sea", "sky"]})
 
 
 def test_a_number_that_is_no_class_is_not_taken_for_an_index(here):
-    with pytest.raises(DataError, match=r"row 0 .*: label 0 is not one of the 3 classes \(1, 2, 5\)"):
+    with pytest.raises(DataError, match=r"row 2 .*: label 0 is not one of the 3 classes \(1, 2, 5\)"):
         read(csv(here, rows("label", "0", "2")), classes=("1", "2", "5"))
 
 
@@ -187,7 +187,7 @@ def test_indicators_with_empty_cells_are_unknown(here):
     assert train.multilabel and train.classes == ("sea", "sky")
     assert torch.equal(train.given_labels.nan_to_num(-1), expected.nan_to_num(-1))
     with pytest.raises(
-        DataError, match=r"row 1 .*: the multi-label entries are \[2. 0.\] \(expected values from 0 to 1"
+        DataError, match=r"row 3 .*: the multi-label entries are \[2. 0.\] \(expected values from 0 to 1"
     ):
         read(csv(here, rows("sea,sky", "1,0", "2,0")), {"indicators": ["sea", "sky"]})
     with pytest.raises(DataError, match=r"a label column of .* is of type string; expected numbers"):
@@ -211,7 +211,7 @@ def test_a_split_column(here):
         splits.test.keys.tolist() == ["images/3.png"]
         and pixels(splits.test)[0] == pixels(read(csv(here, text)).train)[3]
     )
-    with pytest.raises(DataError, match=r"row 1 .*: the split is 'later' \(expected train, training"):
+    with pytest.raises(DataError, match=r"row 3 .*: the split is 'later' \(expected train, training"):
         read(csv(here, rows("label,split", "a,train", "b,later")), {"split": "split"})
     with pytest.raises(DataError, match=r"has no row of the split train"):
         read(csv(here, rows("label,split", "a,test", "b,test")), {"split": "split"})
@@ -221,7 +221,7 @@ def test_a_split_column(here):
 def test_a_path_that_leads_out_is_refused(here, path):
     table = csv(here, f"path,label\nimages/0.png,a\n{path},b\n")
     with pytest.raises(
-        DataError, match=r"row 1 \('.*'\): its path leads out of .* \(name the folder .* with data.root"
+        DataError, match=r"row 3 \('.*'\): its path leads out of .* \(name the folder .* with data.root"
     ):
         read(table)
 
@@ -240,13 +240,13 @@ def test_a_path_that_turns_back_inside_is_mended(here):
         (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
         ("where,label\na.png,a\n", {}, r"column 'where' .* names images, .*name it with data.columns.path"),
         (rows("label", "", "", ""), {}, r"none of the 3 training rows has a label; expected labels of some rows"),
-        ("path,label\na.png,x\n,y\n", {}, r"1 bad row of 2: row 1: there is no path in column 'path'"),
+        ("path,label\na.png,x\n,y\n", {}, r"1 bad row of 2: row 3: there is no path in column 'path'"),
         ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once in the table; expected one row"),
         (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
-        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"1 bad row of 2: row 1: there is no key in column 'id'"),
+        (rows("label,id", "a,1", "b,"), {"key": "id"}, r"1 bad row of 2: row 3: there is no key in column 'id'"),
         (rows("label", "a", "b"), {"image": "label"}, r"column 'label' .* is of type string; expected encoded images"),
         ("path,label\n", {}, r"has no rows"),
-        ("path,label\na.png,x,3\n", {}, r"1 bad row of 1: row 0: it has 3 cells; expected 2, as the header has"),
+        ("path,label\na.png,x,3\n", {}, r"1 bad row of 1: row 2: it has 3 cells; expected 2, as the header has"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
@@ -256,9 +256,9 @@ def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
 
 def test_a_label_that_is_not_in_the_class_list(here):
     table = csv(here, rows("label", "cat", "cow"))
-    with pytest.raises(DataError, match=r"row 1 .*: label 'cow' is not one of the 2 classes \(cat, dog\)"):
+    with pytest.raises(DataError, match=r"row 3 .*: label 'cow' is not one of the 2 classes \(cat, dog\)"):
         read(table, classes=("cat", "dog"))
-    with pytest.raises(DataError, match=r"row 1 .*: label 5 is not one of the 2 classes"):
+    with pytest.raises(DataError, match=r"row 3 .*: label 5 is not one of the 2 classes"):
         read(csv(here, rows("label", 0, 5)), classes=("cat", "dog"))
 
 
@@ -301,7 +301,8 @@ def test_keys_of_a_part_are_those_of_the_whole_table(here):
     for table, columns, expected in (
         (paths, Columns(), ["images/1.png", "images/2.png"]),
         (paths, Columns(key="name"), ["b", "c"]),
-        (content, Columns(), ["1", "2"]),
+        (content, Columns(), ["3", "4"]),
+        (content, Columns(numbering="places"), ["1", "2"]),
     ):
         assert row_keys(here / "t.csv", table.slice(1), columns, here, np.arange(1, 3)).tolist() == expected
 

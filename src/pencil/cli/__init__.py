@@ -25,7 +25,7 @@ from pencil.cli import (
 )
 from pencil.cli.commands import Command, Group
 from pencil.cli.output import echo
-from pencil.errors import PencilError, Stopped
+from pencil.errors import PencilError, Stopped, on_command_line
 
 app = typer.Typer(
     name="pencil",
@@ -92,7 +92,7 @@ def _how_to_resume(stopped: Stopped) -> list[str]:
 def main() -> None:
     """Entry point: a mistake that the user can fix is one clear message and exit code 2, never a traceback."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _warn
             app(prog_name="pencil")  # also for `python -m pencil`: help and completion name the command
     except Stopped as stopped:

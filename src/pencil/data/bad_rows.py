@@ -1,17 +1,21 @@
 """Rows that cannot be used: all of them are counted, the first few are named, and they are refused or left out."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 OnBadRows = Literal["error", "skip"]
 SHOWN = 5
 """This many bad rows are named; the others are counted."""
-SKIP = "leave them out with data.bad_rows=skip, which train and check take"
+
+
+def skip_remedy() -> str:
+    """Return what leaves bad rows out, as the caller writes it; commands that only read a run do not take it."""
+    return f"leave them out with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
 class BadRow(NamedTuple):
@@ -62,7 +66,7 @@ class BadRows:
         """Return the bad rows in their order."""
         return [BadRow(row, self._reasons[row]) for row in sorted(self._reasons)]
 
-    def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str = SKIP) -> None:
+    def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str | None = None) -> None:
         """Raise if there is a bad row.
 
         Parameters
@@ -72,9 +76,10 @@ class BadRows:
         total
             How many rows there are.
         remedy
-            What to do if the rows cannot be fixed.
+            What to do if the rows cannot be fixed; by default they may be left out.
         """
         if self._reasons:
+            remedy = skip_remedy() if remedy is None else remedy
             rest = f", or {remedy}" if remedy else ""
             raise DataError(f"{self.describe(keys, total)}; fix such rows{rest}.")
 
@@ -113,7 +118,11 @@ class BadRows:
         more = len(found) - len(named)
         return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
+    def numbered(self, rows: Sequence[int]) -> list[int]:
+        """Return the numbers of some rows in messages."""
+        return [row if self.numbers is None else int(self.numbers[row]) for row in rows]
+
     def _name(self, row: int, keys: np.ndarray | None) -> str:
-        number = row if self.numbers is None else int(self.numbers[row])
+        (number,) = self.numbered([row])
         key = "" if keys is None else str(keys[row])
         return f"row {number}" if key in ("", str(number)) else f"row {number} ({key!r})"

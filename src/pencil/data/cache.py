@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.inputs import Inputs, Size
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.files import atomic_write, write_json
 
 IN_MEMORY = 512 * 2**20
@@ -50,7 +50,8 @@ def cache_in_file(
         except OSError as error:
             raise DataError(
                 f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
-                "folder with room for it; make room, or set data.cache to another folder or to none."
+                f"folder with room for it; make room, or name another one with "
+                f"{setting('data.cache', 'FOLDER')}, or keep no images with {setting('data.cache', 'none')}."
             ) from error
     readable = torch.ones(len(rows), dtype=torch.bool)
     readable[json.loads(index.read_text())["unreadable"]] = False

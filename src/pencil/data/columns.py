@@ -1,16 +1,17 @@
 """Which column of a table is what: the keys of ``data.columns``, and the usual names of columns that are not named."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from pencil.data.given import shorten
 from pencil.data.roles import Role
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
@@ -44,11 +45,16 @@ class Columns(BaseModel):
     indicators
         One column per class of multi-label data instead of ``label``, each from 0 to 1.
     key
-        A stable, unique name for each row; by default its path or number.
+        A stable, unique name for each row; by default its path, a column of ids with another one in each row, or the
+        number of the row.
     clean
         Labels known to be right: one column like ``label``, or one per class beside ``indicators``.
     split
         The split of each row: train, validation or test.
+    numbering
+        How rows without a key are numbered: "lines" as an editor does, where the first row below a header is 2 (from 0
+        where there is no header, as in Parquet), or "places", from 0. A run stores it; where it is set, no column is
+        searched for keys.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,6 +72,7 @@ class Columns(BaseModel):
     key: str | None = None
     clean: str | tuple[str, ...] | None = None
     split: str | None = None
+    numbering: Literal["lines", "places"] | None = None
 
     @property
     def roles(self) -> dict[Role, tuple[str, ...]]:
@@ -93,6 +100,33 @@ class Columns(BaseModel):
         return (*self.labels, *as_names(self.key), *as_names(self.clean), *as_names(self.split))
 
 
+@dataclass(frozen=True)
+class ColumnUses:
+    """What each column of a table is used for.
+
+    Parameters
+    ----------
+    used
+        The columns that are used: "label", "key", "clean label", "split", "image", or a role such as "text".
+    unused
+        Why the others are not.
+    columns
+        Which column is what, with the key decided.
+    """
+
+    used: Mapping[str, str]
+    unused: Mapping[str, str]
+    columns: Columns
+
+    def of(self, use: str) -> tuple[str, ...]:
+        """Return the columns with this use."""
+        return tuple(name for name, one in self.used.items() if one == use)
+
+    def with_key(self, columns: Columns) -> Columns:
+        """Return other columns with the key as it was decided for this table."""
+        return columns.model_copy(update={"key": self.columns.key, "numbering": self.columns.numbering})
+
+
 def as_names(value: Names) -> tuple[str, ...]:
     """Return one name, several or none as a tuple."""
     return (value,) if isinstance(value, str) else value or ()
@@ -108,22 +142,23 @@ def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
     """Raise if ``columns`` names a column that the table does not have."""
     known = set(table.column_names)
-    named: Iterable[Any] = columns.model_dump().values()
-    missing = [name for value in named for name in as_names(value) if name not in known]
+    named: Iterable[tuple[str, Any]] = columns.model_dump(exclude={"numbering"}).items()
+    missing = {name: use for use, value in named for name in as_names(value) if name not in known}
     if missing:
+        key = f"data.columns.{next(iter(missing.values()))}"
         raise DataError(
-            f"{where} has no column {_list(missing)}; it has {_list(table.column_names)}; fix data.columns or the "
-            "table."
+            f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; name another one with "
+            f"{setting(key, 'NAME')}, or add it to the table."
         )
 
 
-def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, setting: str) -> str:
-    """Return the first column with one of the usual names; ``what`` and ``setting`` name it in the message."""
+def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, *keys: str) -> str:
+    """Return the first column with one of the usual names; ``what`` and ``keys`` of a recipe name it in the message."""
     found = usual_column(table, usual)
     if found is None:
         raise DataError(
             f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
-            f"{_list(table.column_names)}; name it with {setting}."
+            f"{_list(table.column_names)}; name it with {' or '.join(setting(key, 'NAME') for key in keys)}."
         )
     return found
 
@@ -138,6 +173,20 @@ def usual_name(names: Sequence[str], usual: Sequence[str]) -> str | None:
     """Return the first of these names that is a usual one, in upper or lower case; None if there is none."""
     by_name = {name.lower(): name for name in names}
     return next((by_name[name] for name in usual if name in by_name), None)
+
+
+def taken_names(columns: Columns, names: Sequence[str], *, labelled: bool = True) -> list[str]:
+    """Return the columns that are no inputs: labels, keys, splits, and columns to ignore.
+
+    Without ``labelled`` a column with a usual name of labels is one like others.
+    """
+    usual = usual_name(names, LABEL_COLUMNS) if labelled else None
+    others = (columns.label or usual, columns.probabilities, columns.indicators)
+    return [
+        name
+        for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
+        for name in as_names(value)
+    ]
 
 
 def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BO
 """Byte order marks, with which some programs begin a file, and the encodings that they stand for."""
 GUESSED = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}
 """Encodings in which any text can be read; whether it was meant so is a guess, which is said."""
+FIRST_LINE = 2
+"""The number of the first row, as an editor or a spreadsheet counts: the header is line 1."""
 DECIMAL_COMMA = r"^[+-]?[0-9]+(,[0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
@@ -158,6 +160,13 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
         return cast(list[str], reader.schema.names)
 
 
+def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
+    """Return one column as it is written; lines with too many or too few cells are left out."""
+    cells = _cells({name: pa.string()})
+    cells.include_columns = [name]
+    return _as_meant(arrow_csv.read_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter), cells))[0]
+
+
 def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[Numbered]:
     """Yield the table in pieces of ``block`` bytes, with the types of a schema.
 
@@ -211,7 +220,7 @@ class _Lines:
         """Raise, or say which lines are left out; ``others`` is the number of the other rows."""
         bad = BadRows(str(path))
         for row, reason in self.found:
-            bad.add(row, reason)
+            bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad))
         warnings.warn(f"{bad.describe(total=others + len(bad))}; they are left out", stacklevel=4)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import View
+from pencil.data.columns import ColumnUses
 from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
 from pencil.data.inputs import Inputs
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.seeding import generator
 
 
@@ -62,6 +63,8 @@ class Examples:
         True for examples whose label a person has reviewed: it never moves.
     weights
         What the loss of each example is multiplied by in training, 1 on average; None for 1 everywhere.
+    table
+        What each column of the table is that the rows are of; None for other data.
     """
 
     inputs: Inputs
@@ -73,6 +76,7 @@ class Examples:
     multilabel: bool = False
     pinned: Tensor | None = None
     weights: Tensor | None = None
+    table: ColumnUses | None = None
 
     def __post_init__(self) -> None:
         lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
@@ -226,8 +230,8 @@ def hold_out(
         ) if chosen.any() else None
     if not 0 <= fraction < 1:
         raise DataError(
-            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set data.validation to such a "
-            "number."
+            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set it with "
+            f"{setting('data.validation', 0.1)}."
         )
     if fraction == 0 or len(examples) < 10:
         return examples, None

@@ -9,7 +9,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from pencil.data.inputs import DIGEST
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 FEATURES, DIGESTS, LOCK = "features.f16", "digests.bin", ".lock"
 
@@ -42,8 +42,8 @@ class FeatureStore:
                 (folder / name).touch()
         except OSError as error:
             raise DataError(
-                f"cannot keep features in {folder}: {error.strerror}; expected a folder that can be written; set "
-                "data.cache to another folder, or to none."
+                f"cannot keep features in {folder}: {error.strerror}; expected a folder that can be written; name "
+                f"another one with {setting('data.cache', 'FOLDER')}."
             ) from error
         self.refresh()
 
@@ -91,7 +91,7 @@ class FeatureStore:
         except OSError as error:
             raise DataError(
                 f"cannot keep features in {self.folder}: {error.strerror}; expected room on the disk; make room, or "
-                "set data.cache to another folder, or to none."
+                f"name another folder with {setting('data.cache', 'FOLDER')}."
             ) from error
         self._rows |= {digest: rows + number for number, digest in enumerate(digests)}
 

@@ -13,14 +13,18 @@ import pyarrow as pa
 import torch
 
 from pencil.data.arrays import as_dense, as_input_tensor, is_sparse
+from pencil.data.bad_rows import BadRows
 from pencil.data.columns import Columns, refuse_repeated_columns, refuse_unknown
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context, shorten
 from pencil.data.inputs import Inputs, TensorInputs
+from pencil.data.key_column import read_keys
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.resolving import as_clean_labels, resolve_labels
 from pencil.data.settings import DataSettings
-from pencil.data.table import Known, read_keys, read_splits, table_inputs, unlabelled_inputs
+from pencil.data.table import Known, read_splits, table_inputs, unlabelled_inputs
+from pencil.data.table_files import key_decided
+from pencil.data.uses import describe
 from pencil.errors import DataError
 
 WHERE = "the table"
@@ -201,8 +205,11 @@ def from_frame_and_labels(
         Labels known to be right.
     """
     table, columns = as_table(frame), settings.columns.model_copy(update=dict.fromkeys(LABEL_KEYS))
+    keys = pair_keys(frame, y) if columns.key is None else None
+    if keys is None:
+        columns = key_decided(table, columns, labelled=False)
     refuse_unknown(WHERE, table, columns)
-    keys = pair_keys(frame, y) if columns.key is None else read_keys(WHERE, table, columns)
+    keys = read_keys(WHERE, table, columns) if keys is None else keys
     values, names = as_label_values(y)
     if len(values) != table.num_rows:
         raise DataError(
@@ -210,10 +217,14 @@ def from_frame_and_labels(
         )
     labels = resolve_labels(values, names if classes is None else classes, keys, settings.multilabel)
     root = Path() if settings.root is None else settings.root.expanduser()
-    inputs, found = table_inputs(WHERE, table, columns, root)
+    bad = BadRows(WHERE)
+    inputs, found = table_inputs(WHERE, table, columns, root, bad)
     clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
     rows, keys = torch.arange(table.num_rows), found if keys is None else keys
-    return Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
+    uses = describe(table, columns, inputs, labelled=False)
+    examples = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel, table=uses)
+    kept = bad.settle(settings.bad_rows, keys)
+    return examples if kept is None else examples.subset(torch.from_numpy(kept))
 
 
 def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:

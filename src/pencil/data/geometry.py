@@ -12,7 +12,7 @@ from pencil.data.examples import Examples
 from pencil.data.inputs import Inputs, ReadOptions, Size
 from pencil.data.settings import DataSettings
 from pencil.data.transform import refuse_crop
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 LARGEST = 224
 """Images of mixed sizes are made no larger than this unless a recipe asks for it."""
@@ -114,6 +114,6 @@ def _only_size(inputs: Inputs, settings: DataSettings) -> Size:
         (height, width), (other_height, other_width) = sizes[0], sizes[-1]
         raise DataError(
             f"images have from {height} x {width} to {other_height} x {other_width} pixels; "
-            "expected one size; set data.resize."
+            f"expected one size; set one with {setting('data.resize', 224)}."
         )
     return sizes[0] if sizes else (LARGEST, LARGEST)

@@ -15,9 +15,10 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given import error_context
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs, TensorInputs, refuse_non_finite
+from pencil.data.key_column import read_keys
 from pencil.data.keys import as_keys
-from pencil.data.table import read_clean, read_columns, read_keys, read_labels
-from pencil.errors import DataError
+from pencil.data.table import read_clean, read_columns, read_labels
+from pencil.errors import DataError, setting
 
 PREFIX = "hf/"
 WHERE = "the dataset"
@@ -86,7 +87,7 @@ def load_hugging_face(
     if "train" not in parts:
         raise DataError(
             f"{name!r} has the splits {', '.join(loaded)}; expected one named train; "
-            "choose a split with data.options.split."
+            f"choose a split with {setting('data.options.split', 'NAME')}."
         )
     train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
     others = {}
@@ -159,7 +160,7 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
         return TensorInputs(refuse_non_finite(_numbers(column, name)))
     raise DataError(
         f"column {name!r} is of type {column.type}; expected images, or lists of numbers; "
-        "name the right column with data.columns.image."
+        f"name the right column with {setting('data.columns.image', 'NAME')}."
     )
 
 

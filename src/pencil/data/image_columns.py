@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from pencil.data.columns import IMAGE_COLUMNS, PATH_COLUMNS, Columns, as_names, usual_column
 from pencil.data.roles import is_string
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 
 def has_images(table: pa.Table, columns: Columns) -> bool:
@@ -49,6 +49,6 @@ def bytes_field(where: Path | str, table: pa.Table, image: str) -> str | None:
     if not is_bytes(kind) or (is_struct and not is_bytes(kind.field("bytes").type)):
         raise DataError(
             f"column {image!r} of {where} is of type {kind}; expected encoded images as bytes; name the right column "
-            "with data.columns.image."
+            f"with {setting('data.columns.image', 'NAME')}."
         )
     return "bytes" if is_struct else None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.augment import Draws, View
-from pencil.data.bad_rows import SKIP, OnBadRows
+from pencil.data.bad_rows import OnBadRows, skip_remedy
 from pencil.data.cache import cache_in_file, cache_in_memory
 from pencil.data.decoding import DECODE_FAULTS, decode, decode_image, describe_fault, open_image, upright_size
 from pencil.data.inputs import (
@@ -39,7 +39,7 @@ from pencil.data.inputs import (
 from pencil.data.regular_files import read_within, version_of
 from pencil.data.sketch import SIDE, look_at
 from pencil.data.transform import IDENTITY, Moments, Normalization, Transform, refuse_crop, rows_within
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.seeding import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -193,7 +193,10 @@ class ImageInputs(Inputs):
     def _augmented(self, chunks: Sequence[Tensor], view: View) -> Iterator[Loaded]:
         """Yield images that were augmented one by one, by the process that decoded them."""
         if self.size is None:
-            raise DataError("images without a size cannot be augmented so; expected one size for all; set data.resize.")
+            raise DataError(
+                "images without a size cannot be augmented so; expected one size for all; set one with "
+                f"{setting('data.resize', 224)}."
+            )
         draws = self.transform.draws(len(self), (3, *self.size), torch.uint8, view)
         for chunk, (values, faults) in zip(chunks, self._decoded(chunks, draws), strict=True):
             self._warn(faults)
@@ -239,7 +242,10 @@ class ImageInputs(Inputs):
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
         if self.size is None:
-            raise DataError("images without a size cannot be cached; expected one size for all; set data.resize.")
+            raise DataError(
+                "images without a size cannot be cached; expected one size for all; set one with "
+                f"{setting('data.resize', 224)}."
+            )
         plain, shape = replace(self, transform=IDENTITY), (len(rows), 3, *self.size)
         if folder is None:
             values, readable = cache_in_memory(plain, rows, shape)
@@ -302,7 +308,7 @@ class ImageInputs(Inputs):
         listed = list_faults([found[row] for row in sorted(found)])
         return DataError(
             f"{'' if complete else 'at least '}{len(found):,} of {len(self):,} images cannot be read: {listed}; "
-            f"expected images; fix or remove them, or {SKIP}."
+            f"expected images; fix or remove them, or {skip_remedy()}."
         )
 
     def fault_of(self, row: int) -> str | None:
@@ -362,7 +368,7 @@ class _DecodedImages:
         if self.size is not None and image.shape[:2] != self.size:
             raise DataError(
                 f"image {str(self.encoded.names[row])!r} has {_pixels(image)}; expected {self.size[0]} x "
-                f"{self.size[1]} like the others; set data.resize."
+                f"{self.size[1]} like the others; set one with {setting('data.resize', 224)}."
             )
         if self.draws is not None:
             pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
@@ -403,7 +409,7 @@ class _Stack:
             if image.shape != images[0][1].shape:
                 raise DataError(
                     f"image {str(self.names[row])!r} has {_pixels(image)}, {str(self.names[images[0][0]])!r} "
-                    f"{_pixels(images[0][1])}; expected one size; set data.resize."
+                    f"{_pixels(images[0][1])}; expected one size; set one with {setting('data.resize', 224)}."
                 )
         if not images:
             return torch.empty(0, 3, 1, 1, dtype=torch.uint8), faults

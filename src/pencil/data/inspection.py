@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pencil.data.bad_rows import SKIP
+from pencil.data.bad_rows import skip_remedy
 from pencil.data.duplicates import (
     MIN_FEATURES,
     MOST_ROWS,
@@ -27,7 +27,7 @@ from pencil.data.records import ColumnFinding
 from pencil.data.settings import DataSettings
 from pencil.data.sketch import SKETCH
 from pencil.data.transform import rows_within
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 CHUNK = 64
 RARE = 10
@@ -266,12 +266,12 @@ def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list
     if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.bad_rows == "error"):
         found.append(
             f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read: "
-            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them, or {SKIP}."
+            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them, or {skip_remedy()}."
         )
     if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
         found.append(
             f"{split} images have from {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels; "
-            "expected one size; set data.resize."
+            f"expected one size; set one with {setting('data.resize', 224)}."
         )
     return [DataError(message) for message in found]
 

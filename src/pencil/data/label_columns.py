@@ -23,7 +23,7 @@ from pencil.data.given import (
 )
 from pencil.data.resolving import as_clean_labels, ask_about_negative, resolve_labels
 from pencil.data.same_values import are_truth, find_places, truth_as_numbers, truth_of
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.formulas import as_meant
 
 SEPARATORS = (";", "|", ",")
@@ -68,10 +68,10 @@ def column_labels(
     if _is_text(column) and multilabel:
         column = _taken_apart(column)
     elif _is_text(column):
-        _ask_about_several(column, classes, bad.where)
+        _ask_about_several(column, classes, bad)
     if _is_list(column):
         return _lists(column, classes, bad, multilabel)
-    names = class_names([column], classes, bad.where)
+    names = class_names([column], classes, bad.where, bad.numbers)
     return GivenLabels(hard_column(column, names, bad), names)
 
 
@@ -146,7 +146,7 @@ def find_separator(column: Any) -> str | None:
     return next((one for one in SEPARATORS if pc.any(pc.match_substring(column, one)).as_py()), None)
 
 
-def _ask_about_several(column: Any, classes: Sequence[str] | None, where: str) -> None:
+def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows) -> None:
     """Raise if a label looks like several classes: all of its parts are labels of other rows."""
     distinct = pc.unique(_names(column)).drop_null().to_pylist()
     known = {*distinct, *(classes or ())}
@@ -162,9 +162,9 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, where: str) -
             continue
         rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
         raise DataError(
-            f"label {column[rows[0]].as_py()!r} at {name_rows(rows)} of {where} looks like several classes; expected "
-            "one class per row; set data.multilabel=true if a row may have several, or name all classes, this one too, "
-            "in data.classes."
+            f"label {column[rows[0]].as_py()!r} at {name_rows(bad.numbered(rows))} of {bad.where} looks like several "
+            f"classes; expected one class per row; write {setting('data.multilabel', True)} if a row may have several, "
+            f"or name all classes, this one too, with {setting('data.classes', ['NAME', 'NAME'])}."
         )
 
 
@@ -187,7 +187,7 @@ def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarr
 def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
     """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
     columns = [_whole_numbers(column) for column in columns]
-    names = class_names(columns, classes, bad.where)
+    names = class_names(columns, classes, bad.where, bad.numbers)
     votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
     for column in columns:
         codes = _indices(column, names, bad, np.arange(len(column)))

@@ -18,7 +18,7 @@ from pencil.data.encoding import fit_encoder
 from pencil.data.examples import Examples
 from pencil.data.given import shorten
 from pencil.data.settings import AnyNoise, EntryNoise, FileNoise, MapNoise, MatrixNoise, MixedNoise
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.files import refuse_irregular
 from pencil.seeding import derive_seed
 
@@ -263,7 +263,7 @@ def _values(examples: Examples) -> np.ndarray:
     if values is None:
         raise DataError(
             "data.noise depends on the inputs but these are not in memory; expected arrays, tables or cached images; "
-            "set data.cache, or choose another kind of noise."
+            f"cache the images with {setting('data.cache', 'memory')}, or choose another kind of noise."
         )
     return values[examples.rows].numpy()
 

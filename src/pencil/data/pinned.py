@@ -15,7 +15,7 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given import as_distribution
 from pencil.data.keys import as_keys
 from pencil.decisions import Decision, Label, chosen_labels, presence
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 
 def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
@@ -117,7 +117,7 @@ def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Dec
     raise DataError(
         f"none of the {len(decisions):,} labels in {path} is of a row of the data: its keys are like {unknown[0]!r}, "
         f"those of the data like {str(splits.train.keys[0])!r}; expected reviews of a run on the same data; "
-        "set data.pinned to those."
+        f"name those with {setting('data.pinned', 'FILE')}."
     )
 
 

@@ -20,7 +20,7 @@ from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
 from pencil.data.transform import IMAGENET, Normalization
 from pencil.data.unlabelled import with_reviewed
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 from pencil.seeding import derive_seed, generator
 
 
@@ -122,8 +122,10 @@ def prepare(
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
+    columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
+    resolved["columns"] = columns
     if train.inputs.records is not None:
-        resolved["columns"] = settings.columns.model_copy(update=named_columns(train.inputs.records.roles))
+        resolved["columns"] = columns.model_copy(update=named_columns(train.inputs.records.roles))
         if Path(settings.text_model).expanduser().is_dir():
             resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)
@@ -317,7 +319,8 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
         if examples.inputs.channels is None:
             raise DataError(
                 "the training inputs are in memory and normalised, the test inputs are read item by item; expected "
-                "both of one kind; give both in the same form, or set data.normalize to none and normalise yourself."
+                "both of one kind; give both in the same form, or normalise yourself, with "
+                f"{setting('data.normalize', 'none')}."
             )
         return replace(examples, inputs=examples.inputs.normalized(normalization))
 

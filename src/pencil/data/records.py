@@ -17,9 +17,10 @@ from pencil.data.augment import View
 from pencil.data.inputs import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
 from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
 from pencil.data.same_values import are_truth, is_truth, truth_as_numbers
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 SECONDS_PER_DAY = 86_400
+RowNumbers = np.ndarray | None
 
 
 class ColumnFinding(NamedTuple):
@@ -93,10 +94,20 @@ class RecordInputs(Inputs):
 
     def texts(self, names: Sequence[str]) -> list[str]:
         """Return one text per row: those of several columns joined, each on a line of its own."""
-        columns = [self.table[name].cast(pa.large_string()) for name in names]
-        joined = pc.binary_join_element_wise(*columns, pa.scalar("\n", pa.large_string()), null_handling="skip")
+        first, *others = [self.table[name].cast(pa.large_string()) for name in names]
+        missing = pc.invert(first.is_valid())
+        for other in others:
+            missing = pc.and_(missing, pc.invert(other.is_valid()))
+        first = pc.if_else(missing, pa.scalar("", pa.large_string()), first)  # Arrow would leave the row out
+        joined = pc.binary_join_element_wise(first, *others, pa.scalar("\n", pa.large_string()), null_handling="skip")
         texts: list[str] = joined.to_pylist()
         return texts
+
+    def lacks_text(self) -> np.ndarray:
+        """Return which rows have no text in any of their columns of text."""
+        missing = [self.table[name].is_null().to_numpy() for name in self.roles.of("text")]
+        found: np.ndarray = np.logical_and.reduce(missing)
+        return found
 
     def findings(self, rows: Tensor) -> tuple[ColumnFinding, ...]:
         """Inspect the columns in these rows."""
@@ -161,15 +172,15 @@ class EncodedInputs(TensorInputs):
         return self.source.take(self.source_rows)
 
 
-def read_records(where: Path | str, table: pa.Table, roles: Roles) -> RecordInputs:
-    """Return the records of a table.
+def read_records(where: Path | str, table: pa.Table, roles: Roles, numbers: RowNumbers = None) -> RecordInputs:
+    """Return the records of a table; ``numbers`` are those of the rows in messages, by default their places.
 
     Raises
     ------
     DataError
         If a value does not fit the role of its column; the message names the row.
     """
-    columns = {name: CONVERTED[role](table[name], name, where) for name, role in roles.used.items()}
+    columns = {name: CONVERTED[role](table[name], name, where, numbers) for name, role in roles.used.items()}
     dates = frozenset(name for name in roles.of("number") if _is_date(table[name].type))
     return RecordInputs(pa.table(columns), roles, dates)
 
@@ -178,14 +189,17 @@ def _is_date(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def as_numbers(column: Any, name: str, where: Path | str) -> Any:
-    """Return a column as float64: dates as days, truth as 0 and 1; what is infinite or marked as missing is null."""
+def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
+    """Return a column as float64: dates as days, truth as 0 and 1; what is infinite or marked as missing is null.
+
+    ``numbers`` are those of the rows in messages, by default their places.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
     if is_string(kind):
-        return _parsed(column, name, where)
+        return _parsed(column, name, where, numbers)
     try:
         if _is_date(kind):
             seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
@@ -202,7 +216,7 @@ def as_numbers(column: Any, name: str, where: Path | str) -> Any:
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
 
 
-def _parsed(column: Any, name: str, where: Path | str) -> Any:
+def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> Any:
     """Return strings as numbers; raise if one is neither a number nor a mark of a missing value."""
     trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     known = pc.if_else(is_missing(trimmed), pa.scalar(None, pa.large_string()), trimmed)
@@ -216,14 +230,14 @@ def _parsed(column: Any, name: str, where: Path | str) -> Any:
                 float(cell or 0)
             except ValueError as error:
                 raise DataError(
-                    f"column {name!r} of {where} holds {cell[:40]!r} at row {row}; expected a number or an empty cell; "
-                    "fix the cell, or name the column in data.columns.categories."
+                    f"column {name!r} of {where} holds {cell[:40]!r} at row {_number(row, numbers)}; expected a number "
+                    f"or an empty cell; fix the cell, or write {setting('data.columns.categories', [name])}."
                 ) from error
         values = pa.chunked_array([[None if cell is None else float(cell) for cell in known.to_pylist()]], pa.float64())
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
 
 
-def as_categories(column: Any, name: str, where: Path | str) -> Any:
+def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
     """Return a column as strings, whole numbers without a decimal point; marks of missing values are null.
 
     Truth values are in lower case, as which Arrow writes those that are no text.
@@ -245,17 +259,19 @@ def as_categories(column: Any, name: str, where: Path | str) -> Any:
     return pc.if_else(is_missing(strings), pa.scalar(None, pa.large_string()), strings)
 
 
-def as_text(column: Any, name: str, where: Path | str) -> Any:
-    """Return a column as strings."""
+def as_text(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
+    """Return a column as strings; a blank one is missing."""
     if is_list(column.type) or pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
         raise _misfit(name, where, column.type, "text", "text")
     try:
-        return column.cast(pa.large_string())
+        strings = column.cast(pa.large_string())
     except pa.ArrowException as error:
         raise _misfit(name, where, column.type, "text in UTF-8", "text") from error
+    blank = pc.equal(pc.utf8_trim_whitespace(strings), "")
+    return pc.if_else(blank, pa.scalar(None, pa.large_string()), strings) if pc.any(blank).as_py() else strings
 
 
-def as_vectors(column: Any, name: str, where: Path | str) -> Any:
+def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
     """Return a column of lists of numbers as lists of one length; an empty cell, or one with NaN, is refused."""
     kind = column.type
     if not is_list(kind):
@@ -266,8 +282,9 @@ def as_vectors(column: Any, name: str, where: Path | str) -> Any:
     if width == 0 or (lengths != width).any():
         row = int((lengths != max(width, 1)).argmax())
         raise DataError(
-            f"column {name!r} of {where} has {lengths[row]} numbers at row {row}; expected {max(width, 1)} in each "
-            "row, as most have; fix the row, or name the column in data.columns.ignore."
+            f"column {name!r} of {where} has {lengths[row]} numbers at row {_number(row, numbers)}; expected "
+            f"{max(width, 1)} in each row, as most have; fix the row, or write "
+            f"{setting('data.columns.ignore', [name])}."
         )
     try:
         flat = pc.list_flatten(column).cast(pa.float32(), safe=False)
@@ -275,11 +292,16 @@ def as_vectors(column: Any, name: str, where: Path | str) -> Any:
         raise _misfit(name, where, kind, "lists of numbers", "vectors") from error
     finite = np.isfinite(pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False)).reshape(-1, width).all(axis=1)
     if not finite.all():
+        row = _number(int(finite.argmin()), numbers)
         raise DataError(
-            f"column {name!r} of {where} holds an empty cell, NaN or infinity at row {int(finite.argmin())}; expected "
-            "numbers; fix or leave out the row."
+            f"column {name!r} of {where} holds an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
+            "leave out the row."
         )
     return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _number(row: int, numbers: RowNumbers) -> int:
+    return row if numbers is None else int(numbers[row])
 
 
 def _misfit(name: str, where: Path | str, kind: pa.DataType, expected: str, setting: str) -> DataError:

@@ -25,11 +25,12 @@ from pencil.data.given import (
     name_rows,
     shorten,
 )
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
-MULTILABEL_HINT = (
-    "; multilabel=True (data.multilabel in a recipe) takes every column for a class that is present or not by itself"
-)
+
+def multilabel_hint() -> str:
+    """Return how every column becomes a class that is present or not by itself."""
+    return f"; with {setting('data.multilabel', True)} every column is a class that is present or not by itself"
 
 
 def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
@@ -45,7 +46,7 @@ def name_to_index(y: Any, classes: tuple[str, ...] | None) -> Any:
     if values.ndim != 1:
         raise DataError(
             f"the labels are {values.dtype} of shape {values.shape}; expected one name for each row, or a matrix of "
-            f"numbers with a column for each class{MULTILABEL_HINT}, unknown (None) included."
+            f"numbers with a column for each class{multilabel_hint()}, unknown (None) included."
         )
     return _index_names([_as_name(row, label) for row, label in enumerate(values)], classes)
 
@@ -120,7 +121,7 @@ def resolve_labels(
     if isinstance(labels, tuple):
         labels, names = labels
         count = len(names) if count is None else count
-    given, count = as_given_labels(labels, count, keys=keys, hint=MULTILABEL_HINT if multilabel is None else "")
+    given, count = as_given_labels(labels, count, keys=keys, hint=multilabel_hint() if multilabel is None else "")
     if missing is not None:
         given[torch.from_numpy(missing)] = UNLABELLED if given.ndim == 1 else torch.nan
     return GivenLabels(given, names or tuple(map(str, range(count))))
@@ -186,7 +187,7 @@ def ask_about_negative(found: Sequence[int], rows: Sequence[int], where: str = "
     raise DataError(
         f"label -1 at {name_rows(rows, keys)}{f' of {where}' if where else ''} may be a class or mean that there is "
         "none; expected one of them; write NaN or None (in a table an empty cell) for a row without a label, or name "
-        "all classes with classes=['-1', ...] (data.classes in a recipe)."
+        f"all classes with {setting('data.classes', ['-1', 'NAME'])}."
     )
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pencil.data.given import shorten
 from pencil.data.images import SUFFIXES
 from pencil.data.same_values import are_truth
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 Role = Literal["number", "category", "text", "vector"]
 ROLES: tuple[Role, ...] = ("number", "category", "text", "vector")
@@ -21,6 +21,10 @@ TEXT_COLUMNS = (
     "headline", "utterance", "document", "passage",
 )  # fmt: skip
 NUMBER_NAMES = ("", "id", "index", "idx", "row", "rowid", "row_id", "no", "nr", "number", "key", "uid", "uuid")
+MORE_ID_NAMES = ("guid", "ticket", "ticket_number", "case_number", "record", "sku")
+"""Names under which numbers are ids only if every row has another one."""
+INDEX_NAMES = ("", "index", "idx", "row", "rowid", "row_id")
+"""Those of them that number rows without saying what they are."""
 SPLIT_COLUMNS = ("split", "fold", "subset", "partition")
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "?")
 """Cells, in lower case, that stand for a missing number or category."""
@@ -97,7 +101,8 @@ def find_roles(
         seen = [f"{name!r} ({unused.get(name, 'label, key, split or ignored')})" for name in table.column_names]
         raise DataError(
             f"{where} has no column to learn from; it has {shorten(seen, 12)}; expected images, text, numbers, "
-            "categories or vectors; name them with data.columns.path, image, text, numbers, categories or vectors."
+            f"categories or vectors; name them, texts for example with {setting('data.columns.text', 'NAME')}, "
+            "images with path or image, others with numbers, categories or vectors."
         )
     return Roles(used, unused)
 
@@ -141,7 +146,8 @@ def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:
     if cells and all(cell.lower().endswith(SUFFIXES) for cell in cells):
         raise DataError(
             f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected them under a usual name, or "
-            "named; name it with data.columns.path to train on the images, or with data.columns.ignore."
+            f"named; train on the images with {setting('data.columns.path', name)}, or leave them out with "
+            f"{setting('data.columns.ignore', name)}."
         )
 
 
@@ -151,7 +157,7 @@ def _judge_strings(name: str, column: Any) -> Role | Unused:
     if name.lower() in TEXT_COLUMNS:
         return "text"
     if name.lower() in SPLIT_COLUMNS:
-        return Unused("looks like a split; name it with data.columns.split or categories")
+        return Unused(f"looks like a split; split by it with {setting('data.columns.split', name)}")
     words = pc.mean(pc.list_value_length(pc.utf8_split_whitespace(pc.utf8_trim_whitespace(sample)))).as_py() or 0
     letters, size = pc.sum(pc.utf8_length(sample)).as_py(), pc.sum(pc.binary_length(sample)).as_py()
     ideographs = size > 2 * letters and letters > MIN_IDEOGRAPHS * len(sample)
@@ -182,13 +188,24 @@ def is_missing(strings: Any) -> Any:
     return pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(strings)), value_set=pa.array(MISSING, strings.type))
 
 
+def is_id_name(name: str) -> bool:
+    """Return whether a column has a usual name of ids: id, ticket_id, PassengerId, ticket."""
+    plain = name.strip()
+    in_words = _names_numbers(plain) or plain.lower() in MORE_ID_NAMES
+    return in_words or (plain.endswith(("Id", "ID")) and plain[:-2].isidentifier())
+
+
+def _names_numbers(name: str) -> bool:
+    plain = name.lower().strip()
+    return plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))
+
+
 def _is_row_number(name: str, column: Any) -> bool:
     """Return whether a column numbers rows: whole numbers under a name such as id, or without a name.
 
     A few repeated or missing ones change nothing; a number that many rows share may say something about them.
     """
-    plain = name.lower().strip()
-    if not (plain in NUMBER_NAMES or plain.startswith("unnamed:") or plain.endswith(("_id", " id"))):
+    if not _names_numbers(name):
         return False
     known = column.drop_null()
     return _are_whole(known) and pc.count_distinct(known).as_py() * ROWS_PER_LEVEL > len(known)

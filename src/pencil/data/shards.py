@@ -24,15 +24,16 @@ from pencil.data.image_columns import has_images
 from pencil.data.images import SUFFIXES as IMAGES
 from pencil.data.images import ImageInputs
 from pencil.data.inputs import Inputs
+from pencil.data.key_column import read_keys
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.parquet_shards import SUFFIXES as PARQUET
 from pencil.data.parquet_shards import ParquetIndex
 from pencil.data.regular_files import is_within, refuse_undecodable
 from pencil.data.settings import DataSettings
-from pencil.data.table import SPLIT_NAMES, Known, read_keys, read_splits, unlabelled_inputs
+from pencil.data.table import SPLIT_NAMES, Known, read_splits, unlabelled_inputs
 from pencil.data.tar_shards import SUFFIXES as TAR
 from pencil.data.tar_shards import TarIndex
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
 """The split at the beginning of the name of a shard, such as ``train-00000-of-00004.parquet``."""
@@ -123,7 +124,8 @@ def from_shards(path: Path, settings: DataSettings, classes: Sequence[str] | Non
         if not columns.labels and usual_column(table, LABEL_COLUMNS) is None:
             raise DataError(
                 f"{path} has no labels; expected NAME.cls, or NAME.json with the field 'label', beside each NAME.jpg "
-                "of a tar file, or a column 'label'; name another one with data.columns.label."
+                "of a tar file, or a column 'label'; name another one with "
+                f"{setting('data.columns.label', 'NAME')}."
             )
     if columns.split is None:
         known = replace(known, splits=_splits(path, shards, rows))
@@ -182,7 +184,7 @@ def _read(path: Path, settings: DataSettings) -> _Read:
         if not is_within(path / shard, within):
             raise DataError(
                 f"{path / shard} is behind a link that leads out of {path}; expected a file in the folder; copy "
-                "it, or name a folder that holds both with data.root."
+                f"it, or name a folder that holds both with {setting('data.root', 'FOLDER')}."
             )
     read = _read_tar if Path(shards[0]).suffix.lower() in TAR else _read_parquet
     return read(path, path, shards, settings)
@@ -241,7 +243,7 @@ def _settle_damaged(shard: Path, reason: str | None, rows: int, expected: str, s
     if settings.bad_rows == "error":
         raise DataError(
             f"{seen}; expected {expected}; {'unpack it' if packed else 'copy it again'}, or leave its damaged rows out "
-            f"with data.bad_rows=skip ({rows:,} rows of it would be left)."
+            f"with {setting('data.bad_rows', 'skip')} ({rows:,} rows of it would be left)."
         )
     warnings.warn(f"{seen}; of its rows the first {rows:,} are used", stacklevel=4)
 
@@ -278,6 +280,6 @@ def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarra
         raise DataError(
             f"the name of {first!r} in {path} begins with a split, and that of {other!r} does not; expected all names "
             f"to begin with one ({', '.join(SPLIT_NAMES)}) or none; rename or move such shards, or name the column of "
-            "splits with data.columns.split."
+            f"splits with {setting('data.columns.split', 'NAME')}."
         )
     return None if "train" not in names else np.repeat(np.array(names), rows)

@@ -107,8 +107,10 @@ def load(settings: DataSettings, *, local: bool = False) -> Splits:
     splits = read_source(settings.source, settings, local=local)
     if settings.test is None:
         return splits
+    table = splits.train.table
+    like = settings if table is None else settings.model_copy(update={"columns": table.with_key(settings.columns)})
     with error_context("the test set"):
-        test = read_like(settings.test, settings, splits.train.classes, splits.train.multilabel, local=local)
+        test = read_like(settings.test, like, splits.train.classes, splits.train.multilabel, local=local)
     return replace(splits, test=test.train)
 
 

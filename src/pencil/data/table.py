@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from numpy.dtypes import StringDType
 from torch import Tensor
 
 from pencil.data import delimited
@@ -21,22 +20,23 @@ from pencil.data.columns import (
     NOT_INPUTS,
     PATH_COLUMNS,
     Columns,
-    as_names,
     find_column,
     refuse_unknown,
-    usual_column,
+    taken_names,
 )
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import GivenLabels
 from pencil.data.image_columns import bytes_field, has_images, image_column, without_role
 from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs import Inputs
+from pencil.data.key_column import column_keys, is_missing_cell, read_keys, refuse_repeated_cells
 from pencil.data.keys import as_keys
 from pencil.data.label_columns import clean_columns, column_labels
 from pencil.data.records import read_records
 from pencil.data.roles import find_roles
-from pencil.data.table_files import read_rows, read_table, with_label_values
-from pencil.errors import DataError
+from pencil.data.table_files import first_number, key_decided, read_rows, with_label_values
+from pencil.data.uses import describe
+from pencil.errors import DataError, setting
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
@@ -108,7 +108,7 @@ def from_table(
     """
     chosen = columns or Columns()
     try:
-        table, numbers = read_rows(path, chosen, delimiter, bad_rows)
+        table, numbers, chosen = read_rows(path, chosen, delimiter, bad_rows)
         table, known = with_label_values(path, table, chosen, classes), Known(numbers=numbers)
         return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows, known)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
@@ -136,17 +136,29 @@ def read_splits(
 ) -> Splits:
     """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
     bad = known.bad or BadRows(str(where), known.numbers)
+    if known.keys is None or columns.numbering is not None:
+        columns = key_decided(table, columns)
     refuse_unknown(where, table, columns)
     labels = read_labels(where, table, columns, classes, multilabel, bad)
     own_keys: np.ndarray | None
     if known.inputs is None:
         inputs, own_keys = _inputs(where, table, columns, root, known.numbers, bad=bad)
+        add_without_text(inputs, bad)
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
     keys = own_keys if known.keys is None or columns.key is not None else known.keys
     assert keys is not None  # inputs that are known have keys
     clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
-    every = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
+    every = Examples(
+        inputs,
+        rows,
+        labels.given,
+        labels.classes,
+        keys,
+        clean,
+        labels.multilabel,
+        table=describe(table, columns, inputs),
+    )
     splits = known.splits if columns.split is None else _split_names(table[columns.split], bad)
     kept = bad.settle(bad_rows, keys)
     if kept is not None:
@@ -161,24 +173,38 @@ def read_unlabelled(
 
     A row without an image is kept.
     """
-    return unlabelled_inputs(path, read_table(path, columns, delimiter, labelled=False), columns, _folder(path, root))
+    table, numbers, columns = read_rows(path, columns, delimiter, "error", labelled=False)
+    return unlabelled_inputs(path, table, columns, _folder(path, root), numbers)
 
 
-def unlabelled_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
+def unlabelled_inputs(
+    where: Path | str, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray | None = None
+) -> tuple[Inputs, np.ndarray]:
     """Return the inputs of a table in memory, as :func:`read_unlabelled` does."""
     needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
+    needed = key_decided(table, needed, labelled=False)
     refuse_unknown(where, table, needed)
     if columns.encoded:
-        return read_columns(where, table, needed, closed=True, labelled=False)
-    return _inputs(where, table, needed, root, bad=BadRows(str(where)))
+        return read_columns(where, table, needed, numbers, closed=True, labelled=False)
+    return _inputs(where, table, needed, root, numbers, bad=BadRows(str(where), numbers))
 
 
-def table_inputs(where: Path | str, table: pa.Table, columns: Columns, root: Path) -> tuple[Inputs, np.ndarray]:
-    """Return the inputs of a table that holds no labels, and their keys; a row without an image is refused."""
-    bad = BadRows(str(where))
-    found = _inputs(where, table, columns, root, bad=bad, labelled=False)
-    bad.refuse(total=table.num_rows, remedy="")
-    return found
+def table_inputs(
+    where: Path | str, table: pa.Table, columns: Columns, root: Path, bad: BadRows
+) -> tuple[Inputs, np.ndarray]:
+    """Return the inputs of a table that holds no labels, and their keys; rows without an image or text are bad."""
+    inputs, keys = _inputs(where, table, columns, root, bad=bad, labelled=False)
+    add_without_text(inputs, bad)
+    return inputs, keys
+
+
+def add_without_text(inputs: Inputs, bad: BadRows) -> None:
+    """Add the rows that have nothing to learn from, as all that is learned from are texts and theirs are empty."""
+    records = inputs.records
+    if records is not None and set(records.roles.used.values()) == {"text"}:
+        names = records.roles.of("text")
+        where = f"column {names[0]!r}" if len(names) == 1 else f"the columns {', '.join(map(repr, names))}"
+        bad.add_where(records.lacks_text(), lambda _: f"there is no text in {where}")
 
 
 def read_labels(
@@ -230,19 +256,6 @@ def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: Giv
     return clean_columns([table[name] for name in names], labels, str(where))
 
 
-def read_keys(path: Path | str, table: pa.Table, columns: Columns) -> np.ndarray | None:
-    """Return the keys of the key column, where one is named."""
-    if columns.key is None:
-        return None
-    column = table[columns.key].cast(pa.string())
-    missing = BadRows(str(path))
-    missing.add_where(_is_missing(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
-    missing.refuse(total=table.num_rows, remedy="")
-    remedy = "expected unique keys; rename one of them."
-    _refuse_repeated(column, f"{path} has the key", f"in column {columns.key!r}", remedy)
-    return column_keys(column)
-
-
 def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
     """Return the keys of a part of a table, as they are when the whole table is read.
 
@@ -257,9 +270,9 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers:
     root
         The folder of relative image paths.
     numbers
-        The numbers of these rows in the whole table.
+        The places of these rows in the whole table.
     """
-    keys = read_keys(path, table, columns)
+    keys, numbers = read_keys(path, table, columns), numbers + first_number(path, columns)
     if keys is None and columns.encoded:
         return as_keys(numbers)
     return _inputs(path, table, columns, root, numbers, bad=BadRows(str(path)))[1] if keys is None else keys
@@ -280,19 +293,13 @@ def read_columns(
     with a usual name of labels is one like others.
     """
     keys = _keys_or_numbers(where, table, columns, numbers)
-    usual = usual_column(table, LABEL_COLUMNS) if labelled else None
-    others = (columns.label or usual, columns.probabilities, columns.indicators)
-    taken = [
-        name
-        for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
-        for name in as_names(value)
-    ]
+    taken = taken_names(columns, table.column_names, labelled=labelled)
     roles = find_roles(where, table, columns.roles, taken, closed=closed)
-    return read_records(where, table, roles), keys
+    return read_records(where, table, roles, numbers), keys
 
 
 def _keys_or_numbers(where: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None) -> np.ndarray:
-    keys = read_keys(where, table, columns)
+    keys = read_keys(where, table, columns, numbers)
     if keys is not None:
         return keys
     return as_keys(np.arange(table.num_rows) if numbers is None else numbers)
@@ -321,14 +328,15 @@ def _inputs(
         column = column if field is None else pc.struct_field(column, field)
         keys = _keys_or_numbers(path, table, columns, numbers)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    own_keys, free = read_keys(path, table, columns), without_role(table, columns)
-    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path or data.columns.image")
+    own_keys, free = read_keys(path, table, columns, numbers), without_role(table, columns)
+    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path", "data.columns.image")
     column = table[name].cast(pa.string())
-    bad.add_where(_is_missing(table[name]), lambda _: f"there is no path in column {name!r}")
+    bad.add_where(is_missing_cell(table[name]), lambda _: f"there is no path in column {name!r}")
     paths = _inside(root, pc.fill_null(column, ""), bad)
     if own_keys is None:
-        remedy = "expected one row per image; remove the others or name a key column (data.columns.key)."
-        _refuse_repeated(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
+        name_key = setting("data.columns.key", "NAME")
+        remedy = f"expected one row per image; remove the others, or name a column of keys with {name_key}."
+        refuse_repeated_cells(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
 
@@ -338,7 +346,7 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
     odd = pc.match_substring_regex(paths, rf"\\|{ODD_PATH}")
     if not pc.any(odd).as_py():
         return paths
-    base = root.expanduser().resolve()
+    base, named = root.expanduser().resolve(), setting("data.root", "FOLDER")
     paths_inside = paths.to_pylist()
     for row in np.flatnonzero(odd.to_numpy()).tolist():
         paths_inside[row] = _with_slashes(base, paths_inside[row])
@@ -346,7 +354,7 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
             continue
         absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
-            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with data.root)")
+            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with {named})")
             continue
         paths_inside[row] = absolute.relative_to(base).as_posix()
     return pa.chunked_array([paths_inside])
@@ -371,30 +379,3 @@ def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
     if not len(parts["train"]):
         raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
     return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})
-
-
-def column_keys(column: Any) -> np.ndarray:
-    """Return a column of strings as keys; never all of them are Python objects at once."""
-    keys = np.empty(len(column), dtype=StringDType())
-    for start in range(0, len(column), 65536):
-        keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
-    return keys
-
-
-def _is_missing(column: Any) -> np.ndarray:
-    """Return which rows of a column are empty, or NaN where it holds numbers."""
-    numbers = pa.types.is_floating(column.type)
-    empty = pc.is_nan(column) if numbers else pc.equal(column.cast(pa.string()), "")
-    found: np.ndarray = pc.fill_null(empty, True).to_numpy()
-    return found
-
-
-def _refuse_repeated(column: Any, subject: str, place: str, remedy: str) -> None:
-    if pc.count_distinct(column).as_py() == len(column):
-        return
-    counts = pc.value_counts(column)
-    repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
-    if len(repeated):
-        first, others = repeated[0]["values"].as_py(), len(repeated) - 1
-        more = f" (and {others:,} others)" if others else ""
-        raise DataError(f"{subject} {first!r} more than once {place}{more}; {remedy}")

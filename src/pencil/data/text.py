@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -222,7 +222,7 @@ def language_model(name: str) -> LanguageModel:
     if importlib.util.find_spec("transformers") is None:
         raise DataError(
             f"data.text_model is {name!r}, which needs transformers; install it with pip install "
-            f"'pencil-labels[transformers]', or set data.text_model to {IN_BOX}."
+            f"'pencil-labels[transformers]', or use the vectors in the box with {setting('data.text_model', IN_BOX)}."
         )
     from transformers import AutoModel, AutoTokenizer
 
@@ -233,7 +233,8 @@ def language_model(name: str) -> LanguageModel:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
             f"data.text_model {name!r} cannot be loaded: {reason}; expected a text model of Hugging Face that is on "
-            f"this machine or can be downloaded; name its folder, or set data.text_model to {IN_BOX}."
+            f"this machine or can be downloaded; name its folder, or use the vectors in the box with "
+            f"{setting('data.text_model', IN_BOX)}."
         ) from error
     positions = getattr(network.config, "max_position_embeddings", 512)
     return LanguageModel(tokenizer, network, int(min(tokenizer.model_max_length, positions, 512)))

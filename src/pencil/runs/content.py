@@ -22,10 +22,14 @@ LARGEST = 1e100
 """No metric is as large; a larger one cannot be drawn."""
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return the tables of a TOML file."""
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return the tables of the recipe of a run; one that does not say how rows are numbered counts them from 0."""
     tree = tomllib.loads(read_regular(path).decode())
     refuse_deep(tree)
+    data = tree.get("data")
+    columns = data.setdefault("columns", {}) if isinstance(data, dict) else None
+    if isinstance(columns, dict) and not {"key", "numbering"} & columns.keys():
+        columns["numbering"] = "places"  # written before ids and lines were the keys
     return tree
 
 

@@ -30,7 +30,7 @@ from pencil.files import (
     write_json,
     write_text,
 )
-from pencil.runs.content import parse_record, read_arrays, read_label_table, read_rows, read_toml
+from pencil.runs.content import parse_record, read_arrays, read_label_table, read_recipe, read_rows
 from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
@@ -152,7 +152,7 @@ class RunReader:
     @cached_property
     def recipe_tree(self) -> dict[str, Any]:
         """The resolved recipe as nested tables."""
-        return self._read(RECIPE, read_toml)
+        return self._read(RECIPE, read_recipe)
 
     def recipe(self, *, with_method: bool = False, trust: Trust | bool = False) -> "Recipe":
         """Return the resolved recipe. This imports torch.

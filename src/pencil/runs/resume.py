@@ -36,6 +36,7 @@ DESCRIPTIVE_KEYS = ("name", "description", "paper")
 DERIVED_KEYS = (
     "model.name", "model.pretrained", "model.train", "method.transition",
     "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
+    "data.columns.key", "data.columns.numbering",
 )  # fmt: skip
 """Keys that a run fills in where the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{role}" for role in ("numbers", "categories", "text", "vectors"))

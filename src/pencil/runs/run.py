@@ -15,7 +15,7 @@ from pencil.data.frames import as_new_inputs
 from pencil.data.inputs import Inputs
 from pencil.data.prepare import prepare_inputs
 from pencil.data.transform import Normalization
-from pencil.errors import DataError, ModelError, RunError
+from pencil.errors import DataError, ModelError, RunError, setting
 from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
@@ -132,7 +132,7 @@ class Run:
         if not callable(maps):
             raise ModelError(
                 f"this network ({self.recipe.model.name}) has no map for each class; expected the attention structure; "
-                "train one with model.attention=true."
+                f"train one with {setting('model.attention', True)}."
             )
         return self._outputs(maps, as_inputs(x))
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.dtypes import StringDType
 
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 CHUNK = 65536
 
@@ -23,7 +23,7 @@ class Release(NamedTuple):
     @property
     def remedy(self) -> str:
         """What to do where it is missing."""
-        return f"download {self.files}, unpack into a folder and name it with --set data.root=FOLDER"
+        return f"download {self.files}, unpack into a folder and name it with {setting('data.root', 'FOLDER')}"
 
 
 def need_folder(release: Release, root: Path | None) -> Path:

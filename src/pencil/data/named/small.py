@@ -11,7 +11,7 @@ from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
 from pencil.data.named.files import download as fetch
 from pencil.data.named.files import download_folder
-from pencil.errors import DataError
+from pencil.errors import DataError, setting
 
 DEBIAN_FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 FASHION_CLASSES = (
@@ -133,7 +133,7 @@ def _fashion_folder(root: Path | None, allowed: bool) -> Path:
         "FashionMNIST",
         target,
         f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}",
-        "put its four idx files into a folder and name it with --set data.root=FOLDER, "
+        f"put its four idx files into a folder and name it with {setting('data.root', 'FOLDER')}, "
         "or install Debian's dataset-fashion-mnist",
         allowed=allowed,
     )

@@ -1,0 +1,47 @@
+"""What each column of a table is used for, in words: label, key, input, or why it is not used."""
+
+import pyarrow as pa
+
+from pencil.data.columns import LABEL_COLUMNS, PATH_COLUMNS, Columns, ColumnUses, as_names, usual_column
+from pencil.data.image_columns import image_column, without_role
+from pencil.data.inputs import Inputs
+from pencil.data.roles import is_string
+
+IGNORED = "named in data.columns.ignore"
+BESIDE_IMAGES = "the images are learned from"
+
+
+def describe(table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: bool = True) -> ColumnUses:
+    """Return what each column of a table is used for.
+
+    Parameters
+    ----------
+    table
+        The table.
+    columns
+        Which column is what, with the key decided.
+    inputs
+        What was read from it.
+    labelled
+        Whether its labels are among the columns.
+    """
+    uses: dict[str, str] = {}
+    label = columns.labels or as_names(usual_column(table, LABEL_COLUMNS)) if labelled else ()
+    for use, names in (
+        ("label", label),
+        ("key", as_names(columns.key)),
+        ("clean label", as_names(columns.clean)),
+        ("split", as_names(columns.split)),
+    ):
+        uses |= {name: use for name in names if name not in uses}
+    unused = dict.fromkeys(as_names(columns.ignore), IGNORED)
+    if inputs.records is not None:
+        uses |= inputs.records.roles.used
+        unused |= inputs.records.roles.unused
+    else:
+        images = columns.path or image_column(table, columns)
+        images = images or usual_column(without_role(table, columns), PATH_COLUMNS, is_string)
+        uses |= dict.fromkeys(as_names(images), "image")
+    known = {name: uses[name] for name in table.column_names if name in uses}
+    others = [name for name in table.column_names if name not in known]
+    return ColumnUses(known, {name: unused.get(name, BESIDE_IMAGES) for name in others}, columns)
