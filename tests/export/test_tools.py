@@ -1,6 +1,7 @@
 """Other labelling tools: what is written for each, and that a person's answers come back as decisions."""
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from pencil.data import sources
 from pencil.data.settings import DataSettings
 from pencil.decisions import Decision, Journal, read_reviews
 from pencil.errors import RunError
-from pencil.export.tools import SAVERS, import_file
+from pencil.export.tools import SAVERS, import_file, read_answers
 from pencil.runs.directory import RunReader
 from pencil.runs.results import build_label_table
 
@@ -172,6 +173,37 @@ def test_an_answer_that_is_given_again_later_counts_again(tickets):
     odd = answer(tasks["1"], "billing", updated_at="yesterday")  # nobody knows whether that is later
     file.write_text(json.dumps([odd]))
     assert "which stays: 1" in take_over(tickets, "export.json").stderr
+
+
+def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
+    tasks = {task["data"]["key"]: task for task in read(export(tickets, "labelstudio")[0] / "tasks.json")}
+    decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
+    decide(tickets, "3", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
+    file = tickets.parent / "export.json"
+    old, new = (
+        answer(tasks[key], "technical", updated_at=f"2026-0{month}-02T00:00:00Z") for key, month in ("11", "32")
+    )
+    file.write_text(json.dumps([old, new]))
+    said = take_over(tickets, "export.json")
+    assert said.stdout.strip() == "decisions added: 1 (1 other)"
+    assert said.stderr.strip() == "older than the decision about the same row, which stays: 1"
+    assert decided(tickets) == {("1", "reject", "billing"), ("3", "other", "technical")}
+
+
+def test_answers_without_a_time_are_older_than_decisions_since_their_file_was_written(tickets):
+    out, _ = export(tickets, "argilla")
+    records = read(out / "records.json")
+    for record in records:
+        record["responses"] = {"label": [{"value": "technical", "user_id": "a"}]}
+    (out / "records.json").write_text(json.dumps(records))
+    os.utime(out / "records.json", (1.7e9, 1.7e9))  # in 2023
+    decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
+    decide(tickets, "3", "reject", "billing", "2022-02-01T00:00:00.000+00:00")
+    assert "which stays: 1" in take_over(tickets, "argilla").stderr
+    assert {made for made in decided(tickets) if made[0] in "13"} == {
+        ("1", "reject", "billing"),
+        ("3", "other", "technical"),
+    }
 
 
 def test_a_machine_that_stops_during_an_import_leaves_all_answers_or_none(tickets, monkeypatch):
@@ -475,7 +507,29 @@ def test_an_image_that_is_gone_is_named(pets):
 
 
 TASK = {"data": {"key": "1", "split": "train", "text": "x"}}
+
+
+def with_value(value):
+    """An annotated task in which a choice has another value than Label Studio writes."""
+    return {**TASK, "annotations": [{"result": [{"type": "choices", "from_name": "label", "value": value}]}]}
+
+
 XML = '<annotations><version>1.1</version><image id="0" name="{}"/></annotations>'
+
+
+def archive(*damage):
+    """A ZIP archive of annotations, in which bytes of its two headers, or the first of the content, are others."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as made:
+        if damage:
+            made.writestr("annotations.xml", XML)
+    content = bytearray(target.getvalue())
+    for place, value in damage:
+        start = 0 if damage[0] == (place, value) else content.index(b"PK\x01\x02")
+        content[30 + len("annotations.xml") if place < 0 else start + place] = value
+    return bytes(content)
+
+
 WRONG = {
     "no.json": ("nothing", "is neither JSON nor XML"),
     "other.json": ('{"rows": []}', "JSON of another form; expected a JSON or JSON-MIN export of Label Studio"),
@@ -494,6 +548,9 @@ WRONG = {
         json.dumps([{**TASK, "annotations": [{"result": [{"type": "rectangle", "value": {}}]}]}]),
         "task 1 has results, and none of them is a choice named 'label'",
     ),
+    "value.json": (json.dumps([with_value(["billing"])]), "task 1 has the value \"['billing']\"; expected an object"),
+    "text.json": (json.dumps([with_value("billing")]), "task 1 has the value 'billing'; expected an object"),
+    "seven.json": (json.dumps([with_value(7)]), "task 1 has the value '7'; expected an object"),
     "data.json": (json.dumps([{"data": 3, "annotations": []}]), "task 1 has no object data"),
     "samples.json": (
         '{"samples": [{"key": "1", "split": "train", "reviewed": "cat"}]}',
@@ -509,13 +566,25 @@ WRONG = {
     ),
     "images.json": ('{"images": [{"id": 1}], "categories": []}', "number 1 of its images has no file_name"),
     "records.json": ('[{"fields": {}, "responses": {"other": []}}]', "record 1 has no metadata, or no responses"),
-    "broken.xml": ("<annotations><image>", "is no XML"),
+    "broken.xml": ("<annotations><image>", "is not XML"),
     "bomb.xml": ('<!DOCTYPE a [<!ENTITY x "y">]><annotations/>', "has a document type"),
+    "utf16.xml": ('<!DOCTYPE a [<!ENTITY x "y">]><annotations/>'.encode("utf-16"), "is neither JSON nor XML"),
+    **{
+        f"{name}.xml": (f'<?xml version="1.0" encoding="{name}"?><annotations/>', "is not XML")
+        for name in ("utf-99", "rot13", "shift_jis")
+    },
     "element.xml": ("<html/>", "the element 'html'; expected 'annotations'"),
     "video.xml": ("<annotations><track/></annotations>", "has tracks of a video"),
     "name.xml": ("<annotations><image id='0'/></annotations>", "image 1 has no name"),
     "tag.xml": ("<annotations><image name='a'><tag/></image></annotations>", "image 1 ('a') has a tag without a label"),
-    "empty.zip": (None, "it has 0 files named annotations.xml"),
+    "empty.zip": (archive(), "it has 0 files named annotations.xml"),
+    "encrypted.zip": (
+        archive((6, 1), (8, 1)),
+        "is not an archive that can be read (File 'annotations.xml' is encrypted",
+    ),
+    "method.zip": (archive((8, 99), (10, 99)), "is not an archive that can be read (That compression method is not"),
+    "deflate.zip": (archive((-1, 255)), "is not an archive that can be read (Error -3 while decompressing data"),
+    "cut.zip": (archive()[:-9], "is not an archive that can be read (File is not a zip file"),
     "missing.json": (..., "cannot read missing.json: No such file"),
 }
 
@@ -523,10 +592,8 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_one_line_and_changes_nothing(tickets, name):
     content, expected = WRONG[name]
-    if content is None:
-        zipfile.ZipFile(tickets.parent / name, "w").close()
-    elif content is not ...:
-        (tickets.parent / name).write_text(content)
+    if content is not ...:
+        (tickets.parent / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     said = take_over(tickets, name, code=2).stderr
     assert said.count("\n") == 1 and name in said and expected in said, said
     assert not (tickets / "reviews.jsonl").exists()
@@ -537,7 +604,48 @@ def test_an_archive_that_would_fill_the_memory_is_refused(pets, monkeypatch):
     with zipfile.ZipFile(pets.parent / "task.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("annotations.xml", " " * 2**21)
     said = take_over(pets, "task.zip", code=2).stderr
-    assert "annotations.xml in it is larger than 1 MiB; unpack it" in said
+    assert "annotations.xml in it has 2 MiB; expected at most 1 MiB; unpack it, and import annotations.xml" in said
+
+
+JUNK = (None, 7, "x", [3], {"a": 1})
+
+
+def _replaced(tree, path, value):
+    """A copy of a tree with another value at a place."""
+    if not path:
+        return value
+    copy = tree.copy()
+    copy[path[0]] = _replaced(tree[path[0]], path[1:], value)
+    return copy
+
+
+def _paths(tree, before=()):
+    """Every place of a tree."""
+    yield before
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree[:2]) if isinstance(tree, list) else ()
+    for name, inner in items:
+        yield from _paths(inner, (*before, name))
+
+
+@pytest.mark.parametrize("tool", ["labelstudio", "fiftyone", "coco", "argilla"])
+def test_any_value_anywhere_is_read_or_refused_in_words(pets, tool):
+    out, _ = export(pets, tool)
+    file = {"labelstudio": "tasks.json", "fiftyone": "samples.json", "coco": "annotations.json"}.get(
+        tool, "records.json"
+    )
+    tree = read(out / file)
+    if tool == "labelstudio":
+        tree = [answer(task, "dog") for task in tree]
+    elif tool == "argilla":
+        tree = [{**record, "responses": {"label": [{"value": "dog"}]}} for record in tree]
+    elif tool == "fiftyone":
+        reviewed = {"_cls": "Classification", "label": "dog"}
+        tree["samples"] = [{**sample, "reviewed": reviewed} for sample in tree["samples"]]
+    for path in _paths(tree):
+        for junk in JUNK:
+            (out / "junk.json").write_text(json.dumps(_replaced(tree, path, junk)))
+            with contextlib.suppress(RunError):
+                list(read_answers(out / "junk.json"))
 
 
 def test_names_of_images_that_are_unknown_or_shared_are_named(pets):

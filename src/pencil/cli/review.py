@@ -67,6 +67,8 @@ def _import(run: Path, answers: Path, complete: bool) -> None:
             f"known already and decided otherwise or withdrawn since, which stays: {done.overruled:,}",
             err=True,
         )
+    if done.older:
+        echo(f"older than the decision about the same row, which stays: {done.older:,}", err=True)
     if done.replaced:
         echo(
             f"answers that differ from an earlier one about the same row, of which the last counts: {done.replaced:,}",

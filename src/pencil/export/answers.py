@@ -58,6 +58,8 @@ class Imported:
         How many were made already and count.
     overruled : int
         How many were made already, and do not count any more: the row was decided otherwise, or the decision withdrawn.
+    older : int
+        How many differ from the decision about their row and were given before it, which stays.
     untouched : int
         How many rows nobody touched.
     replaced : int
@@ -67,6 +69,7 @@ class Imported:
     added: Counter[str]
     known: int
     overruled: int
+    older: int
     untouched: int
     replaced: int
 
@@ -79,11 +82,13 @@ def import_answers(
     *,
     complete: bool = False,
     names: Callable[[], Rows] = dict,
+    written: str = "",
 ) -> Imported:
     """Append the answers of a file to the decisions of a run, all of them or none.
 
-    An answer that was given already is not given again: what a person has decided since stays. It counts again only if
-    the file says that it is later than the last decision about the row.
+    The newest decision about a row counts: an answer that is older than the standing one is left out. An answer that
+    was given already is not given again; it counts again only if the file says that it is later than the last decision
+    about the row.
 
     Parameters
     ----------
@@ -99,6 +104,8 @@ def import_answers(
         Answers that may be untouched count too.
     names : callable
         Returns the rows of each image name; it is called if an answer names an image.
+    written : str
+        When the file was written, if that is known: answers without a time were given before.
 
     Raises
     ------
@@ -120,10 +127,17 @@ def import_answers(
         made[where] = answer, decision
     with RunLock(run), Journal(run / REVIEWS) as journal:
         past = _Past(read_lines(run / REVIEWS), made)
-        new, known, overruled = past.sort(made.values())
+        new, counts = past.sort(made.values(), written)
         if new:
             journal.append_all(new)
-    return Imported(Counter(decision.decision for decision in new), known, overruled, untouched, replaced)
+    return Imported(
+        Counter(decision.decision for decision in new),
+        counts["known"],
+        counts["overruled"],
+        counts["older"],
+        untouched,
+        replaced,
+    )
 
 
 class _Past:
@@ -137,18 +151,20 @@ class _Past:
                 self.history.add(line)
                 self.of_row.setdefault(line.where, []).append(line)
 
-    def sort(self, made: Iterable[tuple[Answer, Decision]]) -> tuple[list[Decision], int, int]:
-        """Return the decisions that are new, and how many are known and count, or are known and overruled."""
-        new, known, overruled = [], 0, 0
+    def sort(self, made: Iterable[tuple[Answer, Decision]], written: str) -> tuple[list[Decision], Counter[str]]:
+        """Return the decisions that are new, and how many are ``known``, ``overruled`` or ``older``, as `Imported`."""
+        new, counts = [], Counter[str]()
         for answer, decision in made:
             standing, earlier = self.history.get(decision.where), self.of_row.get(decision.where, [])
             if standing is not None and _agree(standing, decision):
-                known += 1
+                counts["known"] += 1
             elif any(_agree(one, decision) for one in earlier) and not _is_later(answer.time, earlier[-1].time):
-                overruled += 1
+                counts["overruled"] += 1
+            elif standing is not None and _is_later(standing.time, answer.time or written):
+                counts["older"] += 1
             else:
                 new.append(decision)
-        return new, known, overruled
+        return new, counts
 
 
 def _agree(one: Decision, other: Decision) -> bool:

@@ -157,6 +157,8 @@ def read_fiftyone(source: Path, tree: Mapping[str, Any]) -> Iterator[Answer]:
     """
     for position, sample in numbered(source, "sample", tree["samples"]):
         tags = sample.get("tags") or []
+        if not isinstance(tags, list):
+            raise RunError(f"{source}: {position} has the tags {str(tags)[:40]!r}; expected a list of texts.")
         kinds = [kind for kind in KINDS if kind in tags]
         if len(kinds) > 1 and sample.get(REVIEWED) is None:
             raise RunError(

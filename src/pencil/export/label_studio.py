@@ -134,7 +134,13 @@ def _choices(source: Path, position: str, annotation: Mapping[str, Any]) -> tupl
     chosen: list[str] = []
     for result in results if isinstance(results, list) else []:
         if isinstance(result, dict) and result.get("type") == "choices" and result.get("from_name") == CHOICES:
-            chosen += as_classes(source, position, (result.get("value") or {}).get("choices", []))
+            value = result.get("value") or {}
+            if not isinstance(value, dict):
+                raise RunError(
+                    f"{source}: {position} has the value {str(value)[:40]!r}; expected an object with a list of "
+                    "choices, as Label Studio writes it; export the project again as JSON or JSON-MIN."
+                )
+            chosen += as_classes(source, position, value.get("choices", []))
     if results and not chosen:
         raise RunError(
             f"{source}: {position} has results, and none of them is a choice named {CHOICES!r}; expected the labelling "

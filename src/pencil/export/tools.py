@@ -1,7 +1,10 @@
 """Other labelling tools by name: which function writes for each, and which reads its files."""
 
+import lzma
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from pencil.export.cvat import read_cvat, save_cvat
 from pencil.export.fiftyone import SAMPLES, is_fiftyone, read_fiftyone, save_fiftyone
 from pencil.export.label_studio import is_label_studio, read_label_studio, save_label_studio
 from pencil.export.shown import Contents
-from pencil.files import parse_json, read_regular
+from pencil.files import parse_json, read_regular, refuse_irregular
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
 
@@ -40,8 +43,11 @@ EXPECTED = (
     "file, or records of Argilla"
 )
 
-LARGEST = 2**30
-"""No more bytes of an archive are unpacked into memory."""
+LARGEST = 2**28
+"""No more bytes of an archive are unpacked: the tags of a million images take less, and a tree of them takes five times
+this in memory."""
+DAMAGE = (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+"""What reading an archive or JSON raises: an encrypted file and an unknown compression are a RuntimeError."""
 
 
 def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str:
@@ -115,21 +121,28 @@ def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
     """
     reader = RunReader(run)
     labels = reader.read_labels(("corrected", "confidence", "changed", "issue_score"))
+    source = _find_file(source)
     answers = list(read_answers(source))
+    written = datetime.fromtimestamp(source.stat().st_mtime, UTC).isoformat()
 
     def names() -> dict[str, list[Where]]:
         return _rows_by_name(Contents(reader.recipe().data), labels)
 
-    return import_answers(run, source, answers, labels, complete=complete, names=names)
+    return import_answers(run, source, answers, labels, complete=complete, names=names, written=written)
+
+
+def _find_file(source: Path) -> Path:
+    """Return the file of a tool, where the folder that holds it is named."""
+    if not source.is_dir():
+        return source
+    inside = [source / name for name in IN_FOLDERS if (source / name).is_file()]
+    if len(inside) != 1:
+        raise RunError(f"{source} has {len(inside)} of {', '.join(IN_FOLDERS)}; expected one; name the file.")
+    return inside[0]
 
 
 def read_answers(source: Path) -> Iterator[Answer]:
-    """Return the answers in a file of any of the tools, or in the folder that holds it."""
-    if source.is_dir():
-        inside = [source / name for name in IN_FOLDERS if (source / name).is_file()]
-        if len(inside) != 1:
-            raise RunError(f"{source} has {len(inside)} of {', '.join(IN_FOLDERS)}; expected one; name the file.")
-        source = inside[0]
+    """Return the answers in a file of any of the tools."""
     try:
         content = _read(source)
         if content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"<"):
@@ -137,22 +150,33 @@ def read_answers(source: Path) -> Iterator[Answer]:
         tree = parse_json(content)
     except OSError as error:
         raise RunError(f"cannot read {source}: {error.strerror or error}; expected {EXPECTED}.") from error
-    except (ValueError, zipfile.BadZipFile) as error:
-        raise RunError(f"{source} is neither JSON nor XML ({error}); expected {EXPECTED}.") from error
+    except DAMAGE as error:
+        kind = "is not an archive that can be read" if _is_archive(source) else "is neither JSON nor XML"
+        raise RunError(f"{source} {kind} ({str(error).rstrip('.')}); expected {EXPECTED}.") from error
     for is_of_tool, read in READERS:
         if is_of_tool(tree):
             return read(source, tree)
     raise RunError(f"{source} is JSON of another form; expected {EXPECTED}.")
 
 
+def _is_archive(source: Path) -> bool:
+    return source.suffix.lower() == ".zip"
+
+
 def _read(source: Path) -> bytes:
     """Return the content of a file, or of the annotations in a ZIP archive, as which CVAT exports them."""
-    if source.suffix.lower() != ".zip":
+    if not _is_archive(source):
         return read_regular(source)
+    refuse_irregular(source)
     with zipfile.ZipFile(source) as archive:
         found = [name for name in archive.namelist() if name.rpartition("/")[2] == CVAT_FILE]
         if len(found) != 1:
             raise ValueError(f"it has {len(found)} files named {CVAT_FILE}")
-        if archive.getinfo(found[0]).file_size > LARGEST:
-            raise ValueError(f"{CVAT_FILE} in it is larger than {LARGEST >> 20} MiB; unpack it")
-        return archive.read(found[0])
+        size = archive.getinfo(found[0]).file_size
+        if size > LARGEST:
+            raise ValueError(
+                f"{CVAT_FILE} in it has {size >> 20:,} MiB; expected at most {LARGEST >> 20} MiB; unpack it, and "
+                f"import {CVAT_FILE}"
+            )
+        with archive.open(found[0]) as content:
+            return content.read(LARGEST)
