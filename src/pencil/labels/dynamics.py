@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pencil.data.given import hard_labels
 from pencil.labels.losses import at_least_fp32
+from pencil.labels.rows import rows_at_a_time
 from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows
 
 FLOOR = -9.2
@@ -81,13 +82,17 @@ class TrainingDynamics:
     @torch.no_grad()
     def add(self, rows: Tensor, logits: Tensor) -> None:
         """Count a visit of these rows, each named once. With sharded rows all ranks call this together."""
-        log_probs = at_least_fp32(logits.detach()).float().log_softmax(dim=1)
+        logits = at_least_fp32(logits.detach()).float()
         if self.world is not None:
             owners = rows % self.world.size
-            (rows, _), (log_probs, _) = self.world.all_to_all(rows, owners), self.world.all_to_all(log_probs, owners)
+            (rows, _), (logits, _) = self.world.all_to_all(rows, owners), self.world.all_to_all(logits, owners)
             rows = rows // self.world.size
-        if len(rows) == 0:
-            return
+        size = rows_at_a_time(self.num_classes)
+        for some, their_logits in zip(rows.split(size), logits.split(size), strict=True):
+            if len(some):
+                self._add_local(some, their_logits.log_softmax(dim=1))
+
+    def _add_local(self, rows: Tensor, log_probs: Tensor) -> None:
         scalars = self.scalars.index_select(0, rows)
         weight = 1 / (scalars[:, :1] + 1)
         given = self.given.index_select(0, rows).unsqueeze(1)
@@ -115,6 +120,10 @@ class TrainingDynamics:
         """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
         local = torch.arange(len(self.given), device=self.given.device)
         return _as_evidence(self.gather(self._dense(local)).cpu(), self.gather(self.scalars).cpu())
+
+    def scalar_evidence(self) -> Evidence:
+        """Return :meth:`evidence` without log-probabilities: the numbers that the label table has of each row."""
+        return _as_evidence(torch.empty(self.count, 0), self.gather(self.scalars).cpu())
 
     def local_evidence(self, places: Tensor) -> Evidence:
         """Return the dynamics of some rows of this process, given by their places among them, on the CPU."""

@@ -25,6 +25,10 @@ class EntryEvidence:
     log_odds: Tensor
     visits: Tensor
 
+    def subset(self, rows: Tensor) -> "EntryEvidence":
+        """Return the dynamics of these rows."""
+        return EntryEvidence(self.log_odds[rows], self.visits[rows])
+
 
 class EntryDynamics:
     """Running means over the visits of each row, for multi-label data.
@@ -71,6 +75,11 @@ class EntryDynamics:
         """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
         means, visits = (self._gather(part).cpu() for part in (self.means, self.visits))
         return EntryEvidence(means.float(), visits)
+
+    def scalar_evidence(self) -> EntryEvidence:
+        """Return :meth:`evidence` without log-odds: the label table has none."""
+        visits = self._gather(self.visits).cpu()
+        return EntryEvidence(torch.empty(len(visits), 0), visits)
 
     def _gather(self, values: Tensor) -> Tensor:
         return values if self.world is None else gather_rows(self.world, values)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise_range
-from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, match_quantiles, upper_limit
+from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, upper_limit
+from pencil.labels.matching import match_quantiles
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 
 UNDECIDED = 0.49
@@ -63,7 +64,9 @@ def judge_entries(
     unmatched = noise.wrong(train.log_odds, given)[of_train]
     mismatch = float((unmatched.mean() - values.mean()).abs()) if knows else 0.0
     model = _as_noise_model(noise, knows)
-    return Judgement(probs, held_probs, scores, held_scores, model, ceiling, knows, mismatch, entry_noise=noise)
+    return Judgement(
+        probs.__getitem__, held_probs, scores, held_scores, model, ceiling, knows, mismatch, entry_noise=noise
+    )
 
 
 def row_issue_scores(wrong: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 Held-out rows were never trained on, so the noise model is fitted to them. Training rows and held-out rows are drawn
 from the same data: whatever the posterior says of held-out rows on average it must say of training rows too. This fixes
-how much of its label the dynamics of a training row still repeat (:func:`match_held_out`), and the scale of the issue
-scores (:func:`match_quantiles`).
+how much of its label the dynamics of a training row still repeat, and the scale of the issue scores
+(:mod:`pencil.labels.matching`).
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from pencil.data.given import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_noise import EntryNoise
+from pencil.labels.matching import match_held_out, match_quantiles, relative_ranks, summarize_posterior
 from pencil.labels.noise_model import (
     NORMAL_95,
     NoiseModel,
@@ -24,16 +25,14 @@ from pencil.labels.noise_model import (
     log_rarity,
     posterior,
     shape_by_top,
+    top_classes,
     with_rate,
 )
+from pencil.labels.rows import row_blocks
 from pencil.seeding import some_places
 
-MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64).tolist()
-MATCH_TRUSTS = torch.linspace(0.0, 1.5, 11, dtype=torch.float64).tolist()
 MATCH_ROWS = 2000
 """More training rows than this change nothing."""
-SPREAD = 0.3
-"""How far the logarithm of the temperature, and the trust, of training rows are expected to be from those of others."""
 TRAIN_WEIGHT = 100.0
 """Training rows count as this many held-out rows where the temperature is fitted."""
 ENOUGH_TO_MATCH = 5
@@ -50,8 +49,11 @@ class Judgement:
 
     Attributes
     ----------
-    probs, held_out_probs
-        Posterior of the true class of training and held-out rows, (rows, classes).
+    posterior
+        Returns the posterior of the true class of training rows, (rows, classes), given their numbers. All at once take
+        many times the memory of the labels.
+    held_out_probs
+        The same of the held-out rows.
     issue_scores, held_out_issue_scores
         Probability that the given label of each row is wrong; the order is that of the dynamics.
     noise
@@ -71,7 +73,7 @@ class Judgement:
         Of multi-label data: the noise model of entries, of which ``noise`` is a summary.
     """
 
-    probs: Tensor
+    posterior: Callable[[Tensor], Tensor]
     held_out_probs: Tensor | None
     issue_scores: Tensor
     held_out_issue_scores: Tensor | None
@@ -82,6 +84,11 @@ class Judgement:
     lost_classes: tuple[int, ...] = ()
     gap: float = 0.0
     entry_noise: EntryNoise | None = None
+
+    @property
+    def probs(self) -> Tensor:
+        """The posterior of all training rows: for few."""
+        return self.posterior(torch.arange(len(self.issue_scores)))
 
 
 TIE_BREAK = 0.002
@@ -120,9 +127,8 @@ def sample_rows(visits: Tensor, given: Tensor) -> Tensor:
 
 def survey(train: Evidence, given: Tensor) -> Survey:
     """Return the survey of rows whose dynamics are all here."""
-    top = train.log_probs.double().softmax(dim=1).max(dim=1)
     sample = train.log_probs[sample_rows(train.visits, given)]
-    return Survey(top.values, top.indices, train.log_given, train.disagreement, train.visits, sample)
+    return Survey(*top_classes(train.log_probs), train.log_given, train.disagreement, train.visits, sample)
 
 
 @dataclass(frozen=True)
@@ -171,23 +177,15 @@ class Rule:
 
         Such a class was not learned. ``kept`` counts the most probable classes of the posteriors of all training rows.
         """
-        if not self.knows:
-            return self
         named = hard_labels(given)[~has_tie(given)].bincount(minlength=len(kept))
         return replace(self, lost=tuple(((named > 0) & (kept == 0)).nonzero()[:, 0].tolist()))
 
-    def judgement(
-        self, probs: Tensor, scores: Tensor, held_out: Evidence | None, held_out_given: Tensor | None
-    ) -> Judgement:
-        """Return the judgement with these posteriors and issue scores of training rows; held-out rows are judged."""
-        held_probs = held_scores = None
-        if held_out is not None and held_out_given is not None:
-            held_probs = self.posterior(held_out, held_out_given, held_out=True)
-            held_scores = self.issue_scores(held_out, held_out_given)
-        return Judgement(
-            probs, held_probs, scores, held_scores, self.noise, self.ceiling, self.knows, self.mismatch, self.lost,
-            self.gap,
-        )  # fmt: skip
+    def judge_held_out(self, rows: Evidence, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Return posteriors, in fp32 as labels are, and issue scores of the held-out rows."""
+        probs = torch.empty(rows.log_probs.shape)
+        for block in row_blocks(*probs.shape):
+            probs[block] = self.posterior(rows.subset(block), given[block], held_out=True).float()
+        return probs, self.issue_scores(rows, given)
 
     @property
     def _unknown_rate(self) -> float:
@@ -205,15 +203,59 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     held_out, held_out_given
         Those of the held-out rows, if there are any; their dynamics are from evaluations.
     """
+    return judge_rows(train.subset, survey(train, given), given, held_out, held_out_given)
+
+
+def judge_rows(
+    dynamics: Callable[[Tensor], Evidence],
+    rows: Survey,
+    given: Tensor,
+    held_out: Evidence | None,
+    held_out_given: Tensor | None,
+    places: slice = slice(None),
+    add_up: Callable[[Tensor], Tensor] = lambda counts: counts,
+) -> Judgement:
+    """Return the judgement of rows whose dynamics are computed when they are needed: few are whole at a time.
+
+    Parameters
+    ----------
+    dynamics
+        Returns the dynamics of the training rows that this process has, given their places among them.
+    rows, given
+        Survey and given labels of all training rows.
+    held_out, held_out_given
+        As in :func:`judge`.
+    places, add_up
+        Which training rows this process has, and the sum of counts over all processes. The posterior of the judgement
+        is of these rows.
+    """
+    mine, num_classes = given[places], rows.sample.shape[1]
     if can_match(held_out, held_out_given):
         assert held_out is not None and held_out_given is not None
-        rule = fit_rule(survey(train, given), given, held_out, held_out_given)
+        rule = fit_rule(rows, given, held_out, held_out_given)
     else:
-        rule = fit_rule(survey(train, given), given, train, given, match=False)
-    probs = rule.posterior(train, given)
-    rule = rule.keep_classes(probs.argmax(dim=1).bincount(minlength=probs.shape[1]), given)
-    probs = _give_back(probs, given, rule.lost, rule.noise.rate)
-    return rule.judgement(probs, rule.issue_scores(train, given), held_out, held_out_given)
+        rule = fit_rule(rows, given, dynamics(torch.arange(len(mine))), given, match=False)
+    if rule.knows:
+        kept = torch.zeros(num_classes, dtype=torch.int64)
+        for block in row_blocks(len(mine), num_classes):
+            top = rule.posterior(dynamics(block), mine[block]).argmax(dim=1)
+            kept += top.bincount(minlength=num_classes)
+        rule = rule.keep_classes(add_up(kept), given)
+    held: tuple[Tensor | None, Tensor | None] = (None, None)
+    if held_out is not None and held_out_given is not None:
+        held = rule.judge_held_out(held_out, held_out_given)
+    return Judgement(
+        posterior=lambda chosen: rule.posterior(dynamics(chosen), mine[chosen]),
+        held_out_probs=held[0],
+        issue_scores=rule.issue_scores(rows, given),
+        held_out_issue_scores=held[1],
+        noise=rule.noise,
+        ceiling=rule.ceiling,
+        knows=rule.knows,
+        mismatch=rule.mismatch,
+        lost_classes=rule.lost,
+        gap=rule.gap,
+    )
 
 
 def can_match(held_out: Evidence | None, given: Tensor | None) -> bool:
@@ -239,10 +281,12 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
         The reference rows are held-out rows, with which the averages over training rows are to agree.
     """
     usable, met = _usable(reference.visits, reference_given), _usable(rows.visits, given)
-    logits, labels = reference.log_probs[usable].double(), hard_labels(reference_given)[usable]
-    num_classes = logits.shape[1]
+    num_classes = reference.log_probs.shape[1]
     if not (usable.any() and met.any()):
         return _rule_without_labels(num_classes)
+    reference = reference if usable.all() else reference.subset(usable)
+    reference_given = reference_given if usable.all() else reference_given[usable]
+    logits, labels = reference.log_probs, hard_labels(reference_given)
     sample = hard_labels(given)[sample_rows(rows.visits, given)]
     shape = shape_by_top(rows.confidence[met], rows.predicted[met], hard_labels(given)[met], num_classes)
     predicted = logits.argmax(dim=1)
@@ -251,12 +295,11 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
     rarity = log_rarity(torch.cat(named), num_classes)
     if not knows:  # a noise rate of 0 cannot be excluded, and no gap be seen
-        return Rule(replace(noise, low=0.0), ceiling, False, 0.0, 0.0, noise, 1.0, rarity, logits.new_zeros(1))
+        return Rule(replace(noise, low=0.0), ceiling, False, 0.0, 0.0, noise, 1.0, rarity, torch.zeros(1).double())
     matched, trust, mismatch = noise, 1.0, 0.0
     if match:
         matched, trust, mismatch = match_held_out(rows.sample, sample, logits, labels, noise)
-    probs = posterior(logits, reference_given[usable], noise, rarity=rarity).exp()
-    wrong = 1 - probs.gather(1, labels[:, None])[:, 0]
+    wrong = 1 - summarize_posterior(logits, reference_given, noise, 1.0, rarity)[2]
     return Rule(noise, ceiling, knows, mismatch, gap, matched, trust, rarity, wrong)
 
 
@@ -308,7 +351,7 @@ def estimate_noise(
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
     rate = min(max((least + most) / 2, fitted.low), fitted.rate)
-    logits = torch.cat([held_out_logits, sample.double()])
+    logits = torch.cat([held_out_logits, sample])
     weight = min(1.0, TRAIN_WEIGHT / len(sample_given))
     weights = torch.full((len(logits),), weight, dtype=torch.float64)
     weights[: len(held_out_given)] = 1.0
@@ -316,55 +359,6 @@ def estimate_noise(
     model = with_rate(fitted, shape, rate, logits, labels, weights)
     wide = replace(model, low=min(fitted.low, least, model.rate), high=max(fitted.high, most, model.rate))
     return wide, max(0.0, least - fitted.high)
-
-
-def match_held_out(
-    sample: Tensor, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, noise: NoiseModel
-) -> tuple[NoiseModel, float, float]:
-    """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
-
-    Chosen so that three averages of the posterior agree between training and held-out rows: how many labels change, the
-    probability of the most probable class, and that of the given class. They need not agree better than the standard
-    errors of the held-out averages: few held-out rows leave temperature and trust near what they are without a match.
-    """
-    held_out = _by_row(posterior(held_out_logits, held_out_given, noise).exp(), held_out_given)
-    target, errors = held_out.mean(dim=1), held_out.std(dim=1).clamp_min(1e-3) / len(held_out_given) ** 0.5
-    logits = sample.double()
-    found: list[tuple[float, float, float]] = []
-    mismatch = 1.0
-    for temperature in MATCH_TEMPERATURES:
-        model = replace(noise, temperature=temperature)
-        for trust in MATCH_TRUSTS:
-            gap = _by_row(posterior(logits, given, model, trust).exp(), given).mean(dim=1) - target
-            moved = (math.log(temperature / noise.temperature) / SPREAD) ** 2 + ((trust - 1) / SPREAD) ** 2
-            found.append((float((gap / errors).square().sum()) + moved, temperature, trust))
-            mismatch = min(mismatch, float(gap.abs().mean()))
-    _, temperature, trust = min(found)
-    return replace(noise, temperature=temperature), trust, mismatch
-
-
-def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
-    """Return the scores in their order with the values that ``reference`` has at the same ranks.
-
-    Each score is in the middle of its part of the ranks: the largest of two need not be as large as that of thousands.
-    """
-    ordered, last = reference.double().sort().values, len(reference) - 1
-    places = (relative_ranks(scores) * len(reference) - 0.5).clamp(0, last)
-    below = places.floor().long()
-    return torch.lerp(ordered[below], ordered[(below + 1).clamp_max(last)], places - below)
-
-
-def relative_ranks(scores: Tensor) -> Tensor:
-    """Return the rank of each score, evenly from above 0 for the smallest to below 1 for the largest."""
-    ranks = torch.empty(len(scores), dtype=torch.float64)
-    ranks[scores.argsort(stable=True)] = (torch.arange(len(scores), dtype=torch.float64) + 0.5) / len(scores)
-    return ranks
-
-
-def _by_row(probs: Tensor, given: Tensor) -> Tensor:
-    """Whether each label changes, the probability of its most probable class, and that of the given one, (3, rows)."""
-    top = probs.max(dim=1)
-    return torch.stack([(top.indices != given).double(), top.values, probs.gather(1, given[:, None])[:, 0]])
 
 
 def _posterior(rows: Evidence, given: Tensor, noise: NoiseModel, trust: float, rarity: Tensor) -> Tensor:

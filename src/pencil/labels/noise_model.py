@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import hard_labels, has_tie
+from pencil.labels.rows import rows_at_a_time
 from pencil.seeding import some_places
 
 TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64)
@@ -117,8 +118,13 @@ def noise_shape(logits: Tensor, given: Tensor) -> Tensor:
     Counted are the rows of each predicted class of which the network is surest: there disagreement is noise, elsewhere
     it is often the network that is wrong.
     """
-    top = logits.double().softmax(dim=1).max(dim=1)
-    return shape_by_top(top.values, top.indices, given, logits.shape[1])
+    return shape_by_top(*top_classes(logits), given, logits.shape[1])
+
+
+def top_classes(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probability of the most probable class of each row, in fp64, and that class."""
+    tops = [block.double().softmax(dim=1).max(dim=1) for block in logits.split(rows_at_a_time(logits.shape[1]))]
+    return torch.cat([top.values for top in tops]), torch.cat([top.indices for top in tops])
 
 
 def shape_by_top(confidence: Tensor, predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
@@ -434,10 +440,10 @@ def disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
     For the most confident half of each predicted class a line is fitted to disagreement over confidence rank, and read
     off at rank 0. A strong network disagrees at the noise rate over the whole half; a weak one only at its top.
     """
-    top = logits.double().softmax(dim=1).max(dim=1)
-    rank = confidence_ranks(top.values, top.indices)
+    confidence, predicted = top_classes(logits)
+    rank = confidence_ranks(confidence, predicted)
     kept = rank <= max(CONFIDENT_FRACTION, min(1.0, CONFIDENT_ROWS / max(1, len(given))))
-    wrong, rank = (top.indices != given)[kept].double(), rank[kept]
+    wrong, rank = (predicted != given)[kept].double(), rank[kept]
     centred = rank - rank.mean()
     slope = float((centred * wrong).sum() / (centred**2).sum().clamp_min(1e-9))
     return float(wrong.mean()) - max(0.0, slope) * float(rank.mean())

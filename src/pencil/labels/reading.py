@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.given import hard_labels, has_tie
+from pencil.labels.rows import rows_at_a_time
 
 
 @dataclass(frozen=True)
@@ -55,13 +56,14 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     undecided = has_tie(given_labels)
     best = label_probs.topk(2, dim=1)
     corrected = best.indices[:, 0]
+    blocks = label_probs.split(rows_at_a_time(label_probs.shape[1]))
     return LabelReading(
         given=given.masked_fill(undecided, -1),
         corrected=corrected,
         confidence=best.values[:, 0],
         given_probability=label_probs.gather(1, given.clamp_min(0)[:, None])[:, 0].masked_fill(undecided, torch.nan),
         margin=best.values[:, 0] - best.values[:, 1],
-        entropy=torch.special.entr(label_probs).sum(dim=1),
+        entropy=torch.cat([torch.special.entr(block).sum(dim=1) for block in blocks]),
         changed=(corrected != given) & ~undecided,
         undecided=undecided,
     )

@@ -1,9 +1,24 @@
-"""Steps that all label stores share: pinned rows, the check for non-finite gradients, fast writes of rows."""
+"""Steps that all label stores share: pinned rows, the check for non-finite gradients, fast writes, blocks of rows."""
 
+import torch
 from torch import Tensor
 
 from pencil.errors import TrainingError
 from pencil.labels.protocol import Labels
+
+BLOCK = 2**22
+"""Values, a number for each (row, class), that are computed at a time where all at once would not fit into memory."""
+
+
+def rows_at_a_time(num_classes: int) -> int:
+    """Return how many rows are whole distributions at a time."""
+    return max(1, BLOCK // num_classes)
+
+
+def row_blocks(rows: int, num_classes: int) -> tuple[Tensor, ...]:
+    """Return the numbers of all rows in blocks of :func:`rows_at_a_time`."""
+    blocks: tuple[Tensor, ...] = torch.arange(rows).split(rows_at_a_time(num_classes))
+    return blocks
 
 
 def apply_gradient(labels: Labels, rows: Tensor, label_logits: Tensor, gradient: Tensor, step: float) -> None:

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -13,7 +14,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
-from pencil.labels.store import CHUNK
+from pencil.labels.rows import row_blocks
 from pencil.methods.auto_forms import HeldOut, auto_form, z_score
 from pencil.methods.base import (
     Context,
@@ -234,11 +235,14 @@ class Auto(Method):
         read = ~logits[:, 0].isnan()
         labelled = read & self.form.has_label(given).to(logits.device)
         usable = labelled if labelled.any() else read
-        logits_read, given_read = logits[usable], given[usable.to(given.device)]
+        logits_read, given_read = logits, given
+        if not usable.all():
+            logits_read, given_read = logits[usable], given[usable.to(given.device)]
         self.state.noise = noise = self.form.fit_noise(logits_read, given_read, held_out)
         self.state.network_high = None if held_out is None else noise.high
         self._fit_trust(held_out or (logits_read.cpu(), given_read.cpu()), self.form.agreement(logits_read, given_read))
-        self._write_labels(self.form.posterior(noise, logits.nan_to_num(0.0), given, self.state.trust))
+        trust = self.state.trust
+        self._write_labels(lambda rows: self.form.posterior(noise, logits[rows].nan_to_num(0.0), given[rows], trust))
         self._note(f"{self.form.describe(noise)}; every label set to its posterior")
 
     def refit(self, context: Context) -> None:
@@ -253,16 +257,15 @@ class Auto(Method):
         if self.anchored:
             self.state.trust = self.form.remaining_trust(self.state.noise, held_out, agreement)
 
-    def _write_labels(self, label_logits: Tensor) -> None:
-        """Set the label logits of all rows; pinned rows stay as given."""
+    def _write_labels(self, label_logits: Callable[[Tensor], Tensor]) -> None:
+        """Set the label logits of all rows, which are computed some at a time; pinned rows stay as given."""
         assert self.labels is not None
-        store, rows = self.labels.local, self.labels.local_rows
-        local = torch.arange(len(label_logits)) if rows is None else rows
+        store, rows, device = self.labels.local, self.labels.local_rows, self.task.device
         store.reset()
         self.state.corrected = True
-        for places in torch.arange(len(local)).split(CHUNK):
-            values = label_logits[local[places].to(label_logits.device)].to(self.task.dtype)
-            store.write(places.to(self.task.device), values)
+        for places in row_blocks(len(store), self.task.num_classes):
+            values = label_logits((places if rows is None else rows[places]).to(device))
+            store.write(places.to(device), values.to(device, self.task.dtype))
 
     # ---- decisions after every epoch
 
@@ -392,7 +395,10 @@ class Auto(Method):
         if self.state.done < self.form.min_visits:
             context.restart_dynamics()
         judgement = context.judge()
-        self._write_labels(self.form.as_logits(judgement.probs.to(self.task.device), self.task.given_labels))
+        given = self.task.given_labels
+        self._write_labels(
+            lambda rows: self.form.as_logits(judgement.posterior(rows.cpu()).to(given.device), given[rows])
+        )
         self.state.noise = self.form.noise_of(judgement)
         found = "set to its posterior by the training dynamics" if judgement.knows else "left as given"
         self._note(f"every label {found}; noise rate {judgement.noise.rate:.0%} at the end")

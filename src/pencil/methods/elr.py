@@ -67,8 +67,9 @@ class Elr(Method):
         self.lr: AnySchedule = as_schedule(lr)
 
     def start(self, task: Task) -> tuple[Phase, ...]:
-        self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
-        self.state = ElrState(torch.zeros_like(self.given_probs))
+        self.given_labels = task.given_labels
+        shape = len(task.given_labels), task.num_classes
+        self.state = ElrState(torch.zeros(shape, device=task.device, dtype=task.dtype))
         return (Phase("train", self.epochs, self.loss, self.lr, after_step=self.update_targets),)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
@@ -85,5 +86,7 @@ class Elr(Method):
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
         """The targets, scaled to sum to one; a row that was never visited has its given label."""
-        rows = torch.arange(len(self.given_probs), device=self.given_probs.device) if rows is None else rows
-        return read_targets(self.state.targets[rows], self.given_probs[rows])
+        targets, given = self.state.targets, self.given_labels
+        if rows is not None:
+            targets, given = targets[rows], given[rows]
+        return read_targets(targets, as_distribution(given, targets.shape[1]).to(targets))

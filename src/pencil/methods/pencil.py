@@ -13,7 +13,7 @@ from pencil.errors import RecipeError
 from pencil.labels.forms import label_form
 from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
 from pencil.labels.protocol import Labels
-from pencil.labels.store import CHUNK
+from pencil.labels.rows import row_blocks
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
@@ -191,7 +191,8 @@ class Pencil(Method):
         assert self.labels is not None
         local = self.labels.local
         given, total = local.given_labels, torch.zeros((), dtype=torch.float64)
-        for rows in torch.arange(len(given), device=given.device).split(CHUNK):
+        for places in row_blocks(len(given), local.num_classes):
+            rows = places.to(given.device)
             total += self.form.compatibility_loss(local[rows], given[rows]).cpu().double() * len(rows)
         return total / max(1, len(given))
 

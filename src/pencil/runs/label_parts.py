@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pencil.data.examples import Splits
 from pencil.labels.dynamics import Evidence
+from pencil.labels.rows import rows_at_a_time
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_files import ROW
 from pencil.runs.results import (
@@ -22,7 +23,6 @@ from pencil.runs.results import (
     with_classes,
 )
 from pencil.training import Outcome
-from pencil.training.dynamics import rows_at_a_time
 
 
 def build_label_parts(

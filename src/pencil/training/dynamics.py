@@ -1,7 +1,7 @@
 """The dynamics of a run: those of training rows, met in every step, and of held-out rows, met in every evaluation."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,9 @@ from pencil.data.given import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries
-from pencil.labels.judging import Judgement, Rule, Survey, can_match, fit_rule, judge, sample_rows
+from pencil.labels.judging import Judgement, Survey, can_match, judge, judge_rows, sample_rows
+from pencil.labels.noise_model import top_classes
+from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
 
 RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
@@ -21,8 +23,6 @@ RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
 
 TOGETHER = 16
 """Steps whose predictions are recorded together: for small networks the calls take longer than the numbers."""
-VALUES = 2**22
-"""Of sharded rows this many probabilities are in memory at a time."""
 
 
 class RunDynamics:
@@ -87,27 +87,31 @@ class RunDynamics:
         self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
     def evidence(self) -> RunEvidence:
-        """Return the dynamics of training and held-out rows; all ranks call this together."""
+        """Return the dynamics of training and held-out rows as the label table needs them; all ranks call this."""
         self._record()
-        return self.train.evidence(), None if self.held_out is None else self.held_out.evidence()
+        return self.train.scalar_evidence(), None if self.held_out is None else self.held_out.scalar_evidence()
 
-    def judge(self, evidence: RunEvidence | None = None) -> Judgement:
-        """Return the judgement of all rows by their dynamics so far; all ranks call this together.
-
-        ``evidence`` is what :meth:`evidence` returns, where the caller has it already.
-        """
+    def judge(self) -> Judgement:
+        """Return the judgement of all rows by their dynamics so far; all ranks call this together."""
         if self._judged is None:
-            self._judged = self._judge(*(evidence or self.evidence()))
+            self._record()
+            self._judged = self._judge()
         return self._judged
 
-    def _judge(self, train: Evidence | EntryEvidence, held_out: Evidence | EntryEvidence | None) -> Judgement:
+    def _judge(self) -> Judgement:
         given, validation = self.splits.train.given_labels, self.splits.validation
         held_out_given = None if validation is None else validation.given_labels
-        if isinstance(train, EntryEvidence):
-            assert not isinstance(held_out, Evidence)
-            return judge_entries(train, given, held_out, held_out_given)
-        assert not isinstance(held_out, EntryEvidence)
-        return judge(train, given, held_out, held_out_given)
+        if isinstance(self.train, EntryDynamics):
+            assert not isinstance(self.held_out, TrainingDynamics)
+            held_out = None if self.held_out is None else self.held_out.evidence()
+            return judge_entries(self.train.evidence(), given, held_out, held_out_given)
+        if self.layout.sharded_over is None:
+            return self.judge_shards()
+        return judge(self.train.evidence(), given, self._held_out_evidence(), held_out_given)
+
+    def _held_out_evidence(self) -> Evidence | None:
+        assert not isinstance(self.held_out, EntryDynamics)
+        return None if self.held_out is None else self.held_out.evidence()
 
     def can_judge_shards(self) -> bool:
         """Return whether :meth:`judge_shards` can be called: rows are sharded, of single-label data, and some held out.
@@ -121,38 +125,33 @@ class RunDynamics:
             return False
         return can_match(held_out.evidence(), validation.given_labels)
 
-    def judge_shards(self) -> "ShardedJudgement":
-        """Return the judgement of all rows, each process for its own; all ranks call this together.
+    def judge_shards(self) -> Judgement:
+        """Return the judgement of all rows, its posterior that of the rows of this process; all ranks call this.
 
         It equals :meth:`judge`. A process holds a few numbers of every row, and whole distributions of its own rows
         only while they are asked for.
         """
         self._record()
-        world, train, held_out, validation = self.layout.sharded_over, self.train, self.held_out, self.splits.validation
-        assert world is not None and isinstance(train, TrainingDynamics) and isinstance(held_out, TrainingDynamics)
-        assert validation is not None
-        given, reference = self.splits.train.given_labels, held_out.evidence()
-        rule = fit_rule(rows := self._survey(train), given, reference, validation.given_labels)
-        kept = torch.zeros(train.num_classes, dtype=torch.int64)
-        for places, evidence in _chunks(train):
-            probs = rule.posterior(evidence, given[places * world.size + world.rank])
-            kept += probs.argmax(dim=1).bincount(minlength=train.num_classes)
-        rule = rule.keep_classes(world.all_reduce_sum(kept), given)
-        nothing, scores = torch.empty(0, train.num_classes), rule.issue_scores(rows, given)
-        judgement = rule.judgement(nothing, scores, reference, validation.given_labels)
-        empty = Evidence(nothing, *(torch.empty(0) for _ in range(4)))
-        return ShardedJudgement(judgement, rule, train, (empty, reference))
+        world, train, validation = self.layout.sharded_over, self.train, self.splits.validation
+        assert isinstance(train, TrainingDynamics)
+        given, held_out_given = self.splits.train.given_labels, None if validation is None else validation.given_labels
+        judged = partial(judge_rows, train.local_evidence, self._survey(train), given)
+        if world is None:
+            return judged(self._held_out_evidence(), held_out_given)
+        mine = slice(world.rank, None, world.size)
+        return judged(self._held_out_evidence(), held_out_given, mine, world.all_reduce_sum)
 
     def _survey(self, train: TrainingDynamics) -> Survey:
         """The survey of all training rows, of which this process has some; whole rows are exchanged for the sample."""
         world, given = self.layout.sharded_over, self.splits.train.given_labels
-        assert world is not None
-        confidence, predicted = torch.empty(len(train.given), dtype=torch.float64), torch.empty_like(train.given).cpu()
-        for places, evidence in _chunks(train):
-            top = evidence.log_probs.double().softmax(dim=1).max(dim=1)
-            confidence[places], predicted[places] = top.values, top.indices
+        blocks = row_blocks(len(train.given), train.num_classes)
+        tops = [top_classes(train.local_evidence(places).log_probs) for places in blocks]
+        confidence, predicted = (torch.cat(parts) for parts in zip(*tops, strict=True))
         visits, log_given, _, disagreement = (train.gather(one.contiguous()).cpu() for one in train.scalars.unbind(1))
         rows = sample_rows(visits, given)
+        if world is None:
+            sample = train.local_evidence(rows).log_probs
+            return Survey(confidence, predicted, log_given, disagreement, visits, sample)
         mine = rows % world.size == world.rank
         sample = torch.zeros(len(rows), train.num_classes)
         sample[mine] = train.local_evidence(rows[mine] // world.size).log_probs
@@ -175,44 +174,6 @@ class RunDynamics:
     def _parts(self) -> dict[str, TrainingDynamics | EntryDynamics]:
         parts = {"train": self.train, "held_out": self.held_out}
         return {name: part for name, part in parts.items() if part is not None}
-
-
-@dataclass(frozen=True)
-class ShardedJudgement:
-    """A judgement of sharded rows.
-
-    Attributes
-    ----------
-    judgement
-        The judgement of held-out rows, and the issue scores of all training rows. It has no training posteriors.
-    rule
-        Gives the posteriors of the training rows of this process.
-    train
-        Their dynamics.
-    evidence
-        The evidence of held-out rows; that of training rows has no rows.
-    """
-
-    judgement: Judgement
-    rule: Rule
-    train: TrainingDynamics
-    evidence: RunEvidence
-
-    def rows(self, places: Tensor, given: Tensor) -> tuple[Tensor, Evidence]:
-        """Return posteriors and dynamics of rows of this process, given their places among them and their labels."""
-        evidence = self.train.local_evidence(places)
-        return self.rule.posterior(evidence, given), evidence
-
-
-def _chunks(train: TrainingDynamics) -> Iterator[tuple[Tensor, Evidence]]:
-    """Yield the rows of this process with their dynamics, few enough at a time that all their classes fit."""
-    for places in torch.arange(len(train.given)).split(rows_at_a_time(train.num_classes)):
-        yield places, train.local_evidence(places)
-
-
-def rows_at_a_time(num_classes: int) -> int:
-    """Return how many rows are whole distributions at a time."""
-    return max(1, VALUES // num_classes)
 
 
 def with_issue_scores(

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.judging import Judgement
+from pencil.labels.rows import row_blocks
 from pencil.methods.base import Phase, Terms
 
 Record = dict[str, Any]
@@ -72,7 +72,8 @@ class Outcome:
     training dynamics of training and held-out rows have found out about their labels.
 
     Where each rank keeps its own rows to itself (``Trainer.run(whole=False)``), ``shard`` yields those of this rank,
-    some at a time; then ``label_probs``, ``judgement.probs`` and ``dynamics.log_probs`` have no rows.
+    some at a time; then ``label_probs`` has no rows, and ``judgement.posterior`` takes places among those of the rank.
+    The ``dynamics`` are without a number for each class.
     """
 
     model: nn.Module
@@ -89,12 +90,13 @@ class Outcome:
     shard: Callable[[], Iterator[TrainRows]] | None = None
 
     def train_rows(self) -> Iterator[TrainRows]:
-        """Yield what was found about the training rows: all at once, or those of this rank, some at a time."""
+        """Yield what was found about the training rows: some at a time; with ``shard`` those of this rank."""
         if self.shard is not None:
             yield from self.shard()
         else:
-            places = torch.arange(len(self.label_probs))
-            yield TrainRows(places, self.label_probs, self.judgement.probs, self.dynamics)
+            for places in row_blocks(*self.label_probs.shape):
+                dynamics = self.dynamics.subset(places)
+                yield TrainRows(places, self.label_probs[places], self.judgement.posterior(places), dynamics)
 
 
 @dataclass

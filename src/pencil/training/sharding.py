@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from pencil.data.examples import Examples
 from pencil.data.pinned import apply_pinned
+from pencil.labels.dynamics import TrainingDynamics
+from pencil.labels.judging import Judgement
+from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
-from pencil.labels.store import CHUNK
 from pencil.methods.base import Method
 from pencil.training.distributed import World
-from pencil.training.dynamics import RunDynamics, ShardedJudgement, rows_at_a_time
+from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import LabelTotals, Metrics
 from pencil.training.record import TrainRows
 from pencil.training.settings import TrainingSettings
@@ -32,7 +35,7 @@ def label_metrics(method: Method, train: Examples, layout: LabelLayout, device: 
     """Return metrics of the labels, in chunks, so that labels are never held twice; sharded ones are added up."""
     labels, totals = method.labels, LabelTotals()
     local = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
-    for places in torch.arange(len(local)).split(CHUNK):
+    for places in row_blocks(len(local), train.num_classes):
         label_probs = method.label_probs(places.to(device))
         if label_probs is None:
             return {}
@@ -47,15 +50,31 @@ def can_judge_shards(method: Method, dynamics: RunDynamics) -> bool:
     return sharded and method.issue_scores() is None and dynamics.can_judge_shards()
 
 
+def whole_label_probs(method: Method, rows: int, num_classes: int, device: torch.device) -> Tensor | None:
+    """Return the label distributions of all rows, on the CPU; None where the method has none."""
+    if method.labels is not None and method.labels.local_rows is not None:
+        probs = method.label_probs()
+        return None if probs is None else method.labels.gather(probs).cpu()
+    found: Tensor | None = None
+    for places in row_blocks(rows, num_classes):
+        probs = method.label_probs(places.to(device))
+        if probs is None:
+            return None
+        found = torch.empty(rows, num_classes, dtype=probs.dtype) if found is None else found
+        found[places] = probs.cpu()
+    return found
+
+
 def shard_rows(
-    method: Method, train: Examples, judgement: ShardedJudgement, device: torch.device
+    method: Method, train: Examples, dynamics: RunDynamics, judgement: Judgement, device: torch.device
 ) -> Iterator[TrainRows]:
     """Yield the results of the rows of this process, few enough at a time that all their classes fit."""
     labels = method.labels
     assert labels is not None and labels.local_rows is not None
-    for places in torch.arange(len(labels.local_rows)).split(rows_at_a_time(train.num_classes)):
+    assert isinstance(dynamics.train, TrainingDynamics)
+    for places in row_blocks(len(labels.local_rows), train.num_classes):
         rows = labels.local_rows[places]
         part, probs = train.subset(rows), method.label_probs(places.to(device))
         assert probs is not None
-        posterior, evidence = judgement.rows(places, part.given_labels)
-        yield TrainRows(rows, apply_pinned(probs.cpu(), part), posterior, evidence)
+        evidence = dynamics.train.local_evidence(places)
+        yield TrainRows(rows, apply_pinned(probs.cpu(), part), judgement.posterior(places), evidence)

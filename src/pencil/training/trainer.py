@@ -19,14 +19,14 @@ from pencil.methods.state import load_state
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.dynamics import RunDynamics, RunEvidence, with_issue_scores
+from pencil.training.dynamics import RunDynamics, with_issue_scores
 from pencil.training.evaluation import check_model, predict_examples
 from pencil.training.metrics import SCORES, to_probs
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
 from pencil.training.settings import TrainingSettings
-from pencil.training.sharding import can_judge_shards, choose_layout, label_metrics, shard_rows
+from pencil.training.sharding import can_judge_shards, choose_layout, label_metrics, shard_rows, whole_label_probs
 from pencil.training.step import TrainingStep, refuse_unsuited
 from pencil.training.views import load_views, refuse_views
 
@@ -307,20 +307,18 @@ class Trainer:
         return label_metrics(self.method, self.splits.train, self.layout, self.compute.device)
 
     def _outcome(self) -> Outcome:
-        label_probs, labels = self.method.label_probs(), self.method.labels
-        if label_probs is None:
-            label_probs = self._probs(self.splits.train)
-        elif labels is not None:
-            label_probs = labels.gather(label_probs)
-        evidence = self.dynamics.evidence()
-        return self._result(apply_pinned(label_probs.cpu(), self.splits.train), self._judgement(evidence), evidence)
+        train = self.splits.train
+        label_probs = whole_label_probs(self.method, len(train), train.num_classes, self.compute.device)
+        label_probs = self._probs(train).cpu() if label_probs is None else apply_pinned(label_probs, train)
+        return self._result(label_probs, self._judgement())
 
     def _sharded_outcome(self) -> Outcome:
-        found = self.dynamics.judge_shards()
-        rows = partial(shard_rows, self.method, self.splits.train, found, self.compute.device)
-        return self._result(torch.empty(0, self.splits.train.num_classes), found.judgement, found.evidence, shard=rows)
+        train, judgement = self.splits.train, self.dynamics.judge_shards()
+        rows = partial(shard_rows, self.method, train, self.dynamics, judgement, self.compute.device)
+        return self._result(torch.empty(0, train.num_classes), judgement, shard=rows)
 
-    def _result(self, label_probs: Tensor, judgement: Judgement, evidence: RunEvidence, **more: Any) -> Outcome:
+    def _result(self, label_probs: Tensor, judgement: Judgement, **more: Any) -> Outcome:
+        evidence = self.dynamics.evidence()
         self.networks.remove_dropout()
         self.model.eval()
         return Outcome(
@@ -338,9 +336,9 @@ class Trainer:
             **more,
         )
 
-    def _judgement(self, evidence: RunEvidence) -> Judgement:
+    def _judgement(self) -> Judgement:
         """The judgement by the dynamics, with the issue scores of a method that has its own."""
-        judgement, scores = self.dynamics.judge(evidence), self.method.issue_scores()
+        judgement, scores = self.dynamics.judge(), self.method.issue_scores()
         held_out = self.splits.validation
         if scores is None:
             return judgement
