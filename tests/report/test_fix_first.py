@@ -44,7 +44,7 @@ def test_the_order_is_verdict_numbers_commands_corrections_undecided_classes_cur
     text = seen.text
     quoted = f"'{path}'"
     order = [
-        "Doubtful.", "Only 12 rows were held out.", "wrong", "about 140", "35.0 %, perhaps 25.0 % to 45.0 %",
+        "Doubtful.", "Only 12 rows were held out.", "estimated to be wrong", "about 140", "about 35.0 % (95 % interval 25.0 to 45.0 %)",
         "changed", "undecided", f"pencil review {quoted}", f"pencil audit {quoted}",
         "Corrections, the surest of every kind", "Undecided labels", "Which class became which", "Class by class",
         "Training", "Run it again", "Recipe", "[training]",
@@ -68,8 +68,8 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
     assert "some wrong labels are kept" in words[0.2] and words[0.351] == ""
-    assert "within its interval, 25.0 % to 45.0 %" in words[0.4]
-    assert "at most 45.0 %: some of the changes are mistaken" in words[0.5]
+    assert "both are within its interval." in words[0.4]
+    assert "which leaves mistaken changes among them" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
     assert "not known" in page(noisy(), tmp_path)[0].text
 
