@@ -5,6 +5,11 @@ from pencil.runs.advice import wrong_labels
 from pencil.runs.directory import RunData
 from pencil.runs.summary import CLOSE
 
+LEVELS = {
+    "reliable": "The corrections are reliable",
+    "doubtful": "The corrections are doubtful",
+    "do not use the corrections": "Do not use the corrections",
+}
 NOISE = (
     (0.2, "The labels look very noisy"),
     (0.05, "The labels look noisy"),
@@ -17,7 +22,7 @@ def verdict(run: RunData, counts: Counts) -> str:
     """Return the verdict of the run and the state of the labels as phrases."""
     found = run.summary.verdict
     phrase = _state_phrase(run, counts)
-    return phrase if found is None else f"{found.level[0].upper()}{found.level[1:]}. {phrase}"
+    return phrase if found is None else f"{LEVELS[found.level]}. {phrase}"
 
 
 def _state_phrase(run: RunData, counts: Counts) -> str:

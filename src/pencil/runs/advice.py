@@ -1,4 +1,4 @@
-"""What a reader of a summary asks next: why fewer labels were changed than are wrong, and which command to run."""
+"""What a reader of a summary asks: how many labels are wrong, why another number changed, and what to do next."""
 
 import shlex
 from pathlib import Path
@@ -10,7 +10,7 @@ SAME = 0.005
 
 
 def wrong_labels(summary: Summary) -> str:
-    """Return how many of the given labels are wrong, with the interval and the source; empty where that is not known."""
+    """Return how many of the given labels are wrong, with interval and source; empty if that is not known."""
     if summary.noise_rate is None:
         return ""
     source = "as far as this network can see" if summary.audit is None else "measured by the audit"
@@ -32,6 +32,22 @@ def explain_difference(summary: Summary, changed: float) -> str:
     if changed <= rate.high:
         return f"{both}: the estimate is uncertain, and both are within its interval."
     return f"{both}, which leaves mistaken changes among them. Look at changes of low confidence first."
+
+
+def next_step(summary: Summary) -> str:
+    """Return what a person should do now, in a sentence or two."""
+    labels, level = summary.labels, None if summary.verdict is None else summary.verdict.level
+    what = "known labels" if summary.data.multilabel else "labels"
+    look = f"look at {labels.to_look_at:,} of {labels.total:,} {what}, which changed or are undecided"
+    if not labels.to_look_at:
+        nothing = "There is nothing to fix: no label was changed, and none is undecided."
+        learned = "This network cannot judge the labels: train longer, or with another one."
+        return learned if level == "do not use the corrections" else nothing
+    if level == "do not use the corrections":
+        return f"Do not use the corrections unseen: {look}, or train longer, or with another network."
+    if level == "doubtful":
+        return f"Before you use the corrections, {look}."
+    return f"The corrections can be used. If mistakes are costly, {look}."
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:
