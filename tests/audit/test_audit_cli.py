@@ -54,7 +54,7 @@ def test_a_sheet_from_writing_to_results(run, tmp_path):
     fill(tmp_path / "sheet.csv", truth, **special)
     done = pencil("audit", "run", "--answers", "sheet.csv", "--target", "0.999", cwd=tmp_path)
     assert "100 new answers" in done.stderr
-    assert done.stdout.startswith("audited: ") and "of the corrected labels are right, 95 % interval" in done.stdout
+    assert done.stdout.startswith("audited: ") and "%) of the corrected labels are right" in done.stdout
     for words in ("given labels that are wrong", "changes that are right", "100 of 1,500", "none of the classes",
                   "cannot tell", "target 99.9 %: cannot be reached: the estimate", "confidence "):  # fmt: skip
         assert words in done.stdout

@@ -359,7 +359,8 @@ def test_a_tie_is_no_wrong_label():
     trainer = Trainer(mlp(24, 4, width=128), splits, Auto(lr=0.05), settings, seed=1)
     outcome = trainer.run()
     assert len(trainer.held_out()[0]) == 200
-    assert "noise rate 0%" in next(choice for choice in outcome.findings["choices"] if "set to its posterior" in choice)
+    assert any("every label set to its posterior" in choice for choice in outcome.findings["choices"])
+    assert outcome.findings["network_noise_rate_high"] < 0.05 and outcome.judgement.noise.rate < 0.005
 
 
 def with_ties(examples):

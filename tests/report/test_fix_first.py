@@ -16,7 +16,8 @@ from pencil.methods import Method, Phase, Terms, as_schedule
 from pencil.recipe import parse
 from pencil.report import write_report
 from pencil.report.gallery import CASES, vary
-from pencil.runs.advice import explain_difference, next_commands
+from pencil.report.words import LEVELS
+from pencil.runs.advice import explain_difference, next_commands, next_step
 
 RATE = {"estimate": 0.35, "low": 0.25, "high": 0.45}
 
@@ -36,7 +37,7 @@ def page(run, tmp_path):
     return opened(write_report(run, tmp_path / "r.html")), (tmp_path / "r.html").read_text()
 
 
-def test_the_order_is_verdict_numbers_commands_corrections_undecided_classes_curves_recipe(tmp_path):
+def test_the_order_is_next_step_verdict_numbers_corrections_undecided_classes_curves_recipe(tmp_path):
     verdict = {"level": "doubtful", "reasons": ["only 12 rows were held out"]}
     run = noisy(verdict=verdict, findings={"noise_rate": RATE})
     path = tmp_path / "my run"
@@ -44,8 +45,10 @@ def test_the_order_is_verdict_numbers_commands_corrections_undecided_classes_cur
     text = seen.text
     quoted = f"'{path}'"
     order = [
-        "Doubtful.", "Only 12 rows were held out.", "wrong", "about 140", "35.0 %, perhaps 25.0 % to 45.0 %",
-        "changed", "undecided", f"pencil review {quoted}", f"pencil audit {quoted}",
+        "What to do next", "Before you use the corrections, look at", f"pencil review {quoted}", f"pencil audit {quoted}",
+        "The corrections are doubtful.", "Only 12 rows were held out.", "estimated to be wrong", "about 140",
+        "about 35.0 % (95 % interval 25.0 to 45.0 %)",
+        "changed", "undecided",
         "Corrections, the surest of every kind", "Undecided labels", "Which class became which", "Class by class",
         "Training", "Run it again", "Recipe", "[training]",
     ]  # fmt: skip
@@ -68,8 +71,8 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
     assert "some wrong labels are kept" in words[0.2] and words[0.351] == ""
-    assert "within its interval, 25.0 % to 45.0 %" in words[0.4]
-    assert "at most 45.0 %: some of the changes are mistaken" in words[0.5]
+    assert "both are within its interval." in words[0.4]
+    assert "which leaves mistaken changes among them" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
     assert "not known" in page(noisy(), tmp_path)[0].text
 
@@ -83,6 +86,27 @@ def test_commands_follow_the_verdict(tmp_path):
     assert [command for _, command in next_commands(unsure, path)] == [f"pencil review {path}", f"pencil audit {path}"]
     several = made_up(np.eye(3)[np.arange(12) % 3], 1 - np.eye(3)[np.arange(12) % 3], classes=list("abc")).summary
     assert next_commands(several, path)[0][1] == f"pencil labels {path} --only-changed --entries"
+
+
+def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
+    levels = {level: noisy(verdict={"level": level, "reasons": []}).summary for level in LEVELS}
+    look = f"look at {levels['reliable'].labels.to_look_at} of 400 labels"
+    assert next_step(levels["reliable"]).startswith("The corrections can be used.")
+    assert next_step(levels["doubtful"]).startswith("Before you use the corrections")
+    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections unseen")
+    assert all(look in next_step(summary) for summary in levels.values())
+    clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
+    assert next_step(clean).startswith("There is nothing to fix")
+    refused = clean.model_copy(update={"verdict": levels["do not use the corrections"].verdict})
+    assert next_step(refused).startswith("This network cannot judge the labels")
+
+
+def test_class_names_of_the_matrix_are_not_cut(tmp_path):
+    long = "pullover with a long name"
+    run = made_up(np.arange(30) % 2, some_probs(30, 2), classes=["coat", long])
+    _, raw = page(run, tmp_path)
+    table = raw[raw.index('<table class="matrix">') : raw.index("</table>", raw.index('<table class="matrix">'))]
+    assert table.count(long) == 2
 
 
 def test_corrections_are_varied_over_pairs_of_classes(tmp_path):

@@ -203,7 +203,7 @@ def test_figures_on_the_page_are_those_of_the_table(tmp_path):
     given = np.array([0] * 6 + [1] * 4)
     probs = torch.tensor([[0.95, 0.05]] * 4 + [[0.04, 0.96]] * 2 + [[0.1, 0.9]] * 3 + [[0.55, 0.45]])
     seen = opened(write_report(made_up(given, probs, classes=["cat", "dog"]), tmp_path / "r.html"))
-    assert "The labels look very noisy" in seen.text
+    assert "30.0 % of the labels changed" in seen.text
     assert "Of 10 labels, 3 were changed: 30.0 %" in seen.text
     assert "2 of the changes (66.7 %) have a confidence of at least 90 %" in seen.text
     assert "1 label is undecided" in seen.text

@@ -4,11 +4,18 @@ import os
 import shutil
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
+import numpy as np
 import pytest
-from review_runs import HOSTILE, many_classes_run, one_class_run, served, serving
+import torch
+from review_runs import HOSTILE, many_classes_run, one_class_run, served, serving, write_run
 
+import pencil
+from pencil.data import from_arrays
+from pencil.data.examples import Splits
 from pencil.review import read_reviews
+from pencil.runs.results import build_label_table
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 try:
@@ -76,10 +83,11 @@ def test_a_whole_session(chromium, tmp_path):
         page.locator(".single.shown").wait_for()  # data is loaded beside
         picture = page.locator(".single > .view img")
         assert picture.evaluate("image => image.decode().then(() => image.naturalWidth)") == 8
-        for key, row in (("a", 9), ("r", 6), ("3", 3), ("s", 0)):  # 3 is a bird
+        for key, row in (("a", 9), ("k", 6), ("3", 3), ("s", 0)):  # 3 is a bird
             at(page, row)
             press(page, key)
-        progress(page, "4 decided (4 of 4 changes)")
+        expect(page.locator(".done h2")).to_have_text("Done: all 4 labels to look at are decided.")
+        progress(page, "4 decided (4 of 4 to look at)")
         page.keyboard.press("u")
         progress(page, "3 decided")
         expect(page.locator("#said")).to_have_text("The decision about 0 is withdrawn.")
@@ -91,10 +99,12 @@ def test_a_whole_session(chromium, tmp_path):
         progress(page, "4 decided")
         assert decided(run)[:2] == [("9", "accept", "dog"), ("6", "reject", "cat")]
         assert decided(run)[2:] == [("3", "other", "bird"), ("0", "other", "bird")]
+        page.get_by_role("button", name="go through all 12 labels").click()
+        at(page, 1)
         page.keyboard.press("g")
         expect(page.locator(".tile")).to_have_count(12)
         expect(page.locator(".tile.here .key")).to_have_text("1")
-        expect(page.locator(".tile.reject .badge")).to_have_text("✗ rejected, is cat")
+        expect(page.locator(".tile.reject .badge")).to_have_text("✓ kept cat")
         page.keyboard.press("ArrowLeft")
         expect(page.locator(".tile.here .key")).to_have_text("0")
         page.keyboard.press("End")
@@ -103,13 +113,78 @@ def test_a_whole_session(chromium, tmp_path):
         expect(page.locator(".tile.here .key")).to_have_text("1")
 
 
+def test_the_page_stops_after_the_rows_to_look_at(chromium, tmp_path):
+    """The rest is there for those who ask for it."""
+    run = one_class_run(tmp_path / "run", rows=30)
+    with served(run) as address, person(chromium, address) as page:
+        progress(page, "at 1 of 10 to look at · 0 decided")
+        expect(page.locator("#show option").first).to_have_text("to look at (10)")
+        expect(page.locator("#actions .reject")).to_have_text("k keep: cat")
+        expect(page.locator("#actions .reject")).to_have_attribute("title", "keep: cat (key k)")
+        for number in range(10):
+            press(page, "k" if number % 2 else "a")
+            progress(page, f"{number + 1} decided")
+        expect(page.locator(".done h2")).to_have_text("Done: all 10 labels to look at are decided.")
+        expect(page.locator(".done")).to_contain_text("The other 20 labels were kept as given")
+        page.keyboard.press("n")
+        expect(page.locator(".done")).to_be_visible()
+        assert len(decided(run)) == 10
+        page.get_by_role("button", name="go through all 30 labels").click()
+        progress(page, "of 30 · 10 decided (10 of 10 to look at)")
+        at(page, 1)
+        expect(page.locator("#actions .accept")).to_contain_text("it is dog")
+
+
+def test_nothing_to_look_at_is_said(chromium, tmp_path):
+    data = from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), np.arange(6) % 2, classes=["cat", "dog"])
+    probs = 0.05 + 0.9 * torch.eye(2)[torch.arange(6) % 2]
+    run = write_run(tmp_path / "run", build_label_table(Splits(data), probs, None))
+    with served(run) as address, person(chromium, address) as page:
+        expect(page.locator(".done h2")).to_contain_text("Nothing to look at")
+        expect(page.locator("#actions button:visible")).to_have_text(["u undo"])
+        page.get_by_role("button", name="go through all 6 labels").click()
+        at(page, 0)
+
+
+def test_ten_classes_have_a_key_each_and_names_are_not_cut(chromium, tmp_path):
+    names = [f"class number {number} with a name that is rather long" for number in range(11)]
+    run = one_class_run(tmp_path / "run", names, rows=24)
+    cut = "found => found.some((one) => one.scrollWidth > one.clientWidth + 1)"
+    with served(run) as address, person(chromium, address) as page:
+        expect(page.locator("#keys kbd").last).to_have_text("0")
+        expect(page.locator(".bar .name").first).to_be_visible()
+        assert not page.locator("#actions button, .bar .name, .near h2").evaluate_all(cut)
+        press(page, "0")
+        progress(page, "1 decided")
+        page.keyboard.press("g")
+        page.locator(".tile").first.wait_for()
+        assert not page.locator(".tile .given, .tile .corrected").evaluate_all(cut)
+    assert decided(run)[0][1:] == ("other", names[9])
+
+
+def test_duplicates_and_texts_beside_a_row_can_be_read(chromium, tmp_path, monkeypatch):
+    """Texts stand one below the other, as wide as there is room; the same text with another label comes first."""
+    monkeypatch.chdir(tmp_path)
+    words = ["the parcel has not arrived yet and nobody knows where", "the card was charged twice and needs a refund"]
+    lines = [f"{words[row % 2]} since day {row // 2},{['parcel', 'card'][row % 2]}" for row in range(40)]
+    Path("t.csv").write_text("\n".join(["text,label", *lines, f"{words[0]} since day 0,card"]))
+    run = pencil.fit("mlp", "t.csv", out=tmp_path / "run", epochs=1, label="label").path
+    with served(run) as address, person(chromium, address) as page:
+        page.evaluate("() => { $('show').value = 'all'; $('key').value = '40'; refilter(); }")
+        expect(page.locator(".twins h2")).to_have_text("The same row with another label", timeout=60_000)
+        expect(page.locator(".twins figcaption strong")).to_have_text("parcel")
+        texts = page.locator(".near .cells dd")
+        assert texts.count() >= 3
+        assert all(texts.nth(number).bounding_box()["width"] > 300 for number in range(texts.count()))
+
+
 def test_filters_and_the_search_of_a_key(chromium, tmp_path):
     with served(one_class_run(tmp_path / "run")) as address, person(chromium, address) as page:
         press(page, "a")  # 9
         progress(page, "1 decided")
         page.keyboard.press("g")
-        page.select_option("#show", "changed")
         expect(page.locator(".tile")).to_have_count(4)
+        page.select_option("#show", "changed")
         page.select_option("#decided", "no")
         expect(page.locator(".tile")).to_have_count(3)
         page.select_option("#decided", "yes")
@@ -166,11 +241,12 @@ def test_nothing_is_decided_before_its_picture_is_shown(chromium, tmp_path):
         page.locator(".single.shown").wait_for()
         held = []
         page.route("**/picture/1", lambda route: held.append(route))
+        page.select_option("#show", "all")
         page.keyboard.press("f")
         page.keyboard.type("1")  # rows 1, 10 and 11
         at(page, 1)
         page.keyboard.press("Escape")
-        for key in "ars3o/":
+        for key in "akrs3o/":
             page.keyboard.press(key)
         expect(page.locator("#actions .accept")).to_have_attribute("aria-disabled", "true")
         page.locator("#actions .accept").click(force=True)
@@ -195,13 +271,14 @@ def test_nothing_is_decided_before_its_picture_is_shown(chromium, tmp_path):
 def test_when_all_is_decided_only_undo_is_left(chromium, tmp_path):
     run = one_class_run(tmp_path / "run", rows=3)
     with served(run) as address, person(chromium, address) as page:
+        page.select_option("#show", "all")
         for number in range(3):
             press(page, "a")
             progress(page, f"{number + 1} decided")
         expect(page.locator(".done h2")).to_have_text("Done: every label is decided.")
         expect(page.locator("#actions button:visible")).to_have_text(["u undo"])
         before = decided(run)
-        for key in ("a", "r", "s", "2", "o", "n", "g", "m", "f", "Enter", "ArrowLeft", "End"):
+        for key in ("a", "k", "s", "2", "o", "n", "g", "m", "f", "Enter", "ArrowLeft", "End"):
             page.keyboard.press(key)
         page.wait_for_timeout(200)
         assert decided(run) == before and page.locator(".done").is_visible()
@@ -229,12 +306,14 @@ def test_many_corrections_are_accepted_after_a_look_and_undone_at_once(chromium,
         page.select_option("#lot-pair", label="cat → dog (50)")
         page.fill("#lot-low", "0.7")
         page.keyboard.press("Enter")
-        expect(page.locator("#lot-words")).to_contain_text("24 of 34, from the least to the most confident")
+        expect(page.locator("#lot-words")).to_contain_text("These are all 34 of them.")
         expect(page.locator("#lot-words")).to_contain_text("Look at all of them first.")
         expect(page.locator("#lot-accept")).to_be_disabled()
+        expect(page.locator("#lot-samples .tile")).to_have_count(34)
         for route in held:
             route.continue_()
         page.unroute_all()
+        page.locator("#lot-samples .tile").last.scroll_into_view_if_needed()
         wrong = page.locator("#lot-samples .tile").first
         key = wrong.get_attribute("title")
         wrong.focus()
@@ -269,6 +348,7 @@ def test_probabilities_and_rows_like_it_are_beside_a_row(chromium, tmp_path):
         expect(page.locator(".near").first).to_contain_text("no other row of it was kept")
         keys = page.locator(".near").nth(1).locator("figcaption").all_inner_texts()
         assert all(int(key) % 3 == 1 for key in keys)  # dogs that were kept
+        page.select_option("#show", "all")
         page.keyboard.press("End")  # a kept row is compared with the next most probable class
         expect(page.locator(".near h2 small").first).to_have_text("given")
         expect(page.locator(".near h2 small").last).to_have_text("next most probable")
@@ -290,13 +370,16 @@ def test_on_a_phone_buttons_do_what_keys_do(chromium, tmp_path):
         page.locator("#view").tap()
         page.locator(".tile").nth(3).tap()
         expect(page.locator(".tile.here .key")).to_have_text("0")
-        page.get_by_role("button", name="reject: cat").tap()
+        page.get_by_role("button", name="keep: cat").tap()
         progress(page, "1 decided")
         page.locator("#more").tap()
         page.select_option("#decided", "yes")
         expect(page.locator(".tile .key")).to_have_text(["0"])
         assert page.evaluate("document.documentElement.scrollWidth") == 390  # nothing is cut off at the side
     assert decided(run) == [("0", "reject", "cat")]
+    with served(run) as address, person(chromium, address, viewport=phone["viewport"]) as page:  # without touch
+        page.locator(".single.shown").wait_for()
+        expect(page.locator("kbd:visible")).to_have_count(0)
 
 
 def test_killing_the_server_is_said_and_a_new_one_goes_on(chromium, tmp_path):
@@ -313,9 +396,9 @@ def test_killing_the_server_is_said_and_a_new_one_goes_on(chromium, tmp_path):
         progress(page, "1 decided")
         page.said.clear()  # the browser's own complaint about the connection
     with serving(run) as server, person(chromium, server.address) as page:
-        progress(page, "at 2 of 12 · 1 decided")
+        progress(page, "at 2 of 4 to look at · 1 decided")
         page.keyboard.press("u")  # also what was decided before
-        progress(page, "at 1 of 12 · 0 decided")
+        progress(page, "at 1 of 4 to look at · 0 decided")
     assert decided(run) == []
 
 

@@ -6,8 +6,11 @@ from time import process_time
 
 import numpy as np
 import pytest
-from review_runs import HOSTILE, many_classes_run, one_class_run
+import torch
+from review_runs import HOSTILE, many_classes_run, one_class_run, write_run
 
+from pencil.data import from_arrays
+from pencil.data.examples import Splits
 from pencil.decisions import History, Journal, read_lines
 from pencil.errors import RunError
 from pencil.export import select_entries, select_labels
@@ -15,6 +18,8 @@ from pencil.review import Decision, pinned_labels, read_reviews
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
 from pencil.runs.directory import RunReader
+from pencil.runs.results import build_label_table, summarize_labels
+from pencil.runs.summary import CLOSE
 
 
 def decision(key, kind="accept", label="dog", split="train", given="cat", corrected="dog"):
@@ -215,6 +220,20 @@ def test_confident_disagreements_come_first_and_then_doubts(tmp_path):
     assert ordered.rows(Filter(low=0.7, high=0.8)).tolist() == [6, 4, 5]
     assert ordered.rows(Filter(key="1")).tolist() == [1, 10, 11]
     assert ordered.pairs() == [{"pair": "0-1", "given": "cat", "corrected": "dog", "count": 4}]
+
+
+def test_what_to_look_at_are_the_labels_that_the_summary_counts(tmp_path):
+    given, probs = np.arange(60) % 3, torch.distributions.Dirichlet(torch.ones(3)).sample((60,))
+    splits = Splits(from_arrays(np.zeros((60, 4), dtype=np.float32), given, classes=["cat", "dog", "bird"]))
+    ordered = Queue(write_run(tmp_path / "run", build_label_table(splits, probs, None)))
+    counted = summarize_labels(splits.train, probs)
+    shown = ordered.rows(Filter("look"))
+    assert counted.total_changed < len(shown) == counted.to_look_at < 60
+    top = probs.sort(dim=1, descending=True).values
+    close = (top[:, 0] - top[:, 1] < CLOSE) | (probs.argmax(dim=1) != torch.from_numpy(given))
+    assert sorted(shown.tolist()) == close.nonzero()[:, 0].tolist()
+    several = Queue(many_classes_run(tmp_path / "several"))
+    assert sorted(several.rows(Filter("look")).tolist()) == [0]
 
 
 def test_sets_of_classes_are_pairs_too(tmp_path):

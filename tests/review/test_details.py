@@ -156,6 +156,22 @@ def test_vectors_take_limited_memory_and_rows_that_are_gone_are_left_out(tmp_pat
         assert review.details.of(3)["neighbours"]["groups"] == []  # it is gone itself
 
 
+def test_duplicates_with_another_label_are_named(tmp_path):
+    """Exact copies, of changed rows too, and pictures that are saved anew; not those with the same label."""
+    run = one_class_run(tmp_path / "run", rows=30, shape=(24, 24))
+    data = dict(np.load(tmp_path / "run.npz"))
+    smooth = np.add.outer(np.arange(24) * 6, np.arange(24) * 3).astype(np.uint8)
+    data["x"][10] = smooth
+    data["x"][15] = data["x"][13] = smooth  # 15 is a cat and was changed, 13 is a dog like 10
+    data["x"][20] = smooth + np.random.default_rng(0).integers(0, 3, (24, 24)).astype(np.uint8)  # a bird
+    np.savez(tmp_path / "run.npz", **data)
+    found, other = compared(run, 10, 11)
+    assert [(one["row"], one["label"], one["exact"]) for one in found["twins"]] == [
+        (15, "cat", True), (20, "bird", False),
+    ]  # fmt: skip
+    assert found["twins"][0]["key"] == "15" and other["twins"] == []
+
+
 def test_without_data_there_are_probabilities_only(tmp_path):
     run = one_class_run(tmp_path / "run")
     (tmp_path / "run.npz").unlink()
@@ -164,6 +180,7 @@ def test_without_data_there_are_probabilities_only(tmp_path):
         found = review.details.of(9)
     assert len(found["probabilities"]) == 3
     assert found["neighbours"]["kind"] == "none" and "does not exist" in found["neighbours"]["reason"]
+    assert found["twins"] == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -178,6 +195,7 @@ def test_rows_of_a_table_are_compared_as_the_network_sees_them(tmp_path):
     lines = [
         "name,size,label",
         *(f"{'dark' if row % 2 else 'light'},{row},{'no' if row % 2 else 'yes'}" for row in range(40)),
+        *("dark,99,no", "dark,99,yes"),
     ]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     run = pencil.fit("mlp", str(tmp_path / "t.csv"), out=tmp_path / "run", epochs=1, label="label")
@@ -189,7 +207,9 @@ def test_rows_of_a_table_are_compared_as_the_network_sees_them(tmp_path):
         inputs = review.pictures.splits.train.inputs
         vectors, _ = embedding.read(inputs, torch.arange(len(inputs)))
         np.testing.assert_allclose(vectors, run.prepare(inputs).values.numpy(), rtol=1e-6)
-        assert review.details.of(0)["neighbours"]["by"] == "their encoded cells" and len(rows) == 40
+        assert review.details.of(0)["neighbours"]["by"] == "their encoded cells" and len(rows) == 42
+        (twin,) = review.details.of(rows.index("40"))["twins"]
+        assert (twin["key"], twin["label"], twin["exact"]) == ("41", "yes", True)
 
 
 @pytest.mark.parametrize("cache", ["auto", "folder"])

@@ -23,7 +23,7 @@ from pencil.review import read_reviews
 from pencil.review.guard import HEADERS, Access
 from pencil.review.queue import Filter
 from pencil.review.server import PAGE_ROWS, build_app
-from pencil.review.session import Review
+from pencil.review.session import SAMPLES, Review
 
 PORT = 8123
 HOME = f"http://127.0.0.1:{PORT}"
@@ -81,7 +81,7 @@ def test_a_session(browser, run):
     assert made["made"]["decision"] == "accept" and made["made"]["label"] == "dog" and made["decided"] == 1
     assert browser.decide(6, "reject").json()["made"]["label"] == "cat"
     assert browser.decide(3, "other", [2]).json()["made"]["label"] == "bird"
-    assert browser.decide(0, "skip").json()["changed_decided"] == 4
+    assert browser.decide(0, "skip").json()["looked_at"] == 4
     assert [(found.key, found.decision, found.label) for found in read_reviews(run / "reviews.jsonl")] == [
         ("9", "accept", "dog"),
         ("6", "reject", "cat"),
@@ -151,7 +151,7 @@ def test_a_lot_is_accepted_and_withdrawn_in_one_step(browser, review, run):
     assert lot["count"] == 3 and [row["row"] for row in lot["rows"]] == [0, 3, 6]  # from the least confident on
     assert [row["row"] for row in browser.get("/api/lot?low=0.7").json()["rows"]] == [6]
     made = browser.accept("?pair=0-1&low=0.6", count=3, seen=[0, 3, 6], without=[3])
-    assert made.json() == {"count": 2, "of": 4, "decided": 3, "changed": 4, "changed_decided": 3}
+    assert made.json() == {"count": 2, "of": 4, "decided": 3, "to_look_at": 4, "looked_at": 3}
     found = {one.key: one for one in read_reviews(run / "reviews.jsonl")}
     assert {key: (one.decision, one.label) for key, one in found.items()} == {
         "9": ("reject", "cat"), "6": ("accept", "dog"), "0": ("accept", "dog"),
@@ -195,10 +195,11 @@ def test_a_lot_that_nobody_looked_at_is_refused(browser, run, query, body):
 
 
 def test_a_large_lot_shows_rows_of_all_confidences(tmp_path, access):
-    with Review(one_class_run(tmp_path / "run", rows=300)) as review:
+    with Review(one_class_run(tmp_path / "run", rows=900)) as review:
+        assert len(review.lot(Filter(high=0.8))["rows"]) == review.lot(Filter(high=0.8))["count"] == 172  # all
         lot = review.lot(Filter())
         shown = [row["confidence"] for row in lot["rows"]]
-        assert lot["count"] == 100 and len(shown) == 24 and shown == sorted(shown)
+        assert lot["count"] == 300 and len(shown) == SAMPLES and shown == sorted(shown)
         changed = review.queue.confidence[review.queue.changed]
         assert (shown[0], shown[-1]) == (changed.min(), changed.max())
 
@@ -394,7 +395,9 @@ def test_the_page_puts_text_in_as_text_only(browser):
 
 def test_the_page_holds_what_it_would_ask_for_first(browser):
     sent = re.search(r'type="application/json">(.*?)</script>', browser.get("/").text)[1]
-    assert json.loads(sent) == {"begin": browser.get("/api/begin").json(), "page": browser.get("/api/page").json()}
+    first = json.loads(sent)
+    assert first["begin"] == browser.get("/api/begin").json() and first["begin"]["to_look_at"] == 4
+    assert first["page"] == browser.get("/api/page?show=look").json() and first["page"]["of"] == 4
     assert json.loads(sent)["begin"]["page_rows"] == PAGE_ROWS
     assert "begin.page_rows" in browser.get("/static/review.js").text  # which has no such number of its own
 

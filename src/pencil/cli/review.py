@@ -49,7 +49,7 @@ def review(
     remote = is_remote(host, allow_remote)
     with ended_by_signals(), Review(run) as opened, listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
-        echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
+        echo(f"{int(opened.queue.to_look_at.sum()):,} of {len(opened.queue):,} labels to look at", err=True)
         announce(access, "decision", no_browser=no_browser)
         serve(opened, access, listening)
 

@@ -109,17 +109,14 @@ def show_line(name: str, text: str) -> None:
 
 
 def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
-    """Yield the end of a run in words: verdict, noise rate, what changed, what to look at, score, what was chosen."""
-    from pencil.runs.advice import explain_difference, noise_rate_of
+    """Yield the end of a run in words: verdict, what is wrong and what changed, what to look at, score, choices."""
+    from pencil.runs.advice import explain_difference, wrong_labels
 
     if summary.verdict is not None:
         yield "verdict", summary.verdict.level
         yield from (("", reason) for reason in summary.verdict.reasons)
-    rate = noise_rate_of(summary)
-    if rate is not None:
-        source = "as far as this network can see" if summary.audit is None else "by the audit"
-        interval = f"{percent(rate.low)} to {percent(rate.high)} cannot be excluded"
-        yield "noise rate", f"about {percent(rate.estimate)} of the labels are wrong {source}; {interval}"
+    if summary.noise_rate is not None:
+        yield "wrong", wrong_labels(summary)
     yield "changed", _changed(summary)
     why = explain_difference(summary, summary.labels.total_changed / max(1, summary.labels.total))
     if why:

@@ -90,7 +90,10 @@ class Verdict:
 
 
 def decide(facts: Facts) -> Verdict:
-    """Return the verdict: the worst of its reasons decides."""
+    """Return the verdict: the worst of its reasons decides.
+
+    Reasons do not repeat the numbers of the noise rate: those stand beside the verdict, and an audit replaces them.
+    """
     refusals, doubts = _refusals(facts), _doubts(facts)
     level = DO_NOT_USE if refusals else DOUBTFUL if doubts else RELIABLE
     return Verdict(level, (*refusals, *doubts) or (_praise(facts),))
@@ -102,8 +105,8 @@ def _refusals(facts: Facts) -> tuple[str, ...]:
     found = []
     if facts.expected_after < facts.expected_before - HARM:
         found.append(
-            f"by the evidence of training fewer labels are right after correction ({_percent(facts.expected_after)}) "
-            f"than before ({_percent(facts.expected_before)})"
+            "by the evidence of training fewer labels are right after correction than before: by "
+            f"{_percent(facts.expected_before - facts.expected_after)} of all labels"
         )
     if facts.changed > facts.ceiling:
         found.append(
@@ -142,21 +145,21 @@ def _unsure_rate(facts: Facts) -> list[str]:
     """Doubts by the noise rate: its interval, and other evidence that contradicts it."""
     found, limit = [], facts.network_high
     if facts.high - facts.low > WIDE:
-        found.append(f"the noise rate may be anything from {_percent(facts.low)} to {_percent(facts.high)}")
+        found.append(f"the interval of the noise rate is wider than {100 * WIDE:.0f} points: too little is known of it")
     elif facts.high - facts.rate >= FAR_ABOVE:
         found.append(
-            f"{_percent(facts.rate)} of the labels seem to be wrong, but {_percent(facts.high)} cannot be excluded: "
-            "confidences may be too high"
+            f"the interval of the noise rate ends {100 * FAR_ABOVE:.0f} points or more above the estimate: confidences "
+            "may be too high"
         )
     if facts.gap > GAP:
         found.append(
-            f"training shows {_percent(facts.gap)} more wrong labels than held-out rows do: either mistakes follow the "
-            "inputs, as those of people do, or classes overlap"
+            "training shows clearly more wrong labels than held-out rows do: either mistakes follow the inputs, as "
+            "people's mistakes do, or classes overlap"
         )
     if limit is not None and facts.changed > HARM and facts.rate > ABOVE_NETWORK * limit:
         found.append(
-            f"training shows {_percent(facts.rate)} of wrong labels, but by the network's predictions of held-out "
-            f"labels at most {_percent(limit)} were wrong when labels were set"
+            "the noise rate that training shows is higher than the network's predictions of held-out labels support: "
+            "it may be too high"
         )
     return found
 
@@ -169,10 +172,10 @@ def _too_many_changes(facts: Facts) -> list[str]:
     """
     changed = f"{_percent(facts.changed)} of the labels changed"
     if facts.high < facts.changed <= facts.ceiling:
-        return [f"{changed}, but at most {_percent(facts.high)} seem to be wrong"]
+        return [f"{changed}, which is above the interval of the noise rate: some changes are mistaken"]
     weak = facts.score is None or 1 - facts.score > facts.high
     if weak and facts.changed > HARM and facts.low < facts.changed / SURE_FRACTION:
-        return [f"{changed}, but as few as {_percent(facts.low)} may be wrong"]
+        return [f"{changed}, but the interval of the noise rate begins far below that: many changes may not be needed"]
     return []
 
 

@@ -401,7 +401,7 @@ class Auto(Method):
         )
         self.state.noise = self.form.noise_of(judgement)
         found = "set to its posterior by the training dynamics" if judgement.knows else "left as given"
-        self._note(f"every label {found}; noise rate {judgement.noise.rate:.0%} at the end")
+        self._note(f"every label {found}")
 
     def _another_round_helps(self, context: Context) -> bool:
         """Return whether this round explains held-out labels significantly better than what was before it."""

@@ -127,7 +127,7 @@ class AutoForm(Protocol):
         """Return the noise model of a judgement."""
 
     def describe(self, noise: Any) -> str:
-        """Return the noise model in words."""
+        """Return in words how the network was calibrated; the noise rate is not said here, as it is not the last."""
 
     def calibration(self, noise: Any) -> dict[str, float]:
         """Return the numbers that calibrate the network, for the metrics."""
@@ -255,10 +255,7 @@ class SingleLabelForm:
         return judgement.noise
 
     def describe(self, noise: NoiseModel) -> str:
-        return (
-            f"noise rate {noise.rate:.0%} (interval {noise.low:.0%} to {noise.high:.0%}), temperature "
-            f"{noise.temperature:.2f}"
-        )
+        return f"network calibrated with temperature {noise.temperature:.2f}"
 
     def calibration(self, noise: NoiseModel) -> dict[str, float]:
         return {"temperature": noise.temperature}
@@ -345,11 +342,7 @@ class MultiLabelForm:
         return judgement.entry_noise
 
     def describe(self, noise: EntryNoise) -> str:
-        missing, named = float(noise.false_negatives.mean()), float(noise.false_positives.mean())
-        return (
-            f"{noise.rate:.1%} of the entries wrong (interval {noise.low:.1%} to {noise.high:.1%}): on average "
-            f"{missing:.0%} of what is there is missing and {named:.1%} of what is not there is named"
-        )
+        return f"network calibrated with sharpness {noise.sharpness:.2f}"
 
     def calibration(self, noise: EntryNoise) -> dict[str, float]:
         return {"sharpness": noise.sharpness, "shift": float(noise.shift.mean())}

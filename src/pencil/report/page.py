@@ -20,7 +20,7 @@ from pencil.report.counts import class_lines, count_entries, count_rows, labelle
 from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
 from pencil.report.gallery import build_gallery
 from pencil.report.words import numbers, percent, probability, reasons, sentences, verdict
-from pencil.runs.advice import explain_difference, next_commands
+from pencil.runs.advice import explain_difference, next_commands, next_step
 from pencil.runs.directory import Record, RunData, RunReader
 from pencil.runs.layout import METRICS, RECIPE, is_unfinished
 from pencil.runs.run import Run
@@ -126,6 +126,7 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
         "reasons": reasons(run),
         "numbers": numbers(run, counts),
         "difference": explain_difference(run.summary, counts.changed / max(1, counts.labels)),
+        "next_step": next_step(run.summary),
         "commands": [] if run.path is None else next_commands(run.summary, run.path),
         "sentences": sentences(run, counts, matrix.pairs[0] if matrix and matrix.pairs else None),
         "counts": counts,

@@ -1,11 +1,16 @@
 """The summary in words: what a reader should know before looking at any figure."""
 
 from pencil.report.counts import CONFIDENT, Counts
-from pencil.runs.advice import noise_rate_of
+from pencil.runs.advice import wrong_labels
 from pencil.runs.directory import RunData
 from pencil.runs.summary import CLOSE
 
-VERDICTS = (
+LEVELS = {
+    "reliable": "The corrections are reliable",
+    "doubtful": "The corrections are doubtful",
+    "do not use the corrections": "Do not use the corrections",
+}
+NOISE = (
     (0.2, "The labels look very noisy"),
     (0.05, "The labels look noisy"),
     (0.01, "Some labels look wrong"),
@@ -14,22 +19,23 @@ VERDICTS = (
 
 
 def verdict(run: RunData, counts: Counts) -> str:
-    """Return the verdict of the run and the fraction of changed labels as phrases."""
+    """Return the verdict of the run and the state of the labels as phrases."""
     found = run.summary.verdict
-    phrase = _changed_phrase(run, counts)
-    return phrase if found is None else f"{found.level[0].upper()}{found.level[1:]}. {phrase}"
+    phrase = _state_phrase(run, counts)
+    return phrase if found is None else f"{LEVELS[found.level]}. {phrase}"
 
 
-def _changed_phrase(run: RunData, counts: Counts) -> str:
-    """The fraction of changed labels as a phrase, or that the changes did harm, if that is known."""
-    labels = run.summary.labels
+def _state_phrase(run: RunData, counts: Counts) -> str:
+    """The noise rate as a phrase, or that the changes did harm, if that is known, or how many labels changed."""
+    labels, rate = run.summary.labels, run.summary.noise_rate
+    before, after = labels.correct_before, labels.correct_after
+    if counts.changed and before is not None and after is not None and after < before:
+        return "The changes did more harm than good"
+    if rate is not None:
+        return next(phrase for least, phrase in NOISE if rate.estimate >= least)
     if not counts.changed:
         return "No label was changed"
-    before, after = labels.correct_before, labels.correct_after
-    if before is not None and after is not None and after < before:
-        return "The changes did more harm than good"
-    fraction = counts.changed / counts.labels
-    return next(phrase for least, phrase in VERDICTS if fraction >= least)
+    return f"{percent(counts.changed / counts.labels)} of the labels changed"
 
 
 def reasons(run: RunData) -> list[str]:
@@ -40,16 +46,14 @@ def reasons(run: RunData) -> list[str]:
 
 def numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
     """Return the three numbers that come first, each with its name and a remark: wrong, changed, undecided."""
-    rate, labels = noise_rate_of(run.summary), max(1, counts.labels)
-    wrong = "not known", "there is no estimate of the noise rate"
+    rate, labels = run.summary.noise_rate, max(1, counts.labels)
+    wrong = "not known", "there is no estimate of how many labels are wrong"
     if rate is not None:
-        source = "as far as this network can see" if run.summary.audit is None else "measured by the audit"
-        interval = f"{percent(rate.estimate)}, perhaps {percent(rate.low)} to {percent(rate.high)}"
-        wrong = f"about {round(rate.estimate * counts.labels):,}", f"{interval}; {source}"
+        wrong = f"about {round(rate.estimate * counts.labels):,}", wrong_labels(run.summary)
     changed = f"{percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them are sure"
     close = f"another class is less than {100 * CLOSE:.0f} points away, changed or not"
     return [
-        ("wrong", *wrong),
+        ("estimated to be wrong" if run.summary.audit is None else "measured to be wrong", *wrong),
         ("changed", f"{counts.changed:,}", changed),
         ("undecided", f"{counts.undecided:,}", close),
     ]
@@ -72,7 +76,9 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     if most is not None:
         given, corrected, times = most
         found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
-    return [*found, *_noise_rate(run)]
+    if run.summary.noise_rate is not None and run.summary.audit is None:
+        found.append("The estimate of wrong labels takes noise that the inputs explain for truth; an audit does not.")
+    return found
 
 
 def percent(fraction: float) -> str:
@@ -84,17 +90,6 @@ def percent(fraction: float) -> str:
 def probability(value: float) -> str:
     """Return a probability in per cent, never as a certainty."""
     return f"over {percent(0.999)}" if value > 0.999 else percent(value)
-
-
-def _noise_rate(run: RunData) -> list[str]:
-    """Return the estimate of a method that makes one."""
-    rate = run.summary.findings.get("noise_rate")
-    if rate is None:
-        return []
-    return [
-        f"Noise rate about {percent(rate['estimate'])} as far as this network can see; {percent(rate['low'])} to "
-        f"{percent(rate['high'])} cannot be excluded. Noise that the inputs explain passes for truth."
-    ]
 
 
 def _audit(run: RunData) -> list[str]:

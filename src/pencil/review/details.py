@@ -41,6 +41,11 @@ class Details:
         return {
             "probabilities": [{"class": names[one.code], "probability": one.value} for one in probable],
             "neighbours": self.neighbours.state() | {"groups": groups if near else []},
+            "twins": [
+                {"label": self.queue.given[twin.row], "exact": twin.exact, **one}
+                for twin in self.neighbours.twins(row)
+                for one in self._named([twin.row])
+            ],
         }
 
     def _probable(self, row: int) -> list[Probability]:

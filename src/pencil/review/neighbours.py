@@ -1,4 +1,4 @@
-"""The rows that are most like a row, class by class, among rows whose given label was kept.
+"""The rows that are most like a row: class by class, among rows whose given label was kept, and duplicates of it.
 
 Vectors are computed once, in a thread, chunk by chunk and in a limited amount of memory; every class gets its share
 early. Until all are there, a row is compared with those that are.
@@ -17,8 +17,11 @@ from pencil.review.queue import Queue
 if TYPE_CHECKING:
     from pencil.data.examples import Splits
     from pencil.review.embedding import Embedding
+    from pencil.review.twins import Twin
 
 NEAREST = 3
+TWINS = 4
+"""So many of the rows most like a row that have another label are compared with it in full."""
 MOST_BYTES = 128 * 2**20
 """Vectors, in half precision, take at most this much memory."""
 CHUNK = 256
@@ -103,9 +106,11 @@ class Neighbours:
                 self.kind, self.reason = "none", "rows cannot be compared; see the terminal"
 
     def _compute(self, embedding: "Embedding") -> None:
-        kept = np.flatnonzero(~self.queue.changed & (self.queue.given.codes >= 0))
-        most = min(len(kept), MOST_BYTES // (2 * embedding.width), embedding.most or len(kept))
-        order = kept[in_turns(self.queue.given.codes[kept])][:most]
+        given, changed = self.queue.given.codes, np.flatnonzero(self.queue.changed & (self.queue.given.codes >= 0))
+        kept = np.flatnonzero(~self.queue.changed & (given >= 0))
+        most = min(MOST_BYTES // (2 * embedding.width), embedding.most or len(self.queue))
+        changed = changed[: most // 2]  # they can only be duplicates: most memory is for examples of the classes
+        order = np.concatenate([kept[in_turns(given[kept])][: most - len(changed)], changed])
         self._rows = np.empty(len(order), dtype=np.int64)
         self._vectors = np.empty((len(order), embedding.width), dtype=np.float16)
         self.total = len(order)
@@ -149,14 +154,32 @@ class Neighbours:
         done, embedding = self.done, self._embedding
         if not done or embedding is None:
             return {}
-        values, _ = self._read(embedding, np.array([row]))
-        if not len(values):
+        target = self._vector(embedding, row)
+        if target is None:
             return {}
-        target, rows = self._scaled(values[0]), self._rows[:done]
-        found = {}
-        for code in codes:
-            of_class = np.flatnonzero((self.queue.given.codes[rows] == code) & (rows != row))
-            found[code] = rows[of_class[nearest(self._vectors[of_class], target)]].tolist()
+        rows = self._rows[:done]
+        given, kept = self.queue.given.codes[rows], ~self.queue.changed[rows] & (rows != row)
+        return {code: self._nearest(np.flatnonzero(kept & (given == code)), target) for code in codes}
+
+    def twins(self, row: int) -> "list[Twin]":
+        """Return the duplicates of a row that have another given label, as far as vectors are computed."""
+        from pencil.review.twins import find_twins
+
+        done, embedding = self.done, self._embedding
+        target = None if not done or embedding is None else self._vector(embedding, row)
+        if target is None or self.queue.given.codes[row] < 0:
+            return []
+        other = np.flatnonzero(self.queue.given.codes[self._rows[:done]] != self.queue.given.codes[row])
+        near = self._nearest(other, target, TWINS)
+        places = [self.pictures.find(self.queue.where(one)) for one in (row, *near)]
+        return find_twins(places[0], list(zip(near, places[1:], strict=True)))
+
+    def _vector(self, embedding: "Embedding", row: int) -> np.ndarray | None:
+        values, _ = self._read(embedding, np.array([row]))
+        return self._scaled(values[0]) if len(values) else None
+
+    def _nearest(self, places: np.ndarray, target: np.ndarray, count: int = NEAREST) -> list[int]:
+        found: list[int] = self._rows[places[nearest(self._vectors[places], target, count)]].tolist()
         return found
 
     def state(self) -> dict[str, Any]:

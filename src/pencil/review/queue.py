@@ -15,18 +15,21 @@ import pyarrow.compute as pc
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
+from pencil.runs.summary import CLOSE
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
-OPTIONAL = ("candidates", "given_probability")
+OPTIONAL = ("candidates", "given_probability", "margin")
 """Read where there are such columns: of annotators' labels, and of single-label data."""
 PAIRS = 500
 """At most this many pairs of given and corrected label are offered, the most frequent first."""
-SHOWN = ("all", "changed", "kept", "undecided")
+TO_LOOK_AT = "look"
+"""The rows that a person should look at: their label changed, or another one is almost as probable."""
+SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided")
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which rows are shown: one pair of given and corrected (by code), a range of confidence, changed or kept.
+    """Which rows are shown: to look at, changed or kept; one pair of given and corrected (by code); a confidence.
 
     Undecided rows have no given label, because there is none or annotators disagree: neither changed nor kept.
     ``key`` is a part of the key, in capitals or not. ``decided`` keeps the rows with a decision, or those without.
@@ -58,6 +61,7 @@ class Queue:
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
         self.given, self.corrected = self.labels.given_labels, self.labels.corrected_labels
+        self.to_look_at = self.changed | (self._close() & ~self.labels.is_unlabelled)
         self.order = _by_issue(self.labels.issue_score)
         self.rows = lru_cache(maxsize=8)(self._rows)
 
@@ -72,12 +76,23 @@ class Queue:
         """Return the row of each (key, split) that the run has."""
         return self.labels.find_rows(wanted)
 
+    def _close(self) -> np.ndarray:
+        """Return the rows whose label, or one of whose entries, is undecided in the sense of the summary."""
+        least_sure_entry = self.confidence < 0.5 + CLOSE / 2
+        close: np.ndarray = least_sure_entry if self.multilabel else self.labels["margin"].to_numpy() < CLOSE
+        return close
+
     def _rows(self, chosen: Filter) -> np.ndarray:
         """Return the rows that pass a filter, decided or not, in order."""
         kept = np.ones(len(self), dtype=bool)
         if chosen.show != "all":
             undecided = np.zeros_like(kept) if self.multilabel else self.given.codes < 0
-            kept &= {"changed": self.changed, "kept": ~self.changed & ~undecided, "undecided": undecided}[chosen.show]
+            kept &= {
+                TO_LOOK_AT: self.to_look_at,
+                "changed": self.changed,
+                "kept": ~self.changed & ~undecided,
+                "undecided": undecided,
+            }[chosen.show]
         if chosen.pair is not None:
             kept &= (self.given.codes == chosen.pair[0]) & (self.corrected.codes == chosen.pair[1])
         if (chosen.low, chosen.high) != (0.0, 1.0):

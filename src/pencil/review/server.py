@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from pencil.errors import RunError
 from pencil.review.guard import Access, Guard
 from pencil.review.images import MAX_SIDE, SMALL_SIDE, NotShown
-from pencil.review.queue import SHOWN, Filter
+from pencil.review.queue import SHOWN, TO_LOOK_AT, Filter
 from pencil.review.session import RefusedError, Review
 
 MAX_ROWS, MAX_BODY, MAX_KEY = 200, 65536, 500
@@ -92,7 +92,7 @@ class _Answers:
         first = json.dumps(
             {
                 "begin": await self._begin(),
-                "page": await run_in_threadpool(self.review.page, Filter(), PAGE_ROWS),
+                "page": await run_in_threadpool(self.review.page, Filter(TO_LOOK_AT), PAGE_ROWS),
             }
         )
         content = self._index.replace(PLACE, first.replace("<", "\\u003c").encode())

@@ -15,8 +15,10 @@ from pencil.review.images import Pictures, pictures_of
 from pencil.review.queue import Filter, Queue
 from pencil.runs.lock import RunLock
 
-SAMPLES = 24
-"""Rows of a lot that a person looks at before it is accepted."""
+SAMPLES = 200
+"""A person looks at all rows of a lot before it is accepted; of a larger lot, at this many.
+
+About as many as one can look through in a few minutes; nobody would scroll through thousands."""
 
 
 class RefusedError(ValueError):
@@ -69,6 +71,7 @@ class Review:
             "classes": queue.classes,
             "multilabel": queue.multilabel,
             "rows": len(queue),
+            "to_look_at": int(queue.to_look_at.sum()),
             "pairs": queue.pairs(),
         }
 
@@ -118,13 +121,13 @@ class Review:
         return int(np.argmax(listed == wanted)) if len(listed) else 0
 
     def progress(self, chosen: Filter) -> dict[str, int]:
-        """Return how many rows are decided, of the filter and of all changes."""
-        rows, changed = self._all_of(chosen), self.queue.changed
+        """Return how many rows are decided, of the filter and of all that a person should look at."""
+        rows, wanted = self._all_of(chosen), self.queue.to_look_at
         return {
             "of": len(rows),
             "decided": int(self.decided[rows].sum()),
-            "changed": int(changed.sum()),
-            "changed_decided": int((self.decided & changed).sum()),
+            "to_look_at": int(wanted.sum()),
+            "looked_at": int((self.decided & wanted).sum()),
         }
 
     def _describe(self, row: int) -> dict[str, Any]:
@@ -182,7 +185,7 @@ class Review:
             self.history.add(decision)
 
     def lot(self, chosen: Filter) -> dict[str, Any]:
-        """Return how many changes of a filter have no decision, and some of them to look at."""
+        """Return how many changes of a filter have no decision, and all of them to look at, or many of very many."""
         rows = self._lot_rows(chosen)
         return {"count": len(rows), "rows": [self._describe(int(row)) for row in self._samples(rows)]}
 

@@ -1,25 +1,25 @@
-"""What a reader of a summary asks next: why fewer labels were changed than are wrong, and which command to run."""
+"""What a reader of a summary asks: how many labels are wrong, why another number changed, and what to do next."""
 
 import shlex
 from pathlib import Path
 
-from pencil.runs.summary import Interval, Summary
+from pencil.runs.summary import Summary
 
 SAME = 0.005
 """Fractions that differ by less than this are shown as the same number."""
 
 
-def noise_rate_of(summary: Summary) -> Interval | None:
-    """Return the fraction of labels that are wrong: as an audit has measured it, else as it was estimated."""
-    if summary.audit is not None:
-        return summary.audit.given_wrong
-    rate = summary.findings.get("noise_rate")
-    return None if rate is None else Interval.model_validate(rate)
+def wrong_labels(summary: Summary) -> str:
+    """Return how many of the given labels are wrong, with interval and source; empty if that is not known."""
+    if summary.noise_rate is None:
+        return ""
+    source = "as far as this network can see" if summary.audit is None else "measured by the audit"
+    return f"about {summary.noise_rate} of the given labels, {source}"
 
 
 def explain_difference(summary: Summary, changed: float) -> str:
     """Return why the fraction of changed labels is not the noise rate; empty where it is, or the rate is not known."""
-    rate = noise_rate_of(summary)
+    rate = summary.noise_rate
     if rate is None or abs(changed - rate.estimate) < SAME:
         return ""
     both = f"{_percent(changed)} changed, and about {_percent(rate.estimate)} are estimated to be wrong"
@@ -29,13 +29,25 @@ def explain_difference(summary: Summary, changed: float) -> str:
             f"{both}: a label changes only where {where}, so some wrong labels are kept. Look for them among the "
             "highest issue scores."
         )
-    interval = f"{_percent(rate.low)} to {_percent(rate.high)}"
     if changed <= rate.high:
-        return f"{both}: the estimate is uncertain, and both are within its interval, {interval}."
-    return (
-        f"{both}, at most {_percent(rate.high)}: some of the changes are mistaken. Look at those of low confidence "
-        "first."
-    )
+        return f"{both}: the estimate is uncertain, and both are within its interval."
+    return f"{both}, which leaves mistaken changes among them. Look at changes of low confidence first."
+
+
+def next_step(summary: Summary) -> str:
+    """Return what a person should do now, in a sentence or two."""
+    labels, level = summary.labels, None if summary.verdict is None else summary.verdict.level
+    what = "known labels" if summary.data.multilabel else "labels"
+    look = f"look at {labels.to_look_at:,} of {labels.total:,} {what}, which changed or are undecided"
+    if not labels.to_look_at:
+        nothing = "There is nothing to fix: no label was changed, and none is undecided."
+        learned = "This network cannot judge the labels: train longer, or with another one."
+        return learned if level == "do not use the corrections" else nothing
+    if level == "do not use the corrections":
+        return f"Do not use the corrections unseen: {look}, or train longer, or with another network."
+    if level == "doubtful":
+        return f"Before you use the corrections, {look}."
+    return f"The corrections can be used. If mistakes are costly, {look}."
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:

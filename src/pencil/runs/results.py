@@ -24,7 +24,7 @@ from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import CLOSE, DataSummary, LabelSummary, Score, Summary, VerdictSummary
 from pencil.runs.totals import RowTotals, count_rows
-from pencil.runs.verdict import detection_of, verdict_of
+from pencil.runs.verdict import NETWORK_HIGH, detection_of, verdict_of
 from pencil.training import Outcome
 from pencil.training.distributed import SINGLE_PROCESS, World
 from pencil.training.metrics import SCORES, correct_entries
@@ -180,7 +180,7 @@ def summarize(
             train, outcome.label_probs, splits.validation, outcome.validation_probs, totals
         ).model_copy(update={"detection": detection_of(splits, outcome)}),
         verdict=VerdictSummary.model_validate(verdict_of(splits, outcome, totals)),
-        findings={**_noise_rate(outcome), **outcome.findings},
+        findings=_findings(outcome),
         injected_noise_rate=noise_rate,
         data=DataSummary(
             rows=splits.sizes(),
@@ -192,13 +192,15 @@ def summarize(
     )
 
 
-def _noise_rate(outcome: Outcome) -> dict[str, Any]:
-    """The estimated noise rate, with what cannot be excluded."""
-    judgement = outcome.judgement
-    if not judgement.knows:
-        return {}
-    noise = judgement.noise
-    return {"noise_rate": {"estimate": noise.rate, "low": noise.low, "high": noise.high}}
+def _findings(outcome: Outcome) -> dict[str, Any]:
+    """The noise rate, rounded as every text shows it, and what the method found; evidence of the verdict is left out.
+
+    A run has one noise rate: the limit that the network alone supports would look like another.
+    """
+    judgement, noise = outcome.judgement, outcome.judgement.noise
+    rate = {"estimate": round(noise.rate, 3), "low": round(noise.low, 3), "high": round(noise.high, 3)}
+    found = {name: value for name, value in outcome.findings.items() if name != NETWORK_HIGH}
+    return {"noise_rate": rate, **found} if judgement.knows else found
 
 
 def summarize_labels(

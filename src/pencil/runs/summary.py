@@ -156,8 +156,8 @@ class Interval(_Frozen):
     high: float
 
     def __str__(self) -> str:
-        """Return the estimate and the interval in per cent."""
-        return f"{100 * self.estimate:.1f} %, 95 % interval {100 * self.low:.1f} to {100 * self.high:.1f}"
+        """Return the estimate and the interval in per cent, as every text shows them."""
+        return f"{100 * self.estimate:.1f} % (95 % interval {100 * self.low:.1f} to {100 * self.high:.1f} %)"
 
 
 class AuditedConfidence(_Frozen):
@@ -198,9 +198,7 @@ class AuditSummary(_Frozen):
     @property
     def sentence(self) -> str:
         """The result in words."""
-        right = self.corrected_right
-        interval = f"95 % interval {100 * right.low:.1f} to {100 * right.high:.1f}"
-        return f"audited: {100 * right.estimate:.1f} % of the corrected labels are right, {interval}"
+        return f"audited: {self.corrected_right} of the corrected labels are right"
 
 
 class _Findings(_Frozen):
@@ -256,6 +254,14 @@ class Summary(_Frozen):
     def _can_be_shown(cls, findings: dict[str, Any]) -> dict[str, Any]:
         _Findings.model_validate(findings)
         return findings
+
+    @property
+    def noise_rate(self) -> Interval | None:
+        """The fraction of given labels that are wrong: as an audit has measured it, else as training estimated it.
+
+        Every text about wrong labels shows this value. It is not the fraction of labels that changed.
+        """
+        return _Findings.model_validate(self.findings).noise_rate if self.audit is None else self.audit.given_wrong
 
     @property
     def score(self) -> str:

@@ -15,6 +15,8 @@ from pencil.runs.totals import RowTotals, count_rows
 from pencil.training import Outcome
 from pencil.training.metrics import SCORES
 
+NETWORK_HIGH = "network_noise_rate_high"
+"""The finding of a method that :attr:`pencil.labels.verdict.Facts.network_high` is read from."""
 FIRST = 200
 """The precision of the list is taken of this many rows: about what a person reviews at a time."""
 FEW_ROWS = 2
@@ -54,7 +56,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
         changed=_changed_fraction(splits, outcome, totals),
         mismatch=judgement.mismatch,
         gap=judgement.gap,
-        network_high=None if train.multilabel else outcome.findings.get("network_noise_rate_high"),
+        network_high=None if train.multilabel else outcome.findings.get(NETWORK_HIGH),
         halved_classes=tuple(train.classes[k] for k in halved.nonzero()[:, 0].tolist()),
         kept_classes=tuple(train.classes[k] for k in judgement.lost_classes),
     )

@@ -11,7 +11,8 @@ let again = false; // decided rows are looked at again, although nothing is left
 const mine = []; // rows decided in this tab, to undo in turn; null is the newest of all
 
 const here = () => page.rows[position - page.start];
-const finished = () => page.of > 0 && page.decided === page.of && !again && $("decided").value !== "yes";
+const nothing = () => $("show").value === "look" && begin.to_look_at === 0; // no row is worth a look
+const finished = () => (page.of > 0 || nothing()) && page.decided === page.of && !again && $("decided").value !== "yes";
 
 function filters(more) {
   const chosen = new URLSearchParams({ show: $("show").value, decided: $("decided").value, ...more });
@@ -81,8 +82,8 @@ async function undo() {
 }
 
 function took(answer) {
-  const { of, decided, changed, changed_decided } = answer;
-  Object.assign(page, { of, decided, changed, changed_decided });
+  const { of, decided, to_look_at, looked_at } = answer;
+  Object.assign(page, { of, decided, to_look_at, looked_at });
   const at = page.rows.findIndex((row) => row.row === answer.made.row);
   if (at >= 0) {
     page.rows[at] = answer.made;
@@ -98,6 +99,11 @@ function say(words) {
 async function lookAgain() {
   again = true;
   await load({ start: 0 });
+}
+
+function lookAtAll() {
+  $("show").value = "all";
+  refilter();
 }
 
 // Choosing another class, or a set of classes
@@ -147,11 +153,11 @@ function columns() {
   return below < 0 ? tiles.length : below;
 }
 
-const reject = () => (here().given === null ? undefined : decide("reject"));
+const keep = () => (here().given === null ? undefined : decide("reject")); // the correction is rejected
 const forward = () => load(here() ? { after: here().row } : undefined);
 
 const DECIDE = {
-  a: () => decide("accept"), r: reject, s: () => decide("skip"), o: () => choose(), "/": () => choose(),
+  a: () => decide("accept"), k: keep, r: keep, s: () => decide("skip"), o: () => choose(), "/": () => choose(),
 };
 const MOVE = {
   g: toggle, Enter: toggle, n: forward,
@@ -161,12 +167,12 @@ const MOVE = {
   Home: () => move(0), End: () => move(page.total - 1),
 };
 
-// 1 to 9 are the first nine classes; if the classes are digits themselves, each digit is its own class.
+// 1 to 9 and 0 are the first ten classes; if the classes are digits themselves, each digit is its own class.
 let digits = new Map();
 
 function digitKeys(classes) {
   if (classes.every((name) => /^[0-9]$/.test(name))) return new Map(classes.map((name, code) => [name, code]));
-  return new Map(classes.slice(0, 9).map((name, code) => [String(code + 1), code]));
+  return new Map(classes.slice(0, 10).map((name, code) => [String((code + 1) % 10), code]));
 }
 
 function press(key) {
@@ -226,7 +232,7 @@ window.addEventListener("focus", () => { // another tab may have decided meanwhi
 
 function addActions() {
   addAction("a", "accept", () => press("a"));
-  addAction("r", "reject", () => press("r"));
+  addAction("k", "reject", () => press("k"));
   addAction("o", "other", () => press("o"));
   addAction("s", "skip", () => press("s"));
   addAction("u", "undo", () => press("u"));
@@ -243,6 +249,9 @@ next(async () => {
     option.value = pair;
     $("pair").append(option);
   }
+  const [wanted, all] = $("show").options;
+  wanted.textContent = `to look at (${number(begin.to_look_at)})`;
+  all.textContent = `everything (${number(begin.rows)})`;
   $("many").hidden = !begin.pairs.length;
   const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "search a key"]];
   digits = digitKeys(begin.classes);

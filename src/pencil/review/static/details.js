@@ -26,7 +26,7 @@ async function fillDetails(row, made, mine) {
   }
   if (mine !== detailed) return;
   made.querySelector(".probabilities").replaceChildren(...found.probabilities.map((one) => bar(one, row)));
-  made.querySelector(".beside").replaceChildren(...besides(found.neighbours));
+  made.querySelector(".beside").replaceChildren(...twins(found.twins), ...besides(found.neighbours));
   if (found.neighbours.kind === "loading") setTimeout(() => fillDetails(row, made, mine), AGAIN);
 }
 
@@ -41,6 +41,23 @@ function bar({ class: name, probability }, row) {
   if (roles.length) words.append(" ", el("small", "", roles.join(", ")));
   made.append(words, meter, el("span", "confidence", percent(probability)));
   return made;
+}
+
+// The same input under another label: one of the two labels is wrong, whatever the network says.
+function twins(found) {
+  if (!found.length) return [];
+  const group = el("section", "near twins");
+  const what = pictures.kind === "pictures" ? "picture" : "row";
+  const exact = found.every((one) => one.exact);
+  group.append(el("h2", "", exact ? `The same ${what} with another label` : `Almost the same ${what} with another label`));
+  const list = el("div", "thumbs");
+  list.append(...found.map((one) => {
+    const made = thumb(one);
+    made.lastElementChild.prepend(el("strong", "", describe(one.label)), " ");
+    return made;
+  }));
+  group.append(list);
+  return [group];
 }
 
 const WHY = { given: "given", corrected: "corrected", next: "next most probable" };

@@ -52,9 +52,12 @@ function drawSingle(row) {
 function drawProgress() {
   $("bar").max = Math.max(1, page.of || 0);
   $("bar").value = page.decided || 0;
-  const at = finished() ? "" : `at ${page.total ? number(position + 1) : 0} of ${number(page.total)} · `;
-  const changes = `${number(page.changed_decided)} of ${number(page.changed)} changes`;
-  $("progress").textContent = `${at}${number(page.decided)} decided (${changes})`;
+  const wanted = `${number(page.to_look_at)} to look at`;
+  const only = page.total === page.to_look_at && $("show").value === "look";
+  const of = only ? wanted : number(page.total);
+  const at = finished() ? "" : `at ${page.total ? number(position + 1) : 0} of ${of} · `;
+  const rest = only && !finished() ? "" : ` (${number(page.looked_at)} of ${wanted})`;
+  $("progress").textContent = `${at}${number(page.decided)} decided${rest}`;
 }
 
 // The row whose input is on the screen now: only that one can be decided.
@@ -145,7 +148,7 @@ function sure(row) { // the word is left out where there is no room
 function badge(row) {
   if (row.decision === "skip") return "skipped";
   if (row.decision === "none") return "✎ none of the classes";
-  const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✗ rejected, is", other: "✎ is" };
+  const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✓ kept", other: "✎ is" };
   return `${what[row.decision]} ${describe(row.label)}`;
 }
 
@@ -153,15 +156,28 @@ function badge(row) {
 
 function done() {
   const made = el("div", "done");
-  const all = page.of === begin.rows;
-  made.append(el("h2", "", all ? "Done: every label is decided." : "Done: every label of this filter is decided."));
-  const left = page.changed - page.changed_decided;
-  if (left) made.append(el("p", "", `${number(left)} changed labels outside of this filter are not decided yet.`));
-  made.append(el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; `pencil labels RUN --reviewed` writes the labels."));
-  const again = el("button", "", "look at them again");
-  again.type = "button";
-  again.addEventListener("click", () => next(lookAgain));
-  made.append(again);
+  made.append(el("h2", "", doneTitle()));
+  const left = page.to_look_at - page.looked_at;
+  const rest = begin.rows - begin.to_look_at;
+  if (left) made.append(el("p", "", `${number(left)} more to look at are outside of this filter.`));
+  else if (rest) made.append(el("p", "", `The other ${number(rest)} labels were kept as given, and no other class is close: nobody has to look at them.`));
+  if (page.decided) made.append(el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; `pencil labels RUN --reviewed` writes the labels."));
+  if (page.of) made.append(button("look at them again", () => next(lookAgain)));
+  if (page.of < begin.rows) made.append(" ", button(`go through all ${number(begin.rows)} labels`, lookAtAll));
+  return made;
+}
+
+function doneTitle() {
+  if (!page.of) return "Nothing to look at: no label was changed, and none is undecided.";
+  if (page.of === begin.rows) return "Done: every label is decided.";
+  if ($("show").value !== "look" || page.of < page.to_look_at) return "Done: every label of this filter is decided.";
+  return `Done: ${page.of === 1 ? "the label" : `all ${number(page.of)} labels`} to look at ${page.of === 1 ? "is" : "are"} decided.`;
+}
+
+function button(text, action) {
+  const made = el("button", "", text);
+  made.type = "button";
+  made.addEventListener("click", action);
   return made;
 }
 
@@ -187,12 +203,13 @@ function drawActions() {
   const set = (name, text, on, there = true) => {
     const made = buttons.get(name);
     made.lastElementChild.textContent = text;
+    made.title = `${text} (key ${made.firstElementChild.textContent})`;
     made.setAttribute("aria-disabled", String(!on));
     made.hidden = !there || (finished() && name !== "undo");
   };
   const some = row && !finished();
   set("accept", !some ? "accept" : row.changed ? `accept: ${describe(row.corrected)}` : `it is ${describe(row.corrected)}`, ready);
-  set("reject", some && row.changed ? `reject: ${describe(row.given)}` : "reject", ready, Boolean(some && row.changed));
+  set("reject", some && row.changed ? `keep: ${describe(row.given)}` : "keep", ready, Boolean(some && row.changed));
   set("other", begin.multilabel ? "choose the set" : "another class", ready);
   set("skip", "skip", ready);
   set("undo", "undo", true);

@@ -1,5 +1,5 @@
-// Accepting many corrections at once: all changes of one pair, or above a confidence, after a look at some of them. Text is
-// only ever set as text.
+// Accepting many corrections at once: all changes of one pair, or above a confidence, after a look at all of them, or at
+// many of a very large lot. Text is only ever set as text.
 "use strict";
 
 let lot = null; // how many, and the samples, of the filter that `lotFilter` had
@@ -66,7 +66,9 @@ function drawLot() {
   const count = lot ? lot.count - wrong.size : 0;
   const ready = count > 0 && looked();
   $("lot-accept").disabled = !ready;
-  $("lot-accept").textContent = `accept ${number(count)} ${count === 1 ? "correction" : "corrections"}`;
+  const unseen = lot ? lot.count - lot.rows.length : 0;
+  const beside = unseen ? `, ${number(unseen)} of them unseen` : "";
+  $("lot-accept").textContent = `accept ${number(count)} ${count === 1 ? "correction" : "corrections"}${beside}`;
   let words = "Looking for them …";
   if (lot && !lot.count) words = "No correction without a decision is in this lot.";
   else if (lot) {
@@ -94,7 +96,7 @@ async function acceptLot() {
   }
   mine.push(lot.rows.find((row) => !wrong.has(row.row)) ?? null);
   $("lot").close();
-  say(`${number(answer.count)} corrections accepted. Undo (u) takes back all of them.`);
+  say(`${number(answer.count)} corrections accepted. Undo takes back all of them.`);
   await load();
 }
 
