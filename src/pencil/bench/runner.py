@@ -46,7 +46,8 @@ def run_cells(
         All results, old and new, by the identity of the cell.
     """
     todo = unfinished(cells, folder)
-    workers = [_Worker(number, max(1, cores() // processes)) for number in range(min(processes, len(todo)))]
+    threads = threads_per_cell(processes)
+    workers = [_Worker(number, threads) for number in range(min(processes, len(todo)))]
     left = len(todo)
     try:
         for worker in workers:
@@ -88,7 +89,7 @@ def budgets(folder: Path) -> list[float]:
 class _Worker:
     """A process that runs one cell after the other and is replaced if it dies."""
 
-    def __init__(self, number: int, threads: int):
+    def __init__(self, number: int, threads: int | None):
         self.number, self.threads = number, threads
         self.cell: Cell | None = None
         self._start()
@@ -129,11 +130,12 @@ class _Worker:
             self.process.join()
 
 
-def _work(pipe: Connection, number: int, threads: int) -> None:
+def _work(pipe: Connection, number: int, threads: int | None) -> None:
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     if torch.cuda.is_available():  # processes are spread over the GPUs
         torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
@@ -180,10 +182,20 @@ def _loaded(settings: str) -> "Splits":
 
 
 def default_processes() -> int:
-    """Return the number of GPUs, or the number of cores where there is none."""
+    """Return the number of GPUs, or without any as many as have a core for each thread."""
     import torch
 
-    return torch.cuda.device_count() or cores()
+    threads = torch.get_num_threads() if _names_threads() else 1
+    return torch.cuda.device_count() or max(1, cores() // threads)
+
+
+def threads_per_cell(processes: int) -> int | None:
+    """Return an equal share of the cores, or None where ``OMP_NUM_THREADS`` says how many threads a process has."""
+    return None if _names_threads() else max(1, cores() // processes)
+
+
+def _names_threads() -> bool:
+    return bool(os.environ.get("OMP_NUM_THREADS"))
 
 
 def cores() -> int:

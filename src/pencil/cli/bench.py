@@ -8,6 +8,7 @@ import typer
 
 from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
+from pencil.errors import RecipeError
 
 if TYPE_CHECKING:
     from pencil.bench.spec import Cell, Spec
@@ -37,6 +38,7 @@ def bench(
     seed: Annotated[
         list[int] | None, typer.Option("--seed", min=0, help="This seed instead of those of the spec; may be repeated.")
     ] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Write the tables as LaTeX too: results.tex.")] = False,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +46,8 @@ def bench(
     from pencil.bench.spec import read_spec
 
     if spec == "kl-analysis":
+        if latex:
+            raise RecipeError("--latex is for grids, and kl-analysis is not a grid; leave --latex out.")
         from pencil.bench.kl_analysis import analyse
 
         target = out or Path("bench") / "kl-analysis"
@@ -57,7 +61,7 @@ def bench(
         whole = whole.model_copy(update={"budget_seconds": 60 * minutes(budget)})
     chosen = whole.part(dataset or (), noise or (), method or (), seed or ())
     target = out or Path("bench") / chosen.name
-    entries = _run(whole, chosen, target, processes, engine)
+    entries = _run(whole, chosen, target, processes, engine, latex)
     if as_json:
         echo(json.dumps([entry.as_json() for entry in entries]))
     else:
@@ -65,7 +69,7 @@ def bench(
         echo(f"written to {target}", err=True)
 
 
-def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
+def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str, latex: bool = False) -> Any:
     from pencil.bench.ray_engine import run_cells_on_ray
     from pencil.bench.runner import Result, default_processes, run_cells
     from pencil.cluster import check_engine
@@ -92,13 +96,14 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
         else:
             run_cells(cells, target / "cells", processes or default_processes(), report)
     finally:  # interrupted or not, what is done can be read
-        entries = _write_tables(whole, chosen, target)
+        entries = _write_tables(whole, chosen, target, latex)
     return entries
 
 
-def _write_tables(whole: "Spec", asked: "Spec", target: Path) -> Any:
+def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = False) -> Any:
     """Write the tables of what is asked for, and of what else the folder has results of; return their entries."""
     from pencil.bench import tables
+    from pencil.bench.latex import as_latex
     from pencil.bench.plots import plot_cells
     from pencil.bench.runner import read_results, unfinished
     from pencil.files import write_json, write_text
@@ -117,6 +122,8 @@ def _write_tables(whole: "Spec", asked: "Spec", target: Path) -> Any:
     write_json(target / "results.json", payload, indent=1)
     write_text(target / "results.md", tables.as_markdown(chosen, entries, by_budget))
     write_text(target / "results.html", tables.as_html(chosen, entries, by_budget))
+    if latex:
+        write_text(target / "results.tex", as_latex(chosen, entries, by_budget))
     plot_cells(chosen, results, target)
     return entries
 
