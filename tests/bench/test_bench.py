@@ -270,7 +270,7 @@ def test_cells_may_read_images_with_workers_of_their_own(tmp_path):
 
 
 def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, capsys):
-    def interrupted(cells, folder, processes, tell):
+    def interrupted(cells, folder, *_):
         folder.mkdir(parents=True)
         write_json(folder / f"{cells[0].identity()}.json", result(0.5, labels=0.5))
         raise KeyboardInterrupt
@@ -295,6 +295,7 @@ def test_tables_of_a_part_keep_what_the_folder_has(tmp_path, spec):
 
 
 def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pencil.bench.progress.SECONDS_PER_LINE", 0.0)
     path = tmp_path / "tiny.toml"
     path.write_text(
         'seeds = [1]\n[recipe]\ndata = { source = "digits", rows = 100 }\ntraining = { epochs = 3 }\n'
@@ -304,6 +305,10 @@ def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
     command.bench(str(path), out=tmp_path / "out", processes=1)
     printed = capsys.readouterr()
     assert "| cross_entropy |" in printed.out and "resumes from here" not in printed.err
+    label, epoch = "data, as given, cross_entropy, seed 1", "epoch 1/3 train"
+    said = [line for line in printed.err.splitlines() if line.startswith(label)]
+    assert said[0] == f"{label}: loading data" and any(line.startswith(f"{label}: {epoch}") for line in said)
+    assert said[-1].endswith("(0 left)") and epoch not in printed.out
     made = {entry.name for entry in (tmp_path / "out").iterdir()}
     assert made == {"cells", "results.json", "results.md", "results.html", "data-as-given.svg"}
     command.bench(str(path), out=tmp_path / "out", processes=1, latex=True)

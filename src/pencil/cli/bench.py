@@ -11,6 +11,7 @@ from pencil.cli.output import echo
 from pencil.errors import RecipeError
 
 if TYPE_CHECKING:
+    from pencil.bench.runner import Result
     from pencil.bench.spec import Cell, Spec
 
 Processes = Annotated[
@@ -70,34 +71,39 @@ def bench(
 
 
 def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str, latex: bool = False) -> Any:
+    from pencil.bench import runner
+    from pencil.bench.progress import show_cells
     from pencil.bench.ray_engine import run_cells_on_ray
-    from pencil.bench.runner import Result, default_processes, run_cells
     from pencil.cluster import check_engine
 
     check_engine(engine)
     cells = list(chosen.cells())
     for cell in whole.cells():
         cell.recipe()  # every mistake in the spec is reported before the first cell runs
-
-    def report(cell: "Cell", result: Result, left: int) -> None:
-        if result["status"] == "failed":
-            echo(f"failed: {cell.label}: {result['error']}", err=True)
-        else:
-            summary = result["summary"]
-            test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
-            shown = "" if test is None else f" test {test:.1%}"
-            echo(
-                f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)", err=True
-            )
-
     try:
-        if engine == "ray":
-            run_cells_on_ray(cells, target / "cells", processes, report)
-        else:
-            run_cells(cells, target / "cells", processes or default_processes(), report)
+        with show_cells() as display:
+
+            def report(cell: "Cell", result: "Result", left: int) -> None:
+                display.on_end(cell, _line(cell, result, left))
+
+            folder = target / "cells"
+            if engine == "ray":
+                run_cells_on_ray(cells, folder, processes, report, display.on_news)
+            else:
+                runner.run_cells(cells, folder, processes or runner.default_processes(), report, display.on_news)
     finally:  # interrupted or not, what is done can be read
         entries = _write_tables(whole, chosen, target, latex)
     return entries
+
+
+def _line(cell: "Cell", result: "Result", left: int) -> str:
+    """What is said at the end of a cell."""
+    if result["status"] == "failed":
+        return f"failed: {cell.label}: {result['error']}"
+    summary = result["summary"]
+    test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
+    shown = "" if test is None else f" test {test:.1%}"
+    return f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)"
 
 
 def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = False) -> Any:
