@@ -92,9 +92,18 @@ def test_the_time_left_counts_from_the_start_of_a_stage(cells, capsys):
     assert capsys.readouterr().err.splitlines()[-1].endswith("epoch 2/10: 1:30 left")
 
 
+class DrawnAtOnce(OneLine):
+    """Another thread may draw a bar as soon as it is there."""
+
+    def add_task(self, *words, **options):
+        task = super().add_task(*words, **options)
+        assert list(self.get_renderables())
+        return task
+
+
 def test_a_terminal_has_a_bar_for_each_cell_and_lines_above(cells):
     console = Console(file=io.StringIO(), force_terminal=True, width=80, legacy_windows=False)
-    shown = OneLine(console=console, auto_refresh=False)
+    shown = DrawnAtOnce(console=console, auto_refresh=False)
     bars = Bars(shown)
     for cell, epoch in zip(cells[:2], (3, 7), strict=True):
         bars.on_news(cell, Status("loading data"))

@@ -87,9 +87,10 @@ class Bars:
         if isinstance(news, str):
             self._print(f"{cell.label}: {news}")
             return
-        if cell.label not in self.tasks:
-            self.tasks[cell.label] = self.progress.add_task("", total=None, before="", score="", more=())
-        show_task(self.progress, self.tasks[cell.label], news, f"{news.stage}, {visible(cell.label)}")
+        before = f"{news.stage}, {visible(cell.label)}"
+        if cell.label not in self.tasks:  # complete: another thread may draw it at once
+            self.tasks[cell.label] = self.progress.add_task("", total=None, before=before, score="", more=())
+        show_task(self.progress, self.tasks[cell.label], news, before)
 
     def on_end(self, cell: Cell, line: str) -> None:
         """Remove the bar, and print the line."""
