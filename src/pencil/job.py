@@ -62,7 +62,7 @@ def run_recipe(
     method: Method | None = None,
     resume: bool = False,
     allow_changed: bool = False,
-    progress: bool | None = None,
+    progress: bool | Observer | None = None,
     engine: str = "local",
 ) -> Run:
     """Train a recipe to the end: start a new run, or resume the one in ``out``.
@@ -85,7 +85,7 @@ def run_recipe(
     allow_changed
         Resume though rows were added or removed; labels are matched by key.
     progress
-        Show progress on stderr; by default on a terminal.
+        Show progress on stderr; by default on a terminal. An observer is told of it instead.
     engine
         Where the features of a frozen backbone are computed: "local", or "ray" for a Ray cluster.
     """
@@ -219,7 +219,7 @@ class Execution:
     world: World
     device: torch.device
     request: StopRequest | None = None
-    progress: bool | None = None
+    progress: bool | Observer | None = None
     trial: Trial | None = None
     started: float = field(default_factory=time.monotonic)
     engine: str = "local"
@@ -322,8 +322,8 @@ class Execution:
             for observer in display:
                 observer.on_choice(self.trial.describe())
         data, train = self.job.recipe.data, self.job.prepared.splits.train
-        if not display or self.job.recipe.training.compile:
-            return
+        if not display or self.job.recipe.training.compile or isinstance(self.progress, Observer):
+            return  # the estimate takes time, and is for a person who watches this run alone
         with suppress(TrainingError):
             seconds = self.job.estimate_seconds(cached=decodes_once(data, train), budget=ESTIMATE)
             for observer in display:

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from conftest import paint
 from pydantic import ValidationError
 
 from pencil.bench import runner, tables
+from pencil.bench.latex import as_latex, escape
 from pencil.bench.plots import mean_curve, plot_cells
 from pencil.bench.spec import Spec, names, read_spec
 from pencil.cli import bench as command
@@ -125,6 +127,34 @@ def test_tables_have_means_deviations_stars_and_the_papers_figures(spec):
     assert '<td class="leads">81.0 ± 1.4</td>' in page and "<b>luck" not in page
 
 
+def test_latex_has_the_tables_of_markdown(spec):
+    results = {}
+    for cell in spec.cells():
+        share = {"cross_entropy": 0.6, "pencil": 0.8, "told": 0.9}[cell.method] + 0.02 * (cell.seed - 1)
+        results[cell.identity()] = result(share, labels=share)
+    entries = tables.collect(spec, results)
+    text, lines = as_latex(spec, entries), as_latex(spec, entries).splitlines()
+    assert r"pencil & \textbf{81.0 $\pm$ 1.4} & \textbf{81.0 $\pm$ 1.4 (paper 91.5)} \\" in lines
+    assert r"told {*} & 91.0 $\pm$ 1.4 & 91.0 $\pm$ 1.4 \\" in lines  # starred: never in bold
+    assert r"cross\_entropy & 61.0 $\pm$ 1.4 & 61.0 $\pm$ 1.4 \\" in lines
+    assert r"\caption{digits: Test accuracy at the last epoch, \%}" in lines
+    assert lines.count(r"method & clean & half \\") == tables.as_markdown(spec, entries).count("| method |")
+    for rule in ("toprule", "midrule", "bottomrule"):
+        assert text.count(f"\\{rule}") == text.count(r"\begin{tabular}{lrr}") == text.count(r"\end{table}")
+    labels = [line for line in lines if line.startswith(r"\label")]
+    assert len(set(labels)) == len(labels) > 2 and labels[0] == r"\label{tab:small-1}"
+
+
+def test_latex_prints_every_name_as_it_is(spec):
+    assert escape("50 % & a_b #1 $x^2 ~") == r"50 \% \& a\_b \#1 \$x\textasciicircum{}2 \textasciitilde{}"
+    assert escape(r"\input{a}") == r"\textbackslash{}input\{a\}" and escape("<|>")[:14] == r"\textless{}\te"
+    hostile = Spec.model_validate({**SMALL, "name": "one\n\\two", "methods": [{"name": "[1cm]\r\n* it"}]})
+    results = {cell.identity(): result(0.5) for cell in hostile.cells()}
+    text = as_latex(hostile, tables.collect(hostile, results))
+    assert "{[}1cm] {*} it & " in text  # a bracket at the start would be an argument of the row before
+    assert r"\two" not in text.replace("% one \\two", "") and r"\label{tab:one--two-1}" in text
+
+
 def test_names_in_a_spec_cannot_break_out_of_the_page(spec):
     hostile = spec.model_copy(update={"description": "<script>alert(1)</script>"})
     assert "<script>" not in tables.as_html(hostile, tables.collect(hostile, {}))
@@ -171,6 +201,34 @@ def test_a_worker_that_is_killed_costs_its_cell_only(tmp_path, spec, monkeypatch
     assert [found["error"] for found in results.values()] == ["the process died with exit code -9"] * 2
 
 
+@pytest.mark.parametrize(("named", "expected"), [("3", []), (None, [2]), ("", [2])])
+def test_a_worker_leaves_the_threads_that_the_environment_names(monkeypatch, named, expected):
+    """A spawned process inherits the environment, and torch reads ``OMP_NUM_THREADS`` when it is loaded."""
+    chosen = []
+    monkeypatch.setattr("torch.set_num_threads", chosen.append)
+    monkeypatch.setattr(runner, "cores", lambda: 4)
+    monkeypatch.setattr(runner, "_end_with_parent", lambda: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if named is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", named)
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()  # no cell: it ends at once
+    runner._work(theirs, 0, runner.threads_per_cell(2))
+    assert chosen == expected
+
+
+@pytest.mark.parametrize(("named", "expected"), [("2", 4), ("16", 1), (None, 8)])
+def test_as_many_cells_run_at_a_time_as_have_a_core_for_each_thread(monkeypatch, named, expected):
+    monkeypatch.setattr(runner, "cores", lambda: 8)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.get_num_threads", lambda: int(named or 8))
+    if named is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", named)
+    assert runner.default_processes() == expected
+
+
 START_A_WORKER = """
 import time
 from pencil.bench.runner import _Worker
@@ -212,7 +270,7 @@ def test_cells_may_read_images_with_workers_of_their_own(tmp_path):
 
 
 def test_interrupted_it_still_writes_what_is_done(tmp_path, spec, monkeypatch, capsys):
-    def interrupted(cells, folder, processes, tell):
+    def interrupted(cells, folder, *_):
         folder.mkdir(parents=True)
         write_json(folder / f"{cells[0].identity()}.json", result(0.5, labels=0.5))
         raise KeyboardInterrupt
@@ -237,6 +295,7 @@ def test_tables_of_a_part_keep_what_the_folder_has(tmp_path, spec):
 
 
 def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("pencil.bench.progress.SECONDS_PER_LINE", 0.0)
     path = tmp_path / "tiny.toml"
     path.write_text(
         'seeds = [1]\n[recipe]\ndata = { source = "digits", rows = 100 }\ntraining = { epochs = 3 }\n'
@@ -244,10 +303,17 @@ def test_the_command_writes_tables_and_plots(tmp_path, monkeypatch, capsys):
         'set = { method = { name = "cross_entropy" } }\n'
     )
     command.bench(str(path), out=tmp_path / "out", processes=1)
-    assert "| cross_entropy |" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "| cross_entropy |" in printed.out and "resumes from here" not in printed.err
+    label, epoch = "data, as given, cross_entropy, seed 1", "epoch 1/3 train"
+    said = [line for line in printed.err.splitlines() if line.startswith(label)]
+    assert said[0] == f"{label}: loading data" and any(line.startswith(f"{label}: {epoch}") for line in said)
+    assert said[-1].endswith("(0 left)") and epoch not in printed.out
     made = {entry.name for entry in (tmp_path / "out").iterdir()}
     assert made == {"cells", "results.json", "results.md", "results.html", "data-as-given.svg"}
-    assert "goes on from here" not in capsys.readouterr().err
+    command.bench(str(path), out=tmp_path / "out", processes=1, latex=True)
+    assert {entry.name for entry in (tmp_path / "out").iterdir()} == made | {"results.tex"}
+    assert r"cross\_entropy & " in (tmp_path / "out" / "results.tex").read_text()
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert stored["entries"][0]["done"] == 1 and stored["spec"]["seeds"] == [1]
 
@@ -263,6 +329,8 @@ def test_shipped_benchmarks_are_valid(name):
 
 
 def test_mistakes_are_named(tmp_path):
+    with pytest.raises(RecipeError, match="--latex is for grids"):
+        command.bench("kl-analysis", out=tmp_path, latex=True)
     with pytest.raises(RecipeError, match=r"there is no benchmark 'tabel2'; expected .*table2"):
         read_spec("tabel2")
     (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')

@@ -1,12 +1,18 @@
 """Equal time: cells train for their budget of seconds, and tables show that beside equal epochs."""
 
+import numpy as np
 import pytest
 
+from pencil import models, recipe
 from pencil.bench import runner, tables
+from pencil.bench.budget import plan
 from pencil.bench.spec import Spec
 from pencil.cli import bench as command
+from pencil.data import Splits, from_arrays
 from pencil.errors import RecipeError
 from pencil.files import write_json
+from pencil.job import run_recipe
+from pencil.trial import Trial, is_open
 from pencil.user_file import as_trust
 
 SLOW = """
@@ -82,6 +88,59 @@ def test_a_cell_lands_within_its_budget(tmp_path, monkeypatch, name, budget):
         if 0.7 <= ratios[-1] <= 1.2:
             return
     raise AssertionError(f"fractions of the budget: {ratios}")
+
+
+class ChosenError(Exception):
+    """Raised in place of training, with the recipe that would be trained."""
+
+
+def network_of(run, *arguments, **options):
+    """Return the network that a run would train, and whether there was a trial."""
+    tried = []
+
+    def assembled(recipe, loaded, **_):
+        raise ChosenError(models.resolve(recipe.model, loaded.train.input_shape))
+
+    def trial(recipe, loaded, **_):
+        if is_open(recipe, loaded):
+            tried.append(True)
+            return Trial(500, cnn=0.5, head=0.9, lead=0.1)
+        return None
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("pencil.job", "pencil.bench.budget"):
+            patch.setattr(f"{module}.assemble", assembled)
+            patch.setattr(f"{module}.try_networks", trial)
+        with pytest.raises(ChosenError) as found:
+            run(*arguments, **options)
+    return found.value.args[0], bool(tried)
+
+
+@pytest.mark.parametrize("given", [{}, {"name": "small_cnn", "options": {"width": 4}}], ids=["default", "explicit"])
+@pytest.mark.parametrize(("seconds", "tries"), [(60, False), (1200, True)])
+def test_a_budget_has_the_network_of_train(seconds, tries, given):
+    """Small colour images: ``pencil train --budget`` tries two networks only where the budget has room for that."""
+    pixels = np.random.default_rng(0).integers(0, 255, (520, 3, 24, 24), dtype=np.uint8)
+    loaded = Splits(from_arrays(pixels, np.arange(520) % 2))
+    trained = recipe.parse({"model": given, "training": {"minutes": seconds / 60}})
+    expected = network_of(run_recipe, trained, data=loaded)
+    for method in ("auto", "cross_entropy"):
+        cell = recipe.parse({"model": given, "training": {"epochs": 3}, "method": {"name": method}})
+        assert network_of(plan, cell, loaded, seconds) == expected
+    assert expected[1] == (tries and not given)
+    assert expected[0].name == ("efficientnet_lite0" if expected[1] else "small_cnn")
+    assert given.get("options", {}) == expected[0].options
+
+
+@pytest.mark.parametrize("method", ["cross_entropy", "auto"])
+@pytest.mark.filterwarnings("ignore:held-out labels:UserWarning")
+def test_the_network_is_chosen_once(method, monkeypatch):
+    """A planned recipe names its network: with epochs instead of minutes it would be open to a trial again."""
+    monkeypatch.setattr("pencil.bench.budget.affordable_epochs", lambda *_: 7)
+    pixels = np.random.default_rng(0).integers(0, 255, (520, 3, 24, 24), dtype=np.uint8)
+    loaded = Splits(from_arrays(pixels, np.arange(520) % 2))
+    planned = plan(recipe.parse({"method": {"name": method}}), loaded, 2.0)
+    assert planned.model.name == "small_cnn" and not is_open(planned, loaded)
 
 
 def test_a_budget_is_another_cell():

@@ -49,7 +49,7 @@ def tables(out):
     result = {"status": "done", "summary": summary, "curves": {"test_accuracy": [0.4, 0.5]}}
     (out / "cells").mkdir(exist_ok=True)
     write_json(out / "cells" / f"{cell.identity()}.json", result)
-    bench._write_tables(spec, out)
+    bench._write_tables(spec, spec, out)
 
 
 EXPORTS = {

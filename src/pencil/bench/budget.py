@@ -1,6 +1,7 @@
 """Equal time instead of equal epochs: a cell trains for as many epochs as fit into its budget of seconds."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from pencil.assembly import assemble
@@ -11,24 +12,30 @@ from pencil.training.timing import affordable_epochs
 from pencil.trial import try_networks
 
 
-def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
+def plan(
+    recipe: Recipe, loaded: Splits, seconds: float, on_features: Callable[[int, int], None] | None = None
+) -> Recipe:
     """Return the recipe for this many seconds of training on its data.
 
     A method that can plan by the clock gets the time, and what it takes to set up a run. For any other the speed of its
     phases is timed first, and the number of epochs chosen that fits, so that its schedules end where training ends.
-    Neither loading and timing nor the features of a frozen backbone are part of the time.
+    Neither loading and timing nor the features of a frozen backbone are part of the time. The network is the one of
+    ``pencil train --budget``, whose trial needs a budget that has room for it. ``on_features`` is called as
+    features are computed.
     """
     device = pick_device(recipe.training.device)
-    trial = try_networks(recipe, loaded, gpu=device.type == "cuda")
+    timed = _with(recipe, minutes=seconds / 60, epochs=None)
+    trial = try_networks(timed, loaded, gpu=device.type == "cuda")
     if trial is not None:
         recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
-    job = assemble(recipe, loaded).with_features(Compute(device))
+    job = assemble(recipe, loaded).with_features(Compute(device), on_features)
+    recipe = recipe.model_copy(update={"model": job.recipe.model})  # no trial later, when the recipe has epochs instead
     if job.method.requirements.wall_clock:
         started = time.monotonic()
         assemble(recipe, loaded).with_features(Compute(device))  # again: features are cached now
         return _with(recipe, minutes=(seconds + time.monotonic() - started) / 60, epochs=None)
-    timed = replace(job, recipe=_with(job.recipe, epochs=None, minutes=None))
-    return _with(recipe, epochs=affordable_epochs(timed.trainer(), seconds), minutes=None)
+    full_length = replace(job, recipe=_with(job.recipe, epochs=None, minutes=None))
+    return _with(recipe, epochs=affordable_epochs(full_length.trainer(), seconds), minutes=None)
 
 
 def _with(recipe: Recipe, **training: float | None) -> Recipe:

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from pencil.bench.progress import News, warnings_told
 from pencil.bench.runner import Result, read_results, run_cell, unfinished
 from pencil.bench.spec import Cell
 from pencil.cluster import as_task, finished_tasks, has_gpus, joined_cluster, reason_of
@@ -12,7 +13,11 @@ from pencil.files import write_json
 
 
 def run_cells_on_ray(
-    cells: Sequence[Cell], folder: Path, at_a_time: int | None, report: Callable[[Cell, Result, int], None]
+    cells: Sequence[Cell],
+    folder: Path,
+    at_a_time: int | None,
+    report: Callable[[Cell, Result, int], None],
+    watch: Callable[[Cell, News], None] = lambda *_: None,
 ) -> dict[str, Result]:
     """Run every cell that has no result yet; see :func:`pencil.bench.runner.run_cells`.
 
@@ -29,17 +34,55 @@ def run_cells_on_ray(
         Run at most this many cells at a time; None leaves it to Ray.
     report : callable
         Called as ``report(cell, result, left)`` after each cell.
+    watch : callable
+        Called as ``watch(cell, news)`` while a cell runs, once a second with all that is new.
     """
     with joined_cluster() as ray:
         todo = unfinished(cells, folder)
-        left, task = len(todo), as_task(ray, run_cell, gpu=has_gpus(ray))
-        with closing(finished_tasks(ray, task, [(cell,) for cell in todo], at_a_time)) as finished:
+        left, task, news = len(todo), as_task(ray, _run_told, gpu=has_gpus(ray)), _News(todo, watch)
+        arguments = [(cell, number, news.queue) for number, cell in enumerate(todo)]
+        with closing(finished_tasks(ray, task, arguments, at_a_time, idle=news.show)) as finished:
             for number, reference in finished:
+                news.show()
+                news.ended.add(number)
                 cell, left = todo[number], left - 1
                 result = _result(ray, reference)
                 write_json(folder / f"{cell.identity()}.json", result, indent=None)
                 report(cell, result, left)
     return read_results(cells, folder)
+
+
+class _News:
+    """The news of running cells, in a queue on the cluster."""
+
+    def __init__(self, cells: Sequence[Cell], watch: Callable[[Cell, News], None]):
+        from ray.util.queue import Queue
+
+        self.cells, self.watch, self.ended = cells, watch, set[int]()
+        # it takes no core from the cells, and starts again, empty, where its machine dies
+        self.queue = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
+
+    def show(self) -> None:
+        """Pass on what is new."""
+        from ray.util.queue import Empty
+
+        try:
+            found = self.queue.get_nowait_batch(self.queue.qsize())
+        except Empty:  # it has just started again
+            return
+        for number, news in found:
+            if number not in self.ended:
+                self.watch(self.cells[number], news)
+
+
+def _run_told(cell: Cell, number: int, queue: Any) -> Result:
+    """Run a cell on a machine of the cluster; its news go into the queue."""
+
+    def tell(news: News) -> None:
+        queue.actor.put_nowait.remote((number, news))  # not awaited: a cell does not depend on its display
+
+    with warnings_told(tell):
+        return run_cell(cell, tell)
 
 
 def _result(ray: Any, task: Any) -> Result:

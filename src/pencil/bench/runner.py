@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pencil.bench.progress import News, Relay, Tell, warnings_told
 from pencil.bench.spec import Cell
 from pencil.files import write_json
 
@@ -25,7 +26,11 @@ CHOSEN_LATER = ("rows", "test_rows", "long_tail", "noise", "validation", "augmen
 
 
 def run_cells(
-    cells: Sequence[Cell], folder: Path, processes: int, report: Callable[[Cell, Result, int], None]
+    cells: Sequence[Cell],
+    folder: Path,
+    processes: int,
+    report: Callable[[Cell, Result, int], None],
+    watch: Callable[[Cell, News], None] = lambda *_: None,
 ) -> dict[str, Result]:
     """Run every cell that has no result yet.
 
@@ -39,6 +44,8 @@ def run_cells(
         How many cells run at a time.
     report : callable
         Called as ``report(cell, result, left)`` after each cell; ``left`` is the number of cells still to run.
+    watch : callable
+        Called as ``watch(cell, news)`` while a cell runs.
 
     Returns
     -------
@@ -46,7 +53,8 @@ def run_cells(
         All results, old and new, by the identity of the cell.
     """
     todo = unfinished(cells, folder)
-    workers = [_Worker(number, max(1, cores() // processes)) for number in range(min(processes, len(todo)))]
+    threads = threads_per_cell(processes)
+    workers = [_Worker(number, threads) for number in range(min(processes, len(todo)))]
     left = len(todo)
     try:
         for worker in workers:
@@ -54,7 +62,10 @@ def run_cells(
         while left:
             ready = wait([worker.pipe for worker in workers if worker.cell is not None])
             for worker in [one for one in workers if one.pipe in ready]:
-                cell, result = worker.finish()
+                cell, result = worker.receive()
+                if not isinstance(result, dict):
+                    watch(cell, result)
+                    continue
                 write_json(folder / f"{cell.identity()}.json", result, indent=None)
                 left -= 1
                 report(cell, result, left)
@@ -88,7 +99,7 @@ def budgets(folder: Path) -> list[float]:
 class _Worker:
     """A process that runs one cell after the other and is replaced if it dies."""
 
-    def __init__(self, number: int, threads: int):
+    def __init__(self, number: int, threads: int | None):
         self.number, self.threads = number, threads
         self.cell: Cell | None = None
         self._start()
@@ -109,16 +120,21 @@ class _Worker:
             self._start()
             self.pipe.send(cell)
 
-    def finish(self) -> tuple[Cell, Result]:
-        cell, self.cell = self.cell, None
+    def receive(self) -> tuple[Cell, Result | News]:
+        """Return the cell and what comes next from it: news, or at its end the result."""
+        cell = self.cell
         assert cell is not None
         try:
-            return cell, self.pipe.recv()
+            received: Result | News = self.pipe.recv()
+            if isinstance(received, dict):
+                self.cell = None
+            return cell, received
         except (EOFError, OSError):  # killed, or out of memory: the cell is lost, the others are not
             self.process.join()
             code = self.process.exitcode
             self.pipe.close()
             self._start()
+            self.cell = None
             return cell, {"status": "failed", "error": f"the process died with exit code {code}"}
 
     def stop(self) -> None:
@@ -129,11 +145,12 @@ class _Worker:
             self.process.join()
 
 
-def _work(pipe: Connection, number: int, threads: int) -> None:
+def _work(pipe: Connection, number: int, threads: int | None) -> None:
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     if torch.cuda.is_available():  # processes are spread over the GPUs
         torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
@@ -141,7 +158,9 @@ def _work(pipe: Connection, number: int, threads: int) -> None:
             cell = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        pipe.send(run_cell(cell))
+        with warnings_told(pipe.send):
+            result = run_cell(cell, pipe.send)
+        pipe.send(result)
 
 
 def _end_with_parent() -> None:
@@ -152,17 +171,24 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def run_cell(cell: Cell) -> Result:
-    """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid."""
+def run_cell(cell: Cell, tell: Tell = lambda _: None) -> Result:
+    """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid.
+
+    Meanwhile ``tell`` is called with where the cell is.
+    """
     from pencil.bench.budget import plan
     from pencil.job import run_recipe
 
+    relay = Relay(tell)
     try:
+        relay.begin("loading data")
         recipe = cell.recipe()
         data = _loaded(recipe.data.model_copy(update=dict.fromkeys(CHOSEN_LATER)).model_dump_json())
         if cell.budget_seconds is not None:
-            recipe = plan(recipe, data, cell.budget_seconds)
-        run = run_recipe(recipe, data=data, progress=False)
+            relay.begin("measuring the time of an epoch")
+            recipe = plan(recipe, data, cell.budget_seconds, relay.on_features)
+        relay.begin("starting")
+        run = run_recipe(recipe, data=data, progress=relay)
         last = run.metrics[-1]
         curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in last}
         return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
@@ -180,10 +206,20 @@ def _loaded(settings: str) -> "Splits":
 
 
 def default_processes() -> int:
-    """Return the number of GPUs, or the number of cores where there is none."""
+    """Return the number of GPUs, or without any as many as have a core for each thread."""
     import torch
 
-    return torch.cuda.device_count() or cores()
+    threads = torch.get_num_threads() if _names_threads() else 1
+    return torch.cuda.device_count() or max(1, cores() // threads)
+
+
+def threads_per_cell(processes: int) -> int | None:
+    """Return an equal share of the cores, or None where ``OMP_NUM_THREADS`` says how many threads a process has."""
+    return None if _names_threads() else max(1, cores() // processes)
+
+
+def _names_threads() -> bool:
+    return bool(os.environ.get("OMP_NUM_THREADS"))
 
 
 def cores() -> int:

@@ -339,7 +339,24 @@ def _render(template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapp
         autoescape=template.endswith(".html.jinja"),  # names in a spec are the user's own text
         undefined=jinja2.StrictUndefined,
     )
-    seeds = ", ".join(map(str, spec.seeds))
-    shown = [*compare_budgets(spec, by_budget), *grids(spec, entries)]
-    text = environment.get_template(template).render(spec=spec, seeds=seeds, grids=shown)
+    text = environment.get_template(template).render(
+        spec=spec, described=describe(spec), grids=all_grids(spec, entries, by_budget)
+    )
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
+
+
+def all_grids(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
+    """Return the tables in the order of a page: those of :func:`compare_budgets` first."""
+    return [*compare_budgets(spec, by_budget), *grids(spec, entries)]
+
+
+def describe(spec: Spec) -> str:
+    """Return what the figures of the tables are, in a few sentences."""
+    text = (
+        f"Mean and standard deviation over the seeds {', '.join(map(str, spec.seeds))}; the best method without a star "
+        "in bold. A star marks methods that get the true transition matrix. Times are relative to "
+        f"{spec.reference}."
+    )
+    if spec.budget_seconds:
+        text += f" Every method trains for as many epochs as fit into {spec.budget_seconds:g} seconds."
+    return text

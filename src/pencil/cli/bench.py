@@ -8,8 +8,10 @@ import typer
 
 from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
+from pencil.errors import RecipeError
 
 if TYPE_CHECKING:
+    from pencil.bench.runner import Result
     from pencil.bench.spec import Cell, Spec
 
 Processes = Annotated[
@@ -37,6 +39,7 @@ def bench(
     seed: Annotated[
         list[int] | None, typer.Option("--seed", min=0, help="This seed instead of those of the spec; may be repeated.")
     ] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Write the tables as LaTeX too: results.tex.")] = False,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +47,8 @@ def bench(
     from pencil.bench.spec import read_spec
 
     if spec == "kl-analysis":
+        if latex:
+            raise RecipeError("--latex is for grids, and kl-analysis is not a grid; leave --latex out.")
         from pencil.bench.kl_analysis import analyse
 
         target = out or Path("bench") / "kl-analysis"
@@ -57,7 +62,7 @@ def bench(
         whole = whole.model_copy(update={"budget_seconds": 60 * minutes(budget)})
     chosen = whole.part(dataset or (), noise or (), method or (), seed or ())
     target = out or Path("bench") / chosen.name
-    entries = _run(whole, chosen, target, processes, engine)
+    entries = _run(whole, chosen, target, processes, engine, latex)
     if as_json:
         echo(json.dumps([entry.as_json() for entry in entries]))
     else:
@@ -65,40 +70,46 @@ def bench(
         echo(f"written to {target}", err=True)
 
 
-def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str) -> Any:
+def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, engine: str, latex: bool = False) -> Any:
+    from pencil.bench import runner
+    from pencil.bench.progress import show_cells
     from pencil.bench.ray_engine import run_cells_on_ray
-    from pencil.bench.runner import Result, default_processes, run_cells
     from pencil.cluster import check_engine
 
     check_engine(engine)
     cells = list(chosen.cells())
     for cell in whole.cells():
         cell.recipe()  # every mistake in the spec is reported before the first cell runs
-
-    def report(cell: "Cell", result: Result, left: int) -> None:
-        if result["status"] == "failed":
-            echo(f"failed: {cell.label}: {result['error']}", err=True)
-        else:
-            summary = result["summary"]
-            test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
-            shown = "" if test is None else f" test {test:.1%}"
-            echo(
-                f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)", err=True
-            )
-
     try:
-        if engine == "ray":
-            run_cells_on_ray(cells, target / "cells", processes, report)
-        else:
-            run_cells(cells, target / "cells", processes or default_processes(), report)
+        with show_cells() as display:
+
+            def report(cell: "Cell", result: "Result", left: int) -> None:
+                display.on_end(cell, _line(cell, result, left))
+
+            folder = target / "cells"
+            if engine == "ray":
+                run_cells_on_ray(cells, folder, processes, report, display.on_news)
+            else:
+                runner.run_cells(cells, folder, processes or runner.default_processes(), report, display.on_news)
     finally:  # interrupted or not, what is done can be read
-        entries = _write_tables(whole, chosen, target)
+        entries = _write_tables(whole, chosen, target, latex)
     return entries
 
 
-def _write_tables(whole: "Spec", asked: "Spec", target: Path) -> Any:
+def _line(cell: "Cell", result: "Result", left: int) -> str:
+    """What is said at the end of a cell."""
+    if result["status"] == "failed":
+        return f"failed: {cell.label}: {result['error']}"
+    summary = result["summary"]
+    test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
+    shown = "" if test is None else f" test {test:.1%}"
+    return f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)"
+
+
+def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = False) -> Any:
     """Write the tables of what is asked for, and of what else the folder has results of; return their entries."""
     from pencil.bench import tables
+    from pencil.bench.latex import as_latex
     from pencil.bench.plots import plot_cells
     from pencil.bench.runner import read_results, unfinished
     from pencil.files import write_json, write_text
@@ -117,6 +128,8 @@ def _write_tables(whole: "Spec", asked: "Spec", target: Path) -> Any:
     write_json(target / "results.json", payload, indent=1)
     write_text(target / "results.md", tables.as_markdown(chosen, entries, by_budget))
     write_text(target / "results.html", tables.as_html(chosen, entries, by_budget))
+    if latex:
+        write_text(target / "results.tex", as_latex(chosen, entries, by_budget))
     plot_cells(chosen, results, target)
     return entries
 

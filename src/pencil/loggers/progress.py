@@ -4,10 +4,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -79,14 +81,80 @@ def clock(seconds: float) -> str:
     return text[1:] if text.startswith("0") else text
 
 
-class Bar(Observer):
+@dataclass(frozen=True)
+class Status:
+    """Where a run is.
+
+    Attributes
+    ----------
+    stage : str
+        What is running: an epoch and its phase, or what is done before training.
+    done, total : int, int or None
+        Steps of this stage, so far and altogether; None where that is not known.
+    score, more : str, tuple of str
+        The figures of the last epoch: the one that says most, and others.
+    """
+
+    stage: str = "starting"
+    done: int = 0
+    total: int | None = None
+    score: str = ""
+    more: tuple[str, ...] = ()
+
+
+class Follower(Observer):
+    """Follows a run: :meth:`show` is called with its status whenever that has changed."""
+
+    def __init__(self) -> None:
+        self.status = Status()
+        self.steps_per_epoch = self.earlier = self.epochs = self.epoch = 0
+        self.phases: tuple[Phase, ...] = ()
+
+    def show(self, status: Status) -> None:
+        """Show where the run is."""
+        raise NotImplementedError
+
+    def change(self, **changes: Any) -> None:
+        """Show the status with these changes."""
+        self.status = replace(self.status, **changes)
+        self.show(self.status)
+
+    def on_features(self, done: int, total: int) -> None:
+        self.change(stage=f"features {done:,}/{total:,}", done=done, total=total)
+
+    def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
+        self.steps_per_epoch, self.earlier = steps_per_epoch, earlier_epochs
+        self.epoch = earlier_epochs + steps_done // steps_per_epoch
+        self.status = Status(done=steps_done)
+        self.on_plan(phases)
+
+    def on_plan(self, phases: tuple[Phase, ...]) -> None:
+        self.phases, self.epochs = phases, self.earlier + sum(phase.epochs for phase in phases)
+        self.change(stage=self._stage(), total=self.steps_per_epoch * (self.epochs - self.earlier))
+
+    def on_step(self) -> None:
+        self.change(done=self.status.done + 1)
+
+    def on_epoch_end(self, record: Record) -> None:
+        self.epoch = record["epoch"]
+        more = tuple(text for text in (loss_of(record), changes_of(record)) if text)
+        self.change(stage=self._stage(), score=score_of(record), more=more)
+
+    def _stage(self) -> str:
+        """Which epoch is running, and its phase."""
+        running = min(self.epoch + 1, self.epochs)
+        phase = visible(phase_at(self.phases, running - self.earlier))
+        short = phase if len(phase) <= PHASE else phase[: PHASE - 1] + "…"
+        return f"epoch {running}/{self.epochs} {short}".rstrip()
+
+
+class Bar(Follower):
     """One bar for each stage of the run, with epoch and phase before it and the last epoch's figures behind it."""
 
     def __init__(self, progress: Progress):
+        super().__init__()
         self.progress = progress
-        self.task = progress.add_task("", total=None, before="starting", score="", more=())
-        self.steps_per_epoch = self.earlier = self.epochs = self.epoch = 0
-        self.phases: tuple[Phase, ...] = ()
+        self.task = progress.add_task("", total=None, before=self.status.stage, score="", more=())
 
     def on_choice(self, sentence: str) -> None:
         self.progress.console.print(visible(sentence), markup=False, highlight=False)
@@ -94,35 +162,20 @@ class Bar(Observer):
     def on_estimate(self, seconds: float) -> None:
         self.on_choice(_estimate(seconds))
 
-    def on_features(self, done: int, total: int) -> None:
-        self.progress.update(self.task, total=total, completed=done, before=f"features {done:,}/{total:,}")
-
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
-        self.steps_per_epoch, self.earlier = steps_per_epoch, earlier_epochs
-        self.epoch = earlier_epochs + steps_done // steps_per_epoch
-        self.progress.reset(self.task, completed=steps_done, before="starting", score="", more=())
-        self.on_plan(phases)
-        self._name()
+        self.progress.reset(self.task, completed=steps_done, before=Status.stage, score="", more=())
+        super().on_start(phases, steps_per_epoch, steps_done, earlier_epochs)
 
-    def on_plan(self, phases: tuple[Phase, ...]) -> None:
-        self.phases, self.epochs = phases, self.earlier + sum(phase.epochs for phase in phases)
-        self.progress.update(self.task, total=self.steps_per_epoch * (self.epochs - self.earlier))
+    def show(self, status: Status) -> None:
+        """Draw the bar anew."""
+        show_task(self.progress, self.task, status, status.stage)
 
-    def on_step(self) -> None:
-        self.progress.advance(self.task)
 
-    def on_epoch_end(self, record: Record) -> None:
-        self.epoch = record["epoch"]
-        more = [loss_of(record), changes_of(record)]
-        self.progress.update(self.task, score=score_of(record), more=[text for text in more if text])
-        self._name()
-
-    def _name(self) -> None:
-        """Say which epoch is running, and its phase."""
-        running = min(self.epoch + 1, self.epochs)
-        phase = visible(phase_at(self.phases, running - self.earlier))
-        short = phase if len(phase) <= PHASE else phase[: PHASE - 1] + "…"
-        self.progress.update(self.task, before=f"epoch {running}/{self.epochs} {short}".rstrip())
+def show_task(progress: Progress, task: TaskID, status: Status, before: str) -> None:
+    """Draw the bar of a task with this text before it; see :class:`OneLine`."""
+    progress.update(
+        task, total=status.total, completed=status.done, before=before, score=status.score, more=status.more
+    )
 
 
 class Lines(Observer):
@@ -205,10 +258,15 @@ def changes_of(record: Record) -> str:
 
 
 @contextmanager
-def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
-    """Show a bar on a terminal or lines elsewhere; if ``wanted`` is None, a bar on a terminal and nothing elsewhere."""
+def show_progress(wanted: bool | Observer | None) -> Iterator[tuple[Observer, ...]]:
+    """Show a bar on a terminal or lines elsewhere; if ``wanted`` is None, a bar on a terminal and nothing elsewhere.
+
+    An observer takes the place of both.
+    """
     terminal = sys.stderr.isatty()
-    if wanted is False or (wanted is None and not terminal):
+    if isinstance(wanted, Observer):
+        yield (wanted,)
+    elif wanted is False or (wanted is None and not terminal):
         yield ()
     elif not terminal:
         yield (Lines(),)
