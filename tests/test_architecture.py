@@ -95,3 +95,26 @@ def test_modules_stay_readable():
     for path in FILES:
         lines = path.read_text().count("\n")
         assert lines <= 450, f"{path} has {lines} lines; does it still have one job?"
+
+
+CHANGES = {"unlink", "rmtree", "rename", "rmdir", "mkdir", "symlink_to", "link", "makedirs"}
+ALLOWED = {
+    ("runs/lock.py", "mkdir"),  # of the run directory itself
+    ("runs/lock.py", "unlink"),  # of the file that it holds open
+    ("runs/claim.py", "rmdir"),  # of the run directory itself, and those above it
+    ("runs/directory.py", "unlink"),  # of a file in the run directory itself, which may be a link: that goes
+    ("runs/checkpoints.py", "mkdir"),  # after `recover`, which refuses links
+    ("loggers/trackers.py", "mkdir"),  # after `refuse_links_out`
+    ("loggers/mlflow_model.py", "mkdir"),  # in a temporary folder
+}
+
+
+def test_what_changes_a_run_directory_refuses_links():
+    """Folders are made and files renamed and removed by functions of ``files.py``, which refuse links in a run."""
+    found = set()
+    for path in FILES:
+        if package(path) in ("runs", "report", "review", "audit", "decisions", "loggers"):
+            calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+            names = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
+            found |= {(path.relative_to(ROOT).as_posix(), name) for name in names & CHANGES}
+    assert found == ALLOWED

@@ -22,7 +22,6 @@ import torch
 
 from pencil.errors import RecipeError, RunError
 from pencil.models.cifar import preact_resnet32
-from pencil.runs import checkpoints
 from pencil.runs.checkpoints import CODES, Checkpoint, Checkpoints, write_part
 
 
@@ -374,7 +373,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_stop_training(saved, monke
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="cannot remove .*Operation not permitted"):
-        patch.setattr(checkpoints.shutil, "rmtree", refuse)
+        patch.setattr(shutil, "rmtree", refuse)
         saved.save(3, states(3))
     assert saved.newest().step == 3
     saved.recover()
@@ -616,9 +615,9 @@ def test_a_pickle_is_never_run(saved, tmp_path, file):
 
 def test_all_is_flushed_in_order(saved, monkeypatch):
     """A power cut cannot be tried here, but what it would find follows from the order of the calls."""
-    done, fsync, rename = [], os.fsync, Path.rename
+    done, fsync, replace = [], os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda file: (done.append(os.fstat(file).st_ino), fsync(file)))
-    monkeypatch.setattr(Path, "rename", lambda path, to: (done.append(to.name), rename(path, to)))
+    monkeypatch.setattr(Path, "replace", lambda path, to: (done.append(to.name), replace(path, to)))
     path = saved.save(3, states(3)).path
     written = [(path / name).stat().st_ino for name in FILES]
     assert set(done[:4]) == set(written[1:])
@@ -649,7 +648,7 @@ def test_failure_at_every_call_to_the_system(saved, monkeypatch, failure, step):
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", failing(os.fsync))
-            patch.setattr(Path, "rename", failing(Path.rename))
+            patch.setattr(Path, "replace", failing(Path.replace))
             patch.setattr(Path, "open", failing(Path.open))
             patch.setattr(Path, "mkdir", failing(Path.mkdir))
             try:

@@ -8,7 +8,17 @@ import typer
 
 from pencil.cli.options import AsJson, RunPath
 from pencil.cli.output import echo
-from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, ended_by_signals, is_remote, listen
+from pencil.cli.serving import (
+    AllowRemote,
+    Ended,
+    Host,
+    NoBrowser,
+    Port,
+    announce,
+    ended_by_signals,
+    is_remote,
+    listen,
+)
 from pencil.errors import RunError
 
 if TYPE_CHECKING:
@@ -86,7 +96,9 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
         try:
             announce(access, "answer", no_browser=no_browser)
             serve_app(build_app(blind, access), listening)
-        except KeyboardInterrupt:  # as asked for; the results follow
+        except Ended:  # as asked for; the results follow. A terminal that was closed takes no text
+            pass
+        except KeyboardInterrupt:
             echo("", err=True)
 
 

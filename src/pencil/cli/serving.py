@@ -62,8 +62,8 @@ def ended_by_signals() -> Iterator[None]:
         echo("stopped", err=True)
         raise typer.Exit(128 + ended.number) from None
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, earlier in previous.items():
+            signal.signal(number, earlier)
 
 
 def is_remote(host: str, allow_remote: bool) -> bool:
