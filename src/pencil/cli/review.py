@@ -9,6 +9,7 @@ from pencil.cli.options import RunPath
 from pencil.cli.output import echo
 from pencil.cli.serving import AllowRemote, Host, NoBrowser, Port, announce, is_remote, listen
 from pencil.errors import RunError
+from pencil.terminal import counted
 
 
 def review(
@@ -48,7 +49,7 @@ def review(
     remote = is_remote(host, allow_remote)
     with Review(run) as opened, listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
-        echo(f"{len(opened.queue):,} labels, {int(opened.queue.changed.sum()):,} of them changed", err=True)
+        echo(f"{counted(len(opened.queue), 'label')}, {int(opened.queue.changed.sum()):,} of them changed", err=True)
         announce(access, "decision", no_browser=no_browser)
         serve(opened, access, listening)
 

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from pencil.arrow_arrays import strings
+from pencil.arrow_arrays import numbers, strings
+from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.formulas import joined_column, neutral, neutral_column
@@ -64,6 +65,21 @@ def select_labels(
     chosen = labels.confident(min_confidence)
     chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
     return chosen.by_issue() if by_issue else chosen
+
+
+def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
+    """Return how many labels a run proposes that nobody has looked at: those that it changed or filled in.
+
+    Parameters
+    ----------
+    labels : LabelTable
+        Labels of a run, with a person's decisions merged.
+    looked_at : iterable of (str, str)
+        Key and split of the rows with a decision, also where a person could not tell.
+    """
+    proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
+    proposed[list(labels.find_rows(looked_at).values())] = False
+    return int(proposed.sum())
 
 
 def select_entries(

@@ -4,6 +4,7 @@ from pencil.report.counts import CONFIDENT, Counts
 from pencil.runs.advice import noise_rate_of
 from pencil.runs.directory import RunData
 from pencil.runs.summary import CLOSE
+from pencil.terminal import counted
 
 VERDICTS = (
     (0.2, "The labels look very noisy"),
@@ -71,7 +72,9 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
-        found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
+        found.append(
+            f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({counted(times, 'label')})."
+        )
     return [*found, *_noise_rate(run)]
 
 
@@ -189,7 +192,7 @@ def _were(count: int) -> str:
 
 
 def _are(count: int) -> str:
-    return f"{count:,} label is" if count == 1 else f"{count:,} labels are"
+    return f"{counted(count, 'label')} {'is' if count == 1 else 'are'}"
 
 
 def _short(name: str) -> str:
