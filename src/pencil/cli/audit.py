@@ -99,8 +99,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
 
     if answered.missing:
         echo(
-            f"answered: {counted(len(answered.codes), 'row')}; {answered.missing:,} more are needed for a first result: "
-            f"continue with `pencil audit {run}`",
+            f"answered: {counted(len(answered.codes), 'row')}; {answered.missing:,} more are needed for a first "
+            f"result: continue with `pencil audit {run}`",
             err=True,
         )
         if as_json:  # a program must not take nothing for a result

@@ -117,7 +117,7 @@ def _findings(result: "CheckResult") -> Iterator[str]:
                 f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
         what = " without a label, which get one at the end" if name == "unlabelled" else ""
-        yield f"{name:<12}{counted(found.rows, 'row')}{inputs}{what}"
+        yield f"{name:<12}{counted(found.rows - len(found.unreadable), 'row')}{inputs}{what}"
         yield from _oddities(found, result.data[name])
     if result.overlap is not None:
         yield from _overlap(result.overlap)

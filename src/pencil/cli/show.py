@@ -135,6 +135,8 @@ def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     rows = summary.data.rows.get("unlabelled", 0)
     if rows:
         yield "unlabelled", f"{counted(rows, 'row')} came without a label and {'has' if rows == 1 else 'have'} one now"
+    if summary.data.unread:
+        yield "unread", summary.data.unread_words
     yield from _scores(summary)
     for number, choice in enumerate(summary.findings.get("choices", ())):
         yield "" if number else "chosen", choice

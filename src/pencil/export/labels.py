@@ -62,7 +62,8 @@ def select_labels(
     by_issue : bool
         The most probable issue first; otherwise in the order of the data.
     """
-    chosen = labels.confident(min_confidence)
+    unread = labels.never_met  # in runs of earlier versions; a file that cannot be read has no label
+    chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
     chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
     return chosen.by_issue() if by_issue else chosen
 

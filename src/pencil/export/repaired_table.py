@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -127,10 +127,10 @@ class _LabelColumn:
         named = all(str(cell) == self.names[other] for other, cell in others)
         numbered = not named and all(str(cell) == str(other) for other, cell in others)
         label = str(code) if numbered else str(self.names[code])
-        kind = type(next(iter(self._cell_of.values()), ""))
+        kind: Any = type(next(iter(self._cell_of.values()), ""))
         if kind is bool:
             return label in ("1", "true")
-        return neutral(label) if kind is str else kind(label)
+        return neutral(label) if kind is str else cast(Cell, kind(label))
 
     def _join(self, names: tuple[str, ...]) -> Cell:
         """Return a set of classes as a list, or as text with the separator that other cells have."""

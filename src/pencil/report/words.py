@@ -69,6 +69,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
         The most frequent change: given class, corrected class, and how many labels.
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
+    found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
     found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
