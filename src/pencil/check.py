@@ -124,7 +124,7 @@ def _readable(examples: Examples, unread: set[str]) -> Examples:
 
 
 def _plan(job: Job, not_run: Mapping[str, Path], trial: bool, unread: set[str]) -> dict[str, Any]:
-    """What would be trained, without rows that cannot be read; None for what only a file that was not executed knows."""
+    """What would be trained, of rows that can be read; None for what only a file that was not executed knows."""
     trainer = job.timed_copy().trainer()  # it refuses a network that cannot train on these inputs
     parts = {name: _readable(part, unread) for name, part in vars(job.prepared.splits).items() if part is not None}
     train, parameters = parts["train"], job.network.parameters()
