@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from pencil.assembly import Job, assemble
@@ -66,7 +67,8 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
                 kept = job.recipe.data.model_copy(update={"cache": settings.cache})  # where features may be already
                 job = replace(job, recipe=job.recipe.model_copy(update={"data": kept}))
-                plan = _plan(job, not_run, is_open(chosen, loaded))
+                unread = {key for name, found in findings.items() for key in _unread(parts[name], found)}
+                plan = _plan(job, not_run, is_open(chosen, loaded), unread)
         except PencilError as error:
             problems.append(error)
         if plan is not None and not problems:
@@ -107,13 +109,28 @@ def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:
     return chosen
 
 
-def _plan(job: Job, not_run: Mapping[str, Path], trial: bool) -> dict[str, Any]:
-    """What would be trained; None for what only a file that was not executed knows."""
+def _unread(examples: Examples, found: Inspection) -> list[str]:
+    """The keys of the rows that cannot be read."""
+    places = np.setdiff1d(np.arange(len(examples)), found.prints.readable)
+    return [str(key) for key in examples.keys[places]]
+
+
+def _readable(examples: Examples, unread: set[str]) -> Examples:
+    """The rows that can be read."""
+    if not unread:
+        return examples
+    kept = [place for place, key in enumerate(examples.keys.tolist()) if str(key) not in unread]
+    return examples.subset(torch.tensor(kept, dtype=torch.int64))
+
+
+def _plan(job: Job, not_run: Mapping[str, Path], trial: bool, unread: set[str]) -> dict[str, Any]:
+    """What would be trained, of rows that can be read; None for what only a file that was not executed knows."""
     trainer = job.timed_copy().trainer()  # it refuses a network that cannot train on these inputs
-    train, parameters = job.prepared.splits.train, job.network.parameters()
+    parts = {name: _readable(part, unread) for name, part in vars(job.prepared.splits).items() if part is not None}
+    train, parameters = parts["train"], job.network.parameters()
     own_method, own_model = "method.name" in not_run, "model.name" in not_run
     return {
-        "rows": job.prepared.splits.sizes(),
+        "rows": {name: len(part) for name, part in parts.items()},
         "class_counts": count_classes(train),
         "input_shape": list(train.input_shape),
         "injected_noise_rate": job.prepared.noise_rate,

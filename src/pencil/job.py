@@ -39,6 +39,7 @@ from pencil.runs.layout import FINETUNE, LABELS, is_unfinished
 from pencil.runs.leftovers import checkpoints_of, left_checkpoints
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
+from pencil.runs.unread import find_unread, with_unread, without_unread
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.compute import Compute, pick_device
@@ -348,10 +349,14 @@ class Execution:
         saved: bool,
     ) -> Run:
         """The run, with its results written where it has a directory; ``saved``: a checkpoint has all of them too."""
-        job, splits = self.job, self.job.prepared.splits
-        summary = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
-        labels = self._label_table(outcome) if outcome.shard is None else None
-        written = self._write_parts(outcome, directory) if labels is None else labels
+        job, every = self.job, self.job.prepared.splits
+        unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
+        splits, outcome = without_unread(every, outcome, unread)
+        summary = with_unread(
+            summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world), every, unread
+        )
+        labels = self._label_table(splits, outcome) if outcome.shard is None else None
+        written = self._write_parts(splits, outcome, directory) if labels is None else labels
 
         def write() -> None:
             if directory is not None:
@@ -367,9 +372,9 @@ class Execution:
         environment = {} if directory is None else directory.environment
         return Run(model, labels, outcome.records, summary, job.recipe, self.path, environment, job.prepared.encoder)
 
-    def _label_table(self, outcome: Outcome) -> LabelTable:
+    def _label_table(self, splits: Splits, outcome: Outcome) -> LabelTable:
         return build_label_table(
-            self.job.prepared.splits,
+            splits,
             outcome.label_probs,
             outcome.validation_probs,
             row_evidence(outcome),
@@ -377,9 +382,9 @@ class Execution:
             self.job.rows["key"],
         )
 
-    def _write_parts(self, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:
+    def _write_parts(self, splits: Splits, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:
         """Write the label table in parts, each rank the rows whose results it has; return the digests of all."""
-        world, splits, order = self.world, self.job.prepared.splits, self.job.rows["key"]
+        world, order = self.world, self.job.rows["key"]
         folder = _on_first_rank(world, lambda: cast(RunWriter, directory).begin_label_parts())
         top_k = self.job.recipe.training.label_top_k
         parts = build_label_parts(splits, outcome, order, world.rank, world.size, top_k)

@@ -29,3 +29,8 @@ def duration(seconds: float) -> str:
         if count < most:
             return f"{max(1, round(count))} {unit}" if count >= 10 or unit == "s" else f"{count:.1f} {unit}"
     return f"{seconds / 86400:.1f} days"
+
+
+def counted(count: int, one: str, several: str | None = None) -> str:
+    """Return a count and its noun: ``1 label``, ``1,347 labels``; ``several`` is a plural that does not end in s."""
+    return f"{count:,} {one if count == 1 else several or f'{one}s'}"

@@ -113,7 +113,7 @@ def test_few_answers_say_how_many_are_missing(run, tmp_path):
     truth = make_run(run)
     answer_all(run, truth, upto=4)
     done = pencil("audit", "run", "--results", cwd=tmp_path)
-    assert done.stdout == "" and "4 rows are answered; " in done.stderr and "more are needed" in done.stderr
+    assert done.stdout == "" and "answered: 4 rows; " in done.stderr and "more are needed" in done.stderr
     found = json.loads(pencil("audit", "run", "--results", "--json", cwd=tmp_path).stdout)
     assert found == {"answered": 4, "missing": found["missing"]} and f"; {found['missing']} more are" in done.stderr
     assert RunReader(run).summary.audit is None

@@ -83,26 +83,40 @@ def test_labels_for_cleanlab_and_datasets(home):
 
 def test_images_sorted_into_folders(home):
     done = pencil("labels", "run", "--format", "imagefolder", "--anyway", "--out", "sorted", cwd=home)
-    assert "class 'a/dog' is in the folder 'a_dog'" in done.stderr and "20 links written to sorted" in done.stderr
+    assert (
+        "class 'a/dog' is in the folder 'a_dog'" in done.stderr
+        and "20 images written to sorted (20 hard links)" in done.stderr
+    )
     for row in lines_of(pencil("labels", "run", "--with-columns", cwd=home).stdout):
         folder = home / "sorted" / row["corrected"].replace("/", "_")
-        assert any(link.readlink() == home / row["path"] for link in folder.iterdir())
+        assert any(link.samefile(home / row["path"]) for link in folder.iterdir())
     words = ["--only-changed", "--copy", "--anyway", "--out", "copied"]
     done = pencil("labels", "run", "--format", "imagefolder", *words, cwd=home)
     changed = lines_of(pencil("labels", "run", "--only-changed", cwd=home).stdout)
-    assert f"{len(changed)} copies written" in done.stderr
-    assert len([path for path in (home / "copied").glob("*/*") if not path.is_symlink()]) == len(changed)
+    assert f"images written to copied ({len(changed)} cop" in done.stderr
+    assert [path.lstat().st_nlink for path in (home / "copied").glob("*/*")] == [1] * len(changed)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--format", "xml"], "--format is 'xml'; expected csv, jsonl, parquet, cleanlab, huggingface, imagefolder"),
+        (
+            ["--format", "xml"],
+            "--format is 'xml'; expected csv, jsonl, parquet, table, cleanlab, huggingface, imagefolder",
+        ),
         (["--format", "imagefolder"], "makes a folder; name a new one with --out"),
         (["--format", "huggingface", "--anyway", "--out", "run"], "it already exists; name a new folder"),
         (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
         (["--entries", "--with-columns"], "leave one of them out"),
         (["--copy"], "--copy is for --format imagefolder"),
+        (["--symlinks"], "--symlinks is for --format imagefolder"),
+        (["--format", "imagefolder", "--out", "o", "--copy", "--symlinks"], "--copy and --symlinks exclude each other"),
+        (["--format", "table"], "name it with --out"),
+        (["--format", "table", "--out", "o.csv", "--only-changed"], "leave --only-changed out"),
+        (["--diagnostics", "d.csv"], "--diagnostics is for --format table"),
+        (["--format", "table", "--out", "o.csv", "--diagnostics", "d.txt"], "expected a .csv, .jsonl or .parquet file"),
+        (["--format", "table", "--out", "o.csv", "--diagnostics", "o.csv", "--anyway"], "o.csv: it already exists"),
+        (["--format", "csv", "--json"], "--json is --format jsonl, and --format is 'csv'"),
         (["--min-confidence", "90"], "--min-confidence is 90; expected a probability from 0 to 1"),
         (["--min-confidence", "-0.1"], "--min-confidence is -0.1; expected"),
         (["--min-confidence", "nan"], "--min-confidence is nan; expected"),

@@ -9,11 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from commands import pencil
 from conftest import paint, truncate
 from PIL import Image
 
 from pencil import open_run
+from pencil.data.folder import from_folder
+from pencil.export import select_labels
+from pencil.labels.dynamics import TrainingDynamics
+from pencil.runs.results import RowEvidence, build_label_table
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
@@ -127,7 +132,7 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
     (messy / "fish").mkdir()
     done = pencil("check", "pets", cwd=messy.parent, code=2)
     for words in (
-        "23 rows, images of 8 x 8 to 8 x 16 pixels, 95% of them 8 x 8", "unreadable images: 2", "dog/5.png: ",
+        "21 rows, images of 8 x 8 to 8 x 16 pixels, 95% of them 8 x 8", "unreadable images: 2", "dog/5.png: ",
         "cat/text.jpg: it is not an image that Pillow knows", "groups of exact duplicates: 1",
         "groups of duplicates with different labels: 1", "cat/1.png (cat), dog/copy.png (dog)",
     ):  # fmt: skip
@@ -137,7 +142,7 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
     assert "hold no image and are no class: 'fish'" in done.stderr
     tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
     assert tree["ready"] is False and len(tree["problems"]) == 1
-    assert tree["data"]["train"]["class_counts"] == {"cat": 12, "dog": 11}
+    assert tree["data"]["train"]["class_counts"] == {"cat": 11, "dog": 10}
     assert [fault["name"] for fault in tree["data"]["train"]["unreadable"]] == ["cat/text.jpg", "dog/5.png"]
 
 
@@ -148,20 +153,51 @@ def test_check_agrees_with_train(messy):
     done = pencil("check", "pets", *skip, *QUICK, cwd=messy.parent)
     assert "ready to train" in done.stdout and done.stderr == "" and "unreadable images: 2" in done.stdout
     plan = json.loads(pencil("check", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
-    assert plan["ready"] and plan["rows"] == {"train": 21, "validation": 2}
+    assert plan["ready"] and sum(plan["rows"].values()) == 21
     summary = json.loads(pencil("train", "pets", *skip, *QUICK, "--json", cwd=messy.parent).stdout)
     assert summary["data"]["rows"] == plan["rows"] and summary["data"]["input_shape"] == plan["input_shape"]
     assert "cannot be read" in pencil("train", "pets", *QUICK, cwd=messy.parent, code=2).stderr
 
 
 @pytest.mark.filterwarnings("default")
-def test_labels_of_images_that_cannot_be_read_are_never_sure(messy):
-    pencil("train", "pets", "--set", "data.bad_rows=skip", "--out", "run", *QUICK, cwd=messy.parent)
-    labels = open_run(messy.parent / "run").labels
-    assert labels.never_met.sum() == 2
-    unread = set(labels["key"].filter(pa.array(labels.never_met)).to_pylist())
-    sure = pencil("labels", "run", "--min-confidence", 0.01, "--anyway", cwd=messy.parent).stdout
-    assert not [key for key in unread if key in sure] and len(sure.splitlines()) == len(labels) - 2 + 1
+def test_images_that_cannot_be_read_have_no_label(messy):
+    skip = ["--set", "data.bad_rows=skip"]
+    done = pencil("train", "pets", *skip, "--out", "run", *QUICK, cwd=messy.parent)
+    assert "unread      2 rows could not be read and have no label: " in done.stdout
+    run = open_run(messy.parent / "run")
+    assert sorted(run.summary.data.unread_keys) == ["cat/text.jpg", "dog/5.png"] and run.summary.data.unread == 2
+    assert len(run.labels) == run.summary.labels.total == sum(run.summary.data.rows.values()) == 21
+    assert not {"cat/text.jpg", "dog/5.png"} & set(run.labels["key"].to_pylist())
+    page = (messy.parent / "run/report.html").read_text()
+    assert "2 rows could not be read and have no label" in page and "cat/text.jpg" in page
+    pencil("labels", "run", "--anyway", "--format", "imagefolder", "--out", "repaired", cwd=messy.parent)
+    pencil("train", "repaired", "--out", "again", *QUICK, cwd=messy.parent)  # nothing in it is unreadable
+    assert len(open_run(messy.parent / "again").labels) == 21
+
+
+def test_unread_rows_of_earlier_runs_are_no_labels_either(messy):
+    """Their label tables have such rows, with no mean margin."""
+    splits = from_folder(messy)
+    dynamics = TrainingDynamics(splits.train.given_labels, 2)
+    dynamics.add(torch.arange(1, 23), torch.zeros(22, 2))
+    evidence = RowEvidence(torch.full((23,), 0.1), dynamics.evidence())
+    labels = build_label_table(splits, torch.full((23, 2), 0.5), evidence=(evidence, None))
+    assert labels.never_met.sum() == 1 and len(select_labels(labels)) == 22
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("labels", ["cat;dog", ""], ids=["several", "unlabelled"])
+def test_other_rows_that_cannot_be_read_have_no_label(pets, labels):
+    lines = [f"{name}/{number}.png,{name}" for number in range(10) for name in ("cat", "dog")]
+    lines += [f"cat/more.png,{labels}", f"cat/0-again.png,{labels}"]
+    paint(pets / "cat/0-again.png")
+    (pets / "cat/more.png").write_bytes(b"")
+    (pets / "t.csv").write_text("\n".join(["path,label", *lines]))
+    words = ["--set", "data.bad_rows=skip", *(["--set", "data.multilabel=true"] if labels else [])]
+    pencil("train", "pets/t.csv", *words, "--out", "run", *QUICK, cwd=pets.parent)
+    run = open_run(pets.parent / "run")
+    assert run.summary.data.unread_keys == ("cat/more.png",) and len(run.labels) == 21
+    assert not np.isnan(run.labels.probs).any()
 
 
 def test_check_names_what_is_odd(pets):
@@ -207,7 +243,7 @@ def test_check_looks_at_every_split(pets):
     truncate(pets.parent / "held/cat/0.png")
     done = pencil("check", "pets", "--set", "data.test=held", cwd=pets.parent, code=2)
     assert "1 of 20 test images cannot be read: 'cat/0.png' (row 0): " in done.stderr
-    assert "train       20 rows" in done.stdout and "test        20 rows" in done.stdout
+    assert "train       20 rows" in done.stdout and "test        19 rows" in done.stdout
 
 
 @pytest.mark.filterwarnings("default")

@@ -1,8 +1,10 @@
 """What leaves a run: labels row by row or entry by entry, in every format."""
 
 import csv
+import errno
 import io
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +25,11 @@ from pencil.export import (
     save_maps,
     select_entries,
     select_labels,
+    table_columns,
     write_labels,
 )
 from pencil.export.image_folder import folder_names, sort_images
-from pencil.export.table_columns import table_dialect, with_columns
+from pencil.export.trained_table import TrainedTable
 from pencil.runs.results import build_label_table
 
 CLASSES = ("sea", "sky, blue", 'the "sun"')
@@ -277,14 +280,15 @@ def gallery(tmp_path, classes=("cat", "dog", "owl")):
     return DataSettings(source=str(tmp_path / "data/t.csv"), columns={"key": "id", "label": "label"})
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_images_sorted_by_corrected_class(tmp_path, copy):
+@pytest.mark.parametrize("way", ["hard link", "copy", "symbolic link"])
+def test_images_sorted_by_corrected_class(tmp_path, way):
     table, _, corrected, _ = single()
-    done = sort_images(table, gallery(tmp_path), tmp_path / "out", copy=copy)
-    assert (done.files, done.without_class, done.renamed) == (12, 0, {})
+    done = sort_images(table, gallery(tmp_path), tmp_path / "out", way=way)
+    assert (done.files, done.copied, done.without_class, done.renamed) == (12, 12 * (way == "copy"), 0, {})
     placed = {path.parent.name: [] for path in (tmp_path / "out").glob("*/*")}
     for path in (tmp_path / "out").glob("*/*"):
-        assert path.is_symlink() != copy
+        assert path.is_symlink() == (way == "symbolic link")
+        assert path.lstat().st_nlink == 1 + (way == "hard link")
         placed[path.parent.name].append(path.read_bytes())
     for k, name in enumerate(("cat", "dog", "owl")):
         files = [next((tmp_path / f"data/{i}").iterdir()).read_bytes() for i in np.flatnonzero(corrected == k)]
@@ -293,6 +297,22 @@ def test_images_sorted_by_corrected_class(tmp_path, copy):
     assert len(set(names)) == len(names) > 1 and "img.png" in names and "img-2.png" in names
     with pytest.raises(RunError, match="out: it already exists"):
         sort_images(table, gallery(tmp_path), tmp_path / "out")
+
+
+@pytest.mark.parametrize("reason", [errno.EXDEV, errno.EPERM, errno.EMLINK])
+def test_images_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch, reason):
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(reason, "no link")))
+    assert sort_images(single()[0], gallery(tmp_path), tmp_path / "out").copied == 12
+    assert {path.lstat().st_nlink for path in (tmp_path / "out").glob("*/*")} == {1}
+
+
+def test_a_linked_image_is_linked_to_its_file(tmp_path):
+    settings = gallery(tmp_path)
+    (tmp_path / "data/3/IMG.png").rename(tmp_path / "data/real.png")
+    (tmp_path / "data/3/IMG.png").symlink_to(tmp_path / "data/real.png")
+    sort_images(single()[0], settings, tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").glob("*/*"))
+    assert (tmp_path / "data/real.png").stat().st_nlink == 2
 
 
 def test_images_of_several_classes_stand_under_each(tmp_path):
@@ -308,7 +328,8 @@ def test_images_of_several_classes_stand_under_each(tmp_path):
     present = table["corrected"].to_pylist()
     assert done.files == sum(map(len, present)) and done.without_class == sum(not row for row in present) > 0
     assert done.renamed == {'the "sun"': "the _sun_"}
-    found = {(path.parent.name, path.readlink().stem) for path in (tmp_path / "out").glob("*/*")}
+    number_of = {path.stat().st_ino: path.stem for path in (tmp_path / "data").glob("*.png")}
+    found = {(path.parent.name, number_of[path.stat().st_ino]) for path in (tmp_path / "out").glob("*/*")}
     assert found == {(name.replace('"', "_"), str(i)) for i, row in enumerate(present) for name in row}
 
 
@@ -331,6 +352,10 @@ def test_a_link_tree_never_lands_in_the_data(pets):
     with pytest.raises(RunError, match="inside the data"):
         sort_images(table, DataSettings(source=str(pets)), pets / "sorted")
     assert sort_images(table, DataSettings(source=str(pets)), pets.parent / "sorted").files == 20
+
+
+def with_columns(labels, settings, **options):
+    return table_columns.with_columns(labels, TrainedTable.open(settings, table_columns.REMEDY), **options)
 
 
 def own_table(path, rows=12):
@@ -356,7 +381,7 @@ def own_table(path, rows=12):
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
 def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", piece)
+    monkeypatch.setattr("pencil.export.trained_table.ROWS_OF_IMAGES", piece)
     own, settings = own_table(tmp_path / "t.parquet", 15)
     labels = single()[0]
     found = with_columns(labels, settings).read_all()
@@ -372,7 +397,7 @@ def test_columns_of_a_parquet_table_come_along(tmp_path, monkeypatch, piece):
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
 def test_rows_that_are_not_from_the_run_keep_their_columns(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", piece)
+    monkeypatch.setattr("pencil.export.trained_table.ROWS_OF_IMAGES", piece)
     own, settings = own_table(tmp_path / "t.parquet", 15)
     labels = single()[0].slice(2)  # of rows 2 to 11
     names = labels.column_names
@@ -425,7 +450,7 @@ def test_own_columns_in_every_format(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv"])
 def test_cells_of_a_csv_table_stay_as_they_are_written(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr("pencil.export.table_columns.BLOCK", 64)  # a few lines at a time
+    monkeypatch.setattr("pencil.export.trained_table.BLOCK", 64)  # a few lines at a time
     mark = {"csv": ",", "tsv": "\t"}[suffix]
     lines = [mark.join(("path", "label", "code", "note"))]
     lines += [mark.join((f"./a/../{i}.png", "cat", f"{i:03}", "1" if i < 9 else '"x, ""y"""')) for i in range(12)]
@@ -445,7 +470,7 @@ def test_a_table_goes_out_with_the_delimiter_that_it_came_in_with(tmp_path, deli
     (tmp_path / "t.csv").write_text("\n".join(rows), encoding=encoding)
     settings = DataSettings(source=str(tmp_path / "t.csv"))
     labels = single(keys=[f"{i}.png" for i in range(12)])[0]
-    assert table_dialect(settings).delimiter == delimiter
+    assert TrainedTable.open(settings, "").dialect.delimiter == delimiter
     assert save_labels(with_columns(labels, settings), "csv", tmp_path / "l.csv", delimiter) == 12
     with (tmp_path / "l.csv").open(newline="") as stream:
         found = list(csv.reader(stream, delimiter=delimiter))
@@ -473,7 +498,7 @@ def test_lines_that_were_left_out_stay_out(tmp_path):
 
 @pytest.mark.parametrize("block", [40, 2**20])
 def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkeypatch, block):
-    monkeypatch.setattr("pencil.export.table_columns.BLOCK", block)
+    monkeypatch.setattr("pencil.export.trained_table.BLOCK", block)
     lines = ["size,label", *(f"{i},cat" for i in range(3)), "odd", *(f"{i},cat" for i in range(4, 13))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     labels = single(keys=[str(i) for i in range(13) if i != 3])[0]
@@ -484,7 +509,7 @@ def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkey
 
 
 def test_rows_of_encoded_images_are_numbered_through(tmp_path, monkeypatch):
-    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", 5)
+    monkeypatch.setattr("pencil.export.trained_table.ROWS_OF_IMAGES", 5)
     table = pa.table({"image": [b"x"] * 12, "label": ["cat"] * 12, "note": [f"n{i}" for i in range(12)]})
     pq.write_table(table, tmp_path / "t.parquet")
     labels = single(keys=[str(i) for i in range(12)])[0].slice(7)
@@ -493,7 +518,7 @@ def test_rows_of_encoded_images_are_numbered_through(tmp_path, monkeypatch):
 
 
 def test_a_table_larger_than_memory_is_read_piece_by_piece(tmp_path, monkeypatch):
-    monkeypatch.setattr("pencil.export.table_columns.ROWS_OF_IMAGES", 10)
+    monkeypatch.setattr("pencil.export.trained_table.ROWS_OF_IMAGES", 10)
     rows = 400
     blobs = [np.random.default_rng(i).bytes(50_000) for i in range(rows)]
     table = pa.table({"path": [f"{i}.png" for i in range(rows)], "label": ["cat"] * rows, "thumb": blobs})
@@ -520,7 +545,7 @@ def test_a_table_that_has_lost_rows_leaves_nothing_behind(tmp_path):
     (tmp_path / "t.parquet").unlink()
     with pytest.raises(RunError, match="is no longer there"):
         with_columns(labels, settings)
-    with pytest.raises(RunError, match="are no table; leave --with-columns out"):
+    with pytest.raises(RunError, match="is not a table; leave --with-columns out"):
         with_columns(labels, DataSettings(source=str(tmp_path)))
 
 

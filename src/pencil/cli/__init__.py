@@ -1,5 +1,6 @@
 """The command line: one module per verb. Torch is imported only by the verbs that need it."""
 
+import errno
 import os
 import shlex
 import sys
@@ -70,6 +71,7 @@ def root(
     """Options of the program itself."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 STOPPED = 75
 """The exit code of training that was stopped and can be resumed (EX_TEMPFAIL: try again later)."""
 
@@ -101,6 +103,11 @@ def main() -> None:
         sys.exit(STOPPED)
     except PencilError as error:
         echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        echo(f"error: cannot write the output: {error.strerror}; free space, then run the command again.", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         echo("stopped", err=True)

@@ -20,6 +20,7 @@ from pencil.cli.serving import (
     listen,
 )
 from pencil.errors import RunError
+from pencil.terminal import counted
 
 if TYPE_CHECKING:
     from pencil.audit.results import Answers
@@ -68,10 +69,13 @@ def audit(
         if not results:
             with Blind(run, sample) as blind:
                 if sheet is not None:
-                    echo(f"{write_sheet(blind, sheet):,} rows written to {sheet}; fill the column label", err=True)
+                    echo(
+                        f"{counted(write_sheet(blind, sheet), 'row')} written to {sheet}; fill the column label",
+                        err=True,
+                    )
                     return
                 if answers is not None:
-                    echo(f"{import_sheet(blind, answers):,} new answers", err=True)
+                    echo(counted(import_sheet(blind, answers), "new answer"), err=True)
                 else:
                     _serve(blind, host, port, remote=remote, no_browser=no_browser)
         _report(run, read_answers(run, sample), target, as_json=as_json)
@@ -107,8 +111,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
 
     if answered.missing:
         echo(
-            f"{len(answered.codes):,} rows are answered; {answered.missing:,} more are needed for a first result: "
-            f"continue with `pencil audit {run}`",
+            f"answered: {counted(len(answered.codes), 'row')}; {answered.missing:,} more are needed for a first "
+            f"result: continue with `pencil audit {run}`",
             err=True,
         )
         if as_json:  # a program must not take nothing for a result
@@ -154,4 +158,6 @@ def _target_words(run: Path, found: "AuditSummary", target: float, needed: int |
     if needed == 0:
         return f"target {100 * target:g} %: reached, the interval begins at {100 * found.corrected_right.low:.1f} %"
     rows = found.rows + needed
-    return f"target {100 * target:g} %: about {needed:,} more rows to look at: `pencil audit {run} --rows {rows}`"
+    return (
+        f"target {100 * target:g} %: about {counted(needed, 'more row')} to look at: `pencil audit {run} --rows {rows}`"
+    )

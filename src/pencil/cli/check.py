@@ -12,7 +12,7 @@ from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Se
 from pencil.cli.output import echo
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
-from pencil.terminal import duration
+from pencil.terminal import counted, duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,8 @@ def _check_run(path: Path, as_json: bool) -> None:
             )
     broken = [one for one in statuses if not one.ok]
     if broken:
-        raise RunError(f"{len(broken)} of {len(statuses)} files or checkpoints in {path} are damaged; see above.")
+        are = "is" if len(broken) == 1 else "are"
+        raise RunError(f"{len(broken)} of {len(statuses)} files or checkpoints in {path} {are} damaged; see above.")
 
 
 def _tree(result: "CheckResult") -> dict[str, Any]:
@@ -116,7 +117,7 @@ def _findings(result: "CheckResult") -> Iterator[str]:
                 f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
         what = " without a label, which get one at the end" if name == "unlabelled" else ""
-        yield f"{name:<12}{found.rows:,} rows{inputs}{what}"
+        yield f"{name:<12}{counted(found.rows - len(found.unreadable), 'row')}{inputs}{what}"
         yield from _oddities(found, result.data[name])
     if result.overlap is not None:
         yield from _overlap(result.overlap)
@@ -210,11 +211,15 @@ def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
     mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
     yield f"            multi-label, {mean:.1f} of {examples.num_classes} classes per row on average"
     if found.rows_without_class:
-        yield f"            {found.rows_without_class:,} rows have no class"
+        yield f"            {_rows_have(found.rows_without_class)} no class"
     if found.unknown_labels:
         yield f"            {found.unknown_labels:,} of {entries:,} labels are unknown"
     if found.unknown_rows:
-        yield f"            {found.unknown_rows:,} rows have no known label and teach nothing"
+        yield f"            {_rows_have(found.unknown_rows)} no known label, which teaches nothing"
+
+
+def _rows_have(count: int) -> str:
+    return f"{counted(count, 'row')} {'has' if count == 1 else 'have'}"
 
 
 def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:

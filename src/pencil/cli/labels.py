@@ -1,31 +1,49 @@
 """``pencil labels``: the corrected labels of a run, for people and programs. Most formats need no torch."""
 
 import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import RunPath
+from pencil.cli.options import AsJson, RunPath
 from pencil.cli.output import binary_output, echo
 from pencil.errors import RunError
+from pencil.terminal import counted
 
 if TYPE_CHECKING:
+    from pencil.decisions import Decision
     from pencil.runs.directory import RunReader
     from pencil.runs.label_table import LabelTable
 
 TEXT = ("csv", "jsonl", "parquet")
 TOOLS = ("labelstudio", "fiftyone", "cvat", "coco", "argilla")
-FORMATS = (*TEXT, "cleanlab", "huggingface", "imagefolder", *TOOLS)
+FORMATS = (*TEXT, "table", "cleanlab", "huggingface", "imagefolder", *TOOLS)
 ORDERS = ("issues", "data")
 FOLDERS = ("huggingface", "imagefolder", *TOOLS)
 BY_ISSUE = (*TEXT, *TOOLS)
 """Formats whose rows people go through: the most probable issue comes first."""
 
 
+@dataclass(frozen=True)
+class _Wish:
+    """What the command line asks for, besides which rows."""
+
+    format: str
+    out: Path | None
+    entries: bool
+    with_columns: bool
+    copy: bool
+    symlinks: bool
+    diagnostics: Path | None
+    only_changed: bool
+
+
 def labels(
     run: RunPath,
-    format: Annotated[str, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = "csv",
+    format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="A new file or folder to write instead of stdout.")] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
     min_confidence: Annotated[float, typer.Option("--min-confidence", help="Only rows at least this confident.")] = 0.0,
@@ -48,27 +66,43 @@ def labels(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Write files even if the verdict of the run is not reliable.")
     ] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy the images instead of linking them.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copies instead of hard links.")] = False,
+    symlinks: Annotated[
+        bool, typer.Option("--symlinks", help="imagefolder: symbolic links instead of hard links.")
+    ] = False,
+    diagnostics: Annotated[
+        Path | None,
+        typer.Option(
+            "--diagnostics", metavar="FILE", help="table: all columns of the labels in a new .csv, .jsonl or .parquet."
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Export labels, those that are most probably wrong first.
 
     Each row has an issue score, the probability that its given label is wrong. The formats cleanlab, huggingface and
-    imagefolder keep the order of the data.
+    imagefolder keep the order of the data. --json is --format jsonl.
+
+    table is the CSV, TSV or Parquet file that was trained on, with the label column corrected and nothing else changed;
+    --min-confidence chooses the corrections, and --diagnostics writes the columns of the labels to a second file.
 
     With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
     (0 or 1), confidence and changed, and the other options choose among those lines.
 
-    With --with-columns you get your table back: its columns and rows in their order, and in CSV with its delimiter;
-    the labels are further columns, empty for rows that are not from the run. --only-changed and --min-confidence
-    choose among the rows of the run.
+    With --with-columns you get the columns and rows of your table in their order, and in CSV with its delimiter; the
+    labels are further columns, empty for rows that are not from the run. --only-changed and --min-confidence choose
+    among the rows of the run.
 
     In CSV a text that a spreadsheet program would take for a formula has a quote (') before it.
 
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
-    imagefolder a folder for each class with links to its images.
+    imagefolder a folder for each class with its images, which can be trained on.
 
     labelstudio, fiftyone, cvat, coco and argilla are folders for these tools, with the corrected label as prediction;
     `pencil review RUN --import FILE` reads the answers.
+
+    If the verdict of the run is not reliable, files are written when a person has looked at every label that the run
+    proposes (--reviewed), or with --anyway.
     """
     from pencil.export.labels import select_entries, select_labels
     from pencil.runs.directory import RunReader
@@ -78,85 +112,125 @@ def labels(
         raise RunError(f"--order is {order!r}; expected {' or '.join(ORDERS)}.")
     if not 0 <= min_confidence <= 1:
         raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
-    _refuse(format, out, entries=entries, with_columns=with_columns, copy=copy)
+    format = _format(format, as_json)
+    wish = _Wish(format, out, entries, with_columns, copy, symlinks, diagnostics, only_changed)
+    _refuse(wish)
     reader = RunReader(run)
-    table = reader.labels
-    if not anyway:
-        _warn_of_verdict(reader, refuse=out is not None)
-    if reviewed:
-        from pencil.decisions import REVIEWS, read_reviews
-
-        table = table.merge_decisions(read_reviews(run / REVIEWS))
+    decisions = _decisions(run) if reviewed else []
+    table = reader.labels.merge_decisions(decisions) if reviewed else reader.labels
     by_issue = order == "issues" and format in BY_ISSUE
-    chosen: Any
+    chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
+    if not anyway:
+        _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None)
     if entries:
-        chosen = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
-    else:
-        chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
-    if with_columns:
+        lines = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
+        _write(lines, format) if out is None else _save(lines, format, out)
+    elif with_columns:
         all_rows = not only_changed and min_confidence <= 0
-        _write_joined(reader, chosen, format, out, keep_order=by_issue, all_rows=all_rows)
+        _write_joined(reader, chosen, wish, keep_order=by_issue, all_rows=all_rows)
     elif out is None:
         _write(chosen, format)
-    elif format == "imagefolder":
-        _sort(reader, chosen, out, copy)
-    elif format in TOOLS:
-        _save_for(format, reader, chosen, out)
     else:
-        echo(f"{_save(chosen, format, out):,} labels written to {out}", err=True)
+        _save_labels(reader, chosen, wish, out)
 
 
-def _refuse(format: str, out: Path | None, *, entries: bool, with_columns: bool, copy: bool) -> None:
+def _format(format: str | None, as_json: bool) -> str:
+    if as_json and format not in (None, "jsonl"):
+        raise RunError(f"--json is --format jsonl, and --format is {format!r}; leave one of them out.")
+    return "jsonl" if as_json else format or "csv"
+
+
+def _refuse(wish: _Wish) -> None:
     """Refuse options that exclude each other."""
-    if format not in FORMATS:
-        raise RunError(f"--format is {format!r}; expected {', '.join(FORMATS)}.")
-    if out is None and format in FOLDERS:
-        raise RunError(f"--format {format} makes a folder; name a new one with --out.")
-    if out is None and format == "parquet":
-        raise RunError("Parquet cannot go to a terminal; name a file with --out.")
-    for option, is_set in (("--entries", entries), ("--with-columns", with_columns)):
-        if is_set and format not in TEXT:
-            raise RunError(f"{option} is for the formats {', '.join(TEXT)}; leave it out, or choose one of them.")
-    if entries and with_columns:
-        raise RunError("--with-columns is for rows, --entries for lines of single classes; leave one of them out.")
-    if copy and format != "imagefolder":
-        raise RunError("--copy is for --format imagefolder; leave it out.")
+    for wrong, message in _mistakes(wish):
+        if wrong:
+            raise RunError(message)
 
 
-def _warn_of_verdict(reader: "RunReader", *, refuse: bool) -> None:
-    """Corrected labels that may be worse than the given ones are written to files only on request."""
+def _mistakes(wish: _Wish) -> Iterator[tuple[bool, str]]:
+    """Yield whether each mistake was made, and what to say about it."""
+    format, texts = wish.format, ", ".join(TEXT)
+    yield format not in FORMATS, f"--format is {format!r}; expected {', '.join(FORMATS)}."
+    if wish.out is None:
+        yield format in FOLDERS, f"--format {format} makes a folder; name a new one with --out."
+        yield format == "parquet", "Parquet cannot go to a terminal; name a file with --out."
+        yield format == "table", "--format table makes a file like the one that was trained on; name it with --out."
+    for option, is_set in (("--entries", wish.entries), ("--with-columns", wish.with_columns)):
+        yield (
+            is_set and format not in TEXT,
+            f"{option} is for the formats {texts}; leave it out, or choose one of them.",
+        )
+    both = wish.entries and wish.with_columns
+    yield both, "--with-columns is for rows, --entries for lines of single classes; leave one of them out."
+    for option, is_set in (("--copy", wish.copy), ("--symlinks", wish.symlinks)):
+        yield is_set and format != "imagefolder", f"{option} is for --format imagefolder; leave it out."
+    yield wish.copy and wish.symlinks, "--copy and --symlinks exclude each other; leave one of them out."
+    every = "--format table has every row of the table; leave --only-changed out."
+    yield wish.only_changed and format == "table", every
+    if wish.diagnostics is not None:
+        ending = wish.diagnostics.suffix.lower()[1:]
+        yield format != "table", f"--diagnostics is for --format table; --format {format} has them; leave it out."
+        yield ending not in TEXT, f"--diagnostics is {wish.diagnostics}; expected a .csv, .jsonl or .parquet file."
+
+
+def _decisions(run: Path) -> "list[Decision]":
+    from pencil.decisions import REVIEWS, read_reviews
+
+    return read_reviews(run / REVIEWS)
+
+
+def _mind_verdict(
+    reader: "RunReader", chosen: "LabelTable", decisions: "list[Decision] | None", *, refuse: bool
+) -> None:
+    """Refuse to write labels of a run that is not reliable, or warn of them, unless a person has looked at them.
+
+    Parameters
+    ----------
+    reader, chosen
+        The run, and the labels to write.
+    decisions
+        Those of a person that are merged into the labels; None if none were asked for.
+    refuse
+        Whether a file is written.
+    """
     level, reasons = reader.verdict or ("reliable", [])
     if level == "reliable":
         return
+    from pencil.export.labels import count_unseen
+
+    unseen = count_unseen(chosen, [one.where for one in decisions or ()])
+    if not unseen and (decisions or refuse):
+        return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
     run = shlex.quote(str(reader.path))
+    expected = f"nobody has looked at {unseen:,} of the labels that it proposes; expected a reliable run, or decisions"
     audit = "" if reader.labels.multilabel else f", or measure them with `pencil audit {run}`"
-    remedy = f"look at its labels with `pencil review {run}`{audit}"
+    remedy = f"look at its labels with `pencil review {run}`{' and add --reviewed' if decisions is None else ''}{audit}"
     if refuse:
-        raise RunError(f"{seen}; expected a reliable run for an export; {remedy}, or add --anyway.")
+        raise RunError(f"{seen}; {expected}; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)
 
 
-def _write_joined(
-    reader: "RunReader", chosen: "LabelTable", format: str, out: Path | None, *, keep_order: bool, all_rows: bool
-) -> None:
+def _write_joined(reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, keep_order: bool, all_rows: bool) -> None:
     """Write labels with the columns of their table, and say how many of its rows have none."""
     from pencil.export import save_labels, write_labels
-    from pencil.export.table_columns import table_dialect, with_columns
+    from pencil.export.table_columns import REMEDY, with_columns
+    from pencil.export.trained_table import TrainedTable
 
-    settings = reader.recipe().data
-    joined = with_columns(chosen, settings, keep_order=keep_order, all_rows=all_rows)
-    dialect = table_dialect(settings)
-    delimiter = "," if dialect is None else dialect.delimiter
-    if out is None:
-        rows = write_labels(joined, format, binary_output(), delimiter)
+    own = TrainedTable.open(reader.recipe().data, REMEDY)
+    joined = with_columns(chosen, own, keep_order=keep_order, all_rows=all_rows)
+    delimiter = "," if own.dialect is None else own.dialect.delimiter
+    if wish.out is None:
+        rows = write_labels(joined, wish.format, binary_output(), delimiter)
     else:
-        rows = save_labels(joined, format, out, delimiter)
-        echo(f"{rows:,} {'rows' if rows > len(chosen) else 'labels'} written to {out}", err=True)
+        rows = save_labels(joined, wish.format, wish.out, delimiter)
+        echo(f"{counted(rows, 'row' if rows > len(chosen) else 'label')} written to {wish.out}", err=True)
     if rows > len(chosen):
+        others = rows - len(chosen)
+        are, cells = ("is", "its") if others == 1 else ("are", "their")
         echo(
-            f"{rows - len(chosen):,} of the {rows:,} rows are not from the run (of the test split, left out as bad, or "
-            "not chosen by data.rows); their cells of labels are empty",
+            f"{others:,} of the {rows:,} rows {are} not from the run (of the test split, left out as bad, or "
+            f"not chosen by data.rows); {cells} cells of labels are empty",
             err=True,
         )
 
@@ -169,27 +243,60 @@ def _write(chosen: Any, format: str) -> None:
     write_labels(chosen, format, binary_output())
 
 
-def _save(chosen: Any, format: str, out: Path) -> int:
+def _save_labels(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> None:
+    if wish.format == "imagefolder":
+        _sort(reader, chosen, wish, out)
+    elif wish.format == "table":
+        _repair(reader, chosen, wish, out)
+    elif wish.format in TOOLS:
+        _save_for(wish.format, reader, chosen, out)
+    else:
+        _save(chosen, wish.format, out)
+
+
+def _save(chosen: Any, format: str, out: Path) -> None:
     from pencil.export import save_cleanlab, save_hugging_face, save_labels
 
     if format == "cleanlab":
-        return save_cleanlab(chosen, out)
-    return save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
+        rows = save_cleanlab(chosen, out)
+    else:
+        rows = save_hugging_face(chosen, out) if format == "huggingface" else save_labels(chosen, format, out)
+    echo(f"{counted(rows, 'label')} written to {out}", err=True)
 
 
-def _sort(reader: "RunReader", chosen: "LabelTable", out: Path, copy: bool) -> None:
-    from pencil.export.image_folder import sort_images
+def _repair(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> None:
+    from pencil.export import save_labels
+    from pencil.export.repaired_table import save_repaired
 
-    done = sort_images(chosen, reader.recipe().data, out, copy=copy)
+    if wish.diagnostics is not None and (wish.diagnostics.exists() or wish.diagnostics == out):
+        raise RunError(f"cannot write {wish.diagnostics}: it already exists; name a new file.")
+    done = save_repaired(chosen, reader.recipe().data, out)
+    echo(f"{counted(done.corrected, 'label')} corrected in {out}; everything else is as in the table", err=True)
+    if done.without_label:
+        echo(f"{counted(done.without_label, 'row')} without a label left as they came", err=True)
+    if wish.diagnostics is not None:
+        rows = save_labels(chosen, wish.diagnostics.suffix.lower()[1:], wish.diagnostics)
+        echo(f"{counted(rows, 'label')} written to {wish.diagnostics}", err=True)
+
+
+def _sort(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> None:
+    from pencil.export.image_folder import Way, sort_images
+
+    way: Way = "copy" if wish.copy else "symbolic link" if wish.symlinks else "hard link"
+    done = sort_images(chosen, reader.recipe().data, out, way=way)
     for name, folder in done.renamed.items():
         echo(f"class {name!r} is in the folder {folder!r}", err=True)
     if done.without_class:
-        echo(f"{done.without_class:,} images without a class are left out", err=True)
-    echo(f"{done.files:,} {'copies' if copy else 'links'} written to {out}", err=True)
+        echo(f"{counted(done.without_class, 'image')} without a class left out", err=True)
+    kinds = {way: done.files - done.copied, **({"copy": done.copied} if done.copied else {})}
+    made = ", ".join(
+        counted(count, kind, "copies" if kind == "copy" else None) for kind, count in kinds.items() if count
+    )
+    echo(f"{counted(done.files, 'image')} written to {out}" + (f" ({made})" if made else ""), err=True)
 
 
 def _save_for(tool: str, reader: "RunReader", chosen: "LabelTable", out: Path) -> None:
     from pencil.export.tools import save_for
 
     left_to_do = save_for(tool, reader, chosen, out)
-    echo(f"{len(chosen):,} labels written to {out}" + (f"; {left_to_do}" if left_to_do else ""), err=True)
+    echo(f"{counted(len(chosen), 'label')} written to {out}" + (f"; {left_to_do}" if left_to_do else ""), err=True)

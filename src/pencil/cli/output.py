@@ -1,5 +1,7 @@
 """The way of all text to the terminal: control characters in it are made visible."""
 
+import os
+import select
 import sys
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -26,6 +28,25 @@ def text_output() -> TextIO:
 def binary_output() -> BinaryIO:
     """Return stdout for bytes, as `text_output` does for text."""
     return cast(BinaryIO, _Screen(sys.stdout)) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+def reader_is_gone() -> bool:
+    """Return whether nobody reads stdout any more, as after ``| head``; what was not read is then left out quietly.
+
+    Where stderr goes the same way, nobody sees errors either: then it does not pass for a success.
+    """
+    try:
+        out, err = sys.stdout.fileno(), sys.stderr.fileno()
+        if not hasattr(select, "poll") or os.path.sameopenfile(out, err):
+            return False
+        waiting = select.poll()
+        waiting.register(out, 0)
+        gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
+        if gone:  # the interpreter writes what is left when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    except (OSError, ValueError):  # there is no stdout, or it is closed
+        return False
+    return gone
 
 
 class _Screen:

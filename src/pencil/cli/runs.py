@@ -9,6 +9,7 @@ import typer
 
 from pencil.cli.options import AsJson, RunPath
 from pencil.cli.output import echo
+from pencil.terminal import counted
 
 if TYPE_CHECKING:
     from pencil.runs.listing import ListedRun
@@ -52,7 +53,7 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
         show_results([(run, reader.summary)])
     else:
         found = describe_run(run)
-        say(f"{found.method or 'a run'}: {found.state} after {found.epochs:,} epochs")
+        say(f"{found.method or 'a run'}: {found.state} after {counted(found.epochs, 'epoch')}")
         if found.reason:
             say(f"\n{found.reason}")
         say(f"\nresume      {program()} resume {shlex.quote(str(run))}")

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pencil.cli.output import is_terminal
-from pencil.terminal import visible
+from pencil.terminal import counted, visible
 
 if TYPE_CHECKING:
     from pencil.runs.summary import Summary
@@ -47,10 +47,17 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
     return made
 
 
+class _Console(Console):
+    """A console that leaves it to the command what happens when nobody reads its output any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def show(*parts: Any) -> None:
     """Print text and tables to stdout."""
     width = None if is_terminal() else PIPE  # that of a terminal is found out
-    console = Console(highlight=False, soft_wrap=True, markup=False, width=width)
+    console = _Console(highlight=False, soft_wrap=True, markup=False, width=width)
     for part in parts:
         console.print(visible(part) if isinstance(part, str) else part)
 
@@ -124,7 +131,9 @@ def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "look at", _to_look_at(summary)
     rows = summary.data.rows.get("unlabelled", 0)
     if rows:
-        yield "unlabelled", f"{rows:,} rows came without a label and have one now"
+        yield "unlabelled", f"{counted(rows, 'row')} came without a label and {'has' if rows == 1 else 'have'} one now"
+    if summary.data.unread:
+        yield "unread", summary.data.unread_words
     yield from _scores(summary)
     for number, choice in enumerate(summary.findings.get("choices", ())):
         yield "" if number else "chosen", choice
@@ -140,23 +149,21 @@ def _changed(summary: "Summary") -> str:
 def _to_look_at(summary: "Summary") -> str:
     labels = summary.labels
     if labels.undecided is None:
-        return f"{labels.total_changed:,} changed labels"
+        return counted(labels.total_changed, "changed label")
     more = labels.to_look_at - labels.total_changed
     undecided = f"{more:,} more undecided (another class is close)"
-    return f"{labels.to_look_at:,} labels: {labels.total_changed:,} changed, {undecided}"
+    return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
 
 
 def _scores(summary: "Summary") -> Iterator[tuple[str, str]]:
     name = "mAP" if summary.data.multilabel else "accuracy"
     if summary.test is not None:
-        yield (
-            "network",
-            f"{percent(summary.test.last)} test {name} after {summary.epochs} epochs in {summary.seconds:.0f} s",
-        )
+        length = f"{counted(summary.epochs, 'epoch')} in {summary.seconds:.0f} s"
+        yield "network", f"{percent(summary.test.last)} test {name} after {length}"
     elif summary.validation is not None:
         agrees = f"{name} on" if summary.data.multilabel else "agreement with"
         score = f"{percent(summary.validation.last)} {agrees} held-out labels, which may be wrong"
-        yield "network", f"{score}; {summary.epochs} epochs in {summary.seconds:.0f} s"
+        yield "network", f"{score}; {counted(summary.epochs, 'epoch')} in {summary.seconds:.0f} s"
     labels = summary.labels
     if labels.correct_after is not None:
         before, after = percent(labels.correct_before), percent(labels.correct_after)

@@ -18,6 +18,7 @@ from pyarrow import csv as arrow_csv
 from pencil.data.bad_rows import BadRow, BadRows, OnBadRows
 from pencil.errors import DataError
 from pencil.formulas import as_meant_column
+from pencil.terminal import counted
 
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = (",", ";", "\t", "|")
@@ -181,8 +182,9 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
             yield Numbered(_as_meant(pa.Table.from_batches([batch])), lines.numbers(first, batch.num_rows))
             first += batch.num_rows
     if lines.found:
-        count = "1 line" if len(lines.found) == 1 else f"{len(lines.found):,} lines"
-        warnings.warn(f"{path} has {count} with too many or too few cells, left out", stacklevel=2)
+        warnings.warn(
+            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, left out", stacklevel=2
+        )
 
 
 def _as_meant(table: pa.Table) -> pa.Table:
@@ -206,7 +208,10 @@ class _Lines:
     def _skip(self, line: Any) -> str:
         number = -1 if line.number is None else line.number - 2  # it counts from 1, and counts the header
         self.found.append(
-            BadRow(number, f"it has {line.actual_columns} cells; expected {line.expected_columns}, as the header has")
+            BadRow(
+                number,
+                f"it has {counted(line.actual_columns, 'cell')}; expected {line.expected_columns}, as the header has",
+            )
         )
         return "skip"
 

@@ -148,7 +148,8 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
     """
     rows = _read_rows(examples, workers, max_pixels)
     prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
-    labels, counts = examples.given_labels.numpy(), count_classes(examples)
+    labels = examples.given_labels.numpy()
+    counts = count_classes(examples.subset(torch.from_numpy(prints.readable)))
     duplicates = group_equal(prints.words, prints.readable)
     near, near_rows = find_near_duplicates([examples], [prints])
     encoded, records = rows.shape is None and len(sizes) > 0, examples.inputs.records

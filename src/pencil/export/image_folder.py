@@ -1,16 +1,19 @@
-"""The images of a run in one folder per corrected class: links to the files, or copies of them."""
+"""The images of a run in one folder per corrected class, which can be trained on: hard links, or copies."""
 
+import errno
+import os
 import re
 import shutil
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.data.sources import read_source
 from pencil.errors import RunError
-from pencil.files import atomic_write
+from pencil.files import NO_HARD_LINKS, atomic_write
 from pencil.runs.label_table import LabelTable
 
 ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
@@ -20,15 +23,23 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class SortedImages:
-    """How many links or copies were made, how many images have no class, and the classes whose folder was renamed."""
+    """How many files were made, how many of them by copying, how many images have no class, and renamed folders."""
 
     files: int
+    copied: int
     without_class: int
     renamed: dict[str, str]
 
 
-def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, copy: bool = False) -> SortedImages:
-    """Link or copy the image of each row to ``out/CLASS/NAME``; one with several classes goes to each folder.
+Way = Literal["hard link", "copy", "symbolic link"]
+"""How an image gets into its folder. A hard link takes no space, and is copied where the file system has none."""
+
+
+def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: Way = "hard link") -> SortedImages:
+    """Put the image of each row into ``out/CLASS/NAME``; one with several classes goes to each folder.
+
+    Hard links and copies can be trained on like any folder. Symbolic links lead out of it, which training refuses
+    unless ``data.root`` names a folder that holds both.
 
     Parameters
     ----------
@@ -38,15 +49,15 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, copy: 
         The data section of the run's recipe, which names the images.
     out : Path
         A folder that does not exist yet, outside the data.
-    copy : bool
-        Copy the files instead of linking them.
+    way : str
+        "hard link", "copy" or "symbolic link".
     """
     files = _files(settings)
     _refuse_inside(settings, out)
     places = _places(labels, files, settings.source)
     folders = folder_names(labels.classes)
     used: dict[str, dict[str, int]] = {}
-    count = without_class = 0
+    count = copied = without_class = 0
     with atomic_write(out, folder=True) as top:
         for file, classes in places:
             without_class += not classes
@@ -55,10 +66,10 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, copy: 
                 if name not in used:
                     folder.mkdir()
                 target = folder / _free(file.stem, file.suffix, used.setdefault(name, {}))
-                _place(file, target, copy)
+                copied += _place(file, target, way)
                 count += 1
     renamed = {name: folders[name] for name in used if folders[name] != name}
-    return SortedImages(count, without_class, renamed)
+    return SortedImages(count, copied, without_class, renamed)
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
@@ -136,12 +147,27 @@ def _refuse_inside(settings: DataSettings, out: Path) -> None:
         raise RunError(f"{out} is inside the data ({folder}), of which it would become a part; name another place.")
 
 
-def _place(file: Path, target: Path, copy: bool) -> None:
+def _place(file: Path, target: Path, way: Way) -> bool:
+    """Put an image into its folder, and return whether it was copied."""
     try:
-        if copy:
-            shutil.copy2(file, target)
-        else:
+        if way == "symbolic link":
             target.symlink_to(file)
+            return False
+        if way == "hard link" and _has_link(file.resolve(), target):
+            return False
+        shutil.copy2(file, target)
+        return True
     except OSError as error:
-        hint = "" if copy else "; where links are not allowed, use --copy"
+        hint = "; leave --symlinks out" if way == "symbolic link" else ""
         raise RunError(f"cannot place {file} in {target.parent.name}: {error.strerror or error}{hint}.") from error
+
+
+def _has_link(file: Path, target: Path) -> bool:
+    """Make a hard link, and return whether the file system has made one."""
+    try:
+        os.link(file, target)
+    except OSError as error:
+        if error.errno not in (*NO_HARD_LINKS, errno.EXDEV, errno.EACCES):  # others are faults of a copy too
+            raise
+        return False
+    return True

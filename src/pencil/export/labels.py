@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as pq
 
-from pencil.arrow_arrays import strings
+from pencil.arrow_arrays import numbers, strings
+from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.formulas import joined_column, neutral, neutral_column
@@ -61,9 +62,25 @@ def select_labels(
     by_issue : bool
         The most probable issue first; otherwise in the order of the data.
     """
-    chosen = labels.confident(min_confidence)
+    unread = labels.never_met  # in runs of earlier versions; a file that cannot be read has no label
+    chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
     chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
     return chosen.by_issue() if by_issue else chosen
+
+
+def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
+    """Return how many labels a run proposes that nobody has looked at: those that it changed or filled in.
+
+    Parameters
+    ----------
+    labels : LabelTable
+        Labels of a run, with a person's decisions merged.
+    looked_at : iterable of (str, str)
+        Key and split of the rows with a decision, also where a person could not tell.
+    """
+    proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
+    proposed[list(labels.find_rows(looked_at).values())] = False
+    return int(proposed.sum())
 
 
 def select_entries(

@@ -310,7 +310,7 @@ def _rule_without_labels(num_classes: int) -> Rule:
 
 
 def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the probability of each class of rows without a label; uniform where there is no prediction (NaN).
+    """Return the probability of each class of rows without a label; NaN where there is no prediction.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, 
     if held_out is not None:
         decided = ~has_tie(held_out[1])
         noise = calibrated(noise, held_out[0][decided], hard_labels(held_out[1])[decided])
-    return noise.true_log_probs(logits.double()).exp().nan_to_num(1 / logits.shape[1]).float()
+    return noise.true_log_probs(logits.double()).exp().float()
 
 
 def estimate_noise(

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pencil.methods.base import Phase
-from pencil.terminal import duration, visible
+from pencil.terminal import counted, duration, visible
 from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
@@ -254,7 +254,8 @@ def loss_of(record: Record) -> str:
 
 def changes_of(record: Record) -> str:
     """Return how many training labels differ from the given ones, if any do."""
-    return f"{record['labels_changed']:,} training labels changed" if record.get("labels_changed") else ""
+    count = record.get("labels_changed")
+    return f"{counted(count, 'training label')} changed" if count else ""
 
 
 @contextmanager

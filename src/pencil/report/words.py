@@ -4,6 +4,7 @@ from pencil.report.counts import CONFIDENT, Counts
 from pencil.runs.advice import wrong_labels
 from pencil.runs.directory import RunData
 from pencil.runs.summary import CLOSE
+from pencil.terminal import counted
 
 LEVELS = {
     "reliable": "The corrections are reliable",
@@ -72,10 +73,13 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
         The most frequent change: given class, corrected class, and how many labels.
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
+    found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
     found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
-        found.append(f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({times:,} labels).")
+        found.append(
+            f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({counted(times, 'label')})."
+        )
     if run.summary.noise_rate is not None and run.summary.audit is None:
         found.append("The estimate of wrong labels takes noise that the inputs explain for truth; an audit does not.")
     return found
@@ -184,7 +188,7 @@ def _were(count: int) -> str:
 
 
 def _are(count: int) -> str:
-    return f"{count:,} label is" if count == 1 else f"{count:,} labels are"
+    return f"{counted(count, 'label')} {'is' if count == 1 else 'are'}"
 
 
 def _short(name: str) -> str:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pencil.errors import RunError
 from pencil.files import parse_json
 from pencil.runs.layout import FORMAT, SUMMARY
+from pencil.terminal import counted
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 CLOSE = 0.2
@@ -132,13 +133,27 @@ class LabelSummary(_Frozen):
 
 
 class DataSummary(_Frozen):
-    """The data of a run: rows of each split, class names, and the shape and type of one input."""
+    """The data of a run: rows of each split, class names, and the shape and type of one input.
+
+    ``unread`` rows could not be read (``data.bad_rows=skip``): they have no label and are not among ``rows``.
+    ``unread_keys`` are the first of them.
+    """
 
     rows: dict[str, Count]
+    unread: Count = 0
+    unread_keys: tuple[str, ...] = ()
     classes: Annotated[tuple[str, ...], Field(min_length=1)]
     multilabel: bool
     input_shape: Annotated[tuple[Annotated[Count, Field(ge=1)], ...], Field(min_length=1)]
     input_type: Literal["uint8", "float"]
+
+    @property
+    def unread_words(self) -> str:
+        """The rows that were not read, in words; empty if there are none."""
+        more = self.unread - len(self.unread_keys)
+        named = ", ".join(self.unread_keys) + (f" and {more:,} more" if more else "")
+        verb = "has" if self.unread == 1 else "have"
+        return f"{counted(self.unread, 'row')} could not be read and {verb} no label: {named}" if self.unread else ""
 
     @field_validator("rows")
     @classmethod

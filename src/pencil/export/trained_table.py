@@ -1,0 +1,104 @@
+"""The table that a run was trained on, read piece by piece, and which of its rows the labels of the run are of."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pencil.data.delimited import SUFFIXES as TEXT_SUFFIXES
+from pencil.data.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
+from pencil.data.settings import DataSettings
+from pencil.data.table import SUFFIXES, row_keys
+from pencil.errors import DataError, RunError
+from pencil.export.labels import has_bytes
+from pencil.runs.label_table import LabelTable
+
+BLOCK = 2**24
+"""This many bytes of a CSV file are read at a time."""
+ROWS, ROWS_OF_IMAGES = 65536, 2048
+
+
+class Placed(NamedTuple):
+    """Some rows of a table, the number of each in its file, and the position of its label, -1 for none."""
+
+    table: pa.Table
+    numbers: np.ndarray
+    places: np.ndarray
+
+
+@dataclass(frozen=True)
+class TrainedTable:
+    """The table of a run: its file, how it is written as text (None for Parquet), and its columns."""
+
+    path: Path
+    settings: DataSettings
+    dialect: Dialect | None
+    schema: pa.Schema
+
+    @classmethod
+    def open(cls, settings: DataSettings, remedy: str) -> Self:
+        """Return the table that the data section of a recipe names; ``remedy`` is what to do without one.
+
+        Raises
+        ------
+        RunError
+            If the run was trained on something else, or the table is gone.
+        """
+        path = Path(settings.source).expanduser()
+        if path.suffix.lower() not in SUFFIXES:
+            raise RunError(f"the data of this run ({settings.source!r}) is not a table; {remedy}.")
+        if not path.is_file():
+            raise RunError(f"the table of this run, {path}, is no longer there; restore it, or {remedy}.")
+        with refusals(path):
+            if path.suffix.lower() not in TEXT_SUFFIXES:
+                return cls(path, settings, None, pq.read_schema(path))
+            dialect = find_dialect(path, settings.delimiter)
+            names = read_names(path, dialect)
+        return cls(path, settings, dialect, pa.schema([(name, pa.string()) for name in names]))
+
+    def placed(self, labels: LabelTable, remedy: str) -> Iterator[Placed]:
+        """Yield all rows with the positions of their labels; cells of a CSV file are text.
+
+        Raises
+        ------
+        DataError
+            At the end, if a label is of a row that the table does not have.
+        """
+        root = self.path.parent if self.settings.root is None else self.settings.root.expanduser()
+        place_of = {key: place for place, key in enumerate(labels.keys.to_pylist())}
+        with refusals(self.path):
+            for piece, numbers in self._pieces():
+                keys = row_keys(self.path, piece, self.settings.columns, root, numbers)
+                yield Placed(piece, numbers, np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64))
+        if place_of:
+            raise DataError(
+                f"{self.path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of "
+                f"its labels one; use the table that was trained on, or {remedy}."
+            )
+
+    def _pieces(self) -> Iterator[Numbered]:
+        if self.dialect is not None:
+            yield from read_pieces(self.path, self.dialect, self.schema, BLOCK)
+            return
+        size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in self.schema) else ROWS
+        first = 0
+        with pq.ParquetFile(self.path, pre_buffer=False) as file:  # which would hold all of it
+            for batch in file.iter_batches(size):
+                yield Numbered(pa.Table.from_batches([batch]), np.arange(first, first + batch.num_rows))
+                first += batch.num_rows
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turn errors of Arrow into one that names the table."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected the table that was trained on."
+        ) from error
