@@ -1,13 +1,17 @@
-"""Progress of training on stderr: a bar with the time that is left on a terminal, else a line now and then."""
+"""Progress of training: a bar with the time that is left on a terminal or in a notebook, else a line now and then."""
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from html import escape
+from importlib import import_module
+from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress
+from rich.progress import Progress, Task
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +22,8 @@ from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
 """In a log there is at most one line in this time, besides the last epoch's."""
+SECONDS_PER_UPDATE, NOTEBOOK_WIDTH = 0.5, 120
+"""In a notebook the bar is replaced at most twice in a second, as each change is kept in the messages of the kernel."""
 SHORTEST_BAR, LONGEST_BAR = 10, 40
 PHASE = 14
 """Characters of a phase's name that are shown beside the bar."""
@@ -33,18 +39,22 @@ class OneLine(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield one line for each task."""
         for task in self.tasks:
-            kept = [task.fields["before"]]
-            if task.total is not None:
-                left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
-                kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
-            more = [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]]
-            before, bar, after = fit_line(self.console.width, kept, more)
+            before, bar, after = line_of(task, self.console.width)
             line = Table.grid(padding=(0, 1))
             parts: list[RenderableType] = [Text(before, no_wrap=True)]
             if bar:
                 parts.append(ProgressBar(total=task.total, completed=task.completed, width=bar))
             line.add_row(*parts, Text(after, style="dim", no_wrap=True))
             yield line
+
+
+def line_of(task: Task, width: int) -> tuple[str, int, str]:
+    """Return the parts of a task's line, as :func:`fit_line` does."""
+    kept = [task.fields["before"]]
+    if task.total is not None:
+        left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
+        kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
+    return fit_line(width, kept, [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]])
 
 
 def fit_line(width: int, kept: Sequence[str], more: Sequence[str]) -> tuple[str, int, str]:
@@ -123,6 +133,54 @@ class Bar(Observer):
         phase = visible(phase_at(self.phases, running - self.earlier))
         short = phase if len(phase) <= PHASE else phase[: PHASE - 1] + "…"
         self.progress.update(self.task, before=f"epoch {running}/{self.epochs} {short}".rstrip())
+
+
+class NotebookBar(Bar):
+    """The bar as one output of a notebook cell, which is replaced as training goes on; ipywidgets are not needed."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        console = Console(file=io.StringIO(), force_jupyter=False)  # where nothing is shown: rich only keeps the time
+        super().__init__(OneLine(console=console, auto_refresh=False))
+        self.now, self._shown_at = now, -SECONDS_PER_UPDATE
+        self._sentences: list[str] = []
+        self._display: Any = None
+
+    def on_choice(self, sentence: str) -> None:
+        self._sentences.append(visible(sentence))
+        self.show()
+
+    def on_features(self, done: int, total: int) -> None:
+        super().on_features(done, total)
+        self._show_now_and_then()
+
+    def on_step(self) -> None:
+        super().on_step()
+        self._show_now_and_then()
+
+    def on_epoch_end(self, record: Record) -> None:
+        super().on_epoch_end(record)
+        self._show_now_and_then()
+
+    def _show_now_and_then(self) -> None:
+        if self.now() - self._shown_at >= SECONDS_PER_UPDATE:
+            self.show()
+
+    def show(self) -> None:
+        """Show the bar as it is now, in place of what was shown before."""
+        display: Any = import_module("IPython.display").display
+        self._shown_at = self.now()
+        task = self.progress.tasks[0]
+        before, _, after = line_of(task, NOTEBOOK_WIDTH)
+        total = "" if task.total is None else f' max="{task.total}" value="{task.completed}"'
+        bar = f"{escape(before)} <progress{total}></progress> {escape(after)}"
+        page = {
+            "text/html": "<br>".join([*map(escape, self._sentences), bar]),
+            "text/plain": "\n".join([*self._sentences, f"{before}  {after}"]),
+        }
+        if self._display is None:
+            self._display = display(page, raw=True, display_id=True)
+        else:
+            self._display.update(page, raw=True)
 
 
 class Lines(Observer):
@@ -204,12 +262,22 @@ def changes_of(record: Record) -> str:
     return f"{record['labels_changed']:,} training labels changed" if record.get("labels_changed") else ""
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows HTML. IPython is not imported for it."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 @contextmanager
 def show_progress(wanted: bool | None) -> Iterator[tuple[Observer, ...]]:
-    """Show a bar on a terminal or lines elsewhere; if ``wanted`` is None, a bar on a terminal and nothing elsewhere."""
-    terminal = sys.stderr.isatty()
-    if wanted is False or (wanted is None and not terminal):
+    """Show a bar on a terminal or in a notebook, or lines elsewhere; if ``wanted`` is None, nothing elsewhere."""
+    terminal, notebook = sys.stderr.isatty(), in_notebook()
+    if wanted is False or (wanted is None and not terminal and not notebook):
         yield ()
+    elif notebook:
+        bar = NotebookBar()
+        yield (bar,)
+        bar.show()
     elif not terminal:
         yield (Lines(),)
     else:

@@ -119,7 +119,14 @@ class Auto(Method):
     """
 
     requirements = Requirements(
-        ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, multilabel=True, wall_clock=True, row_losses=True
+        ema=True,
+        dropout=True,
+        held_out_rows=40,
+        min_held_out_rows=5,
+        multilabel=True,
+        wall_clock=True,
+        row_losses=True,
+        label_store=True,
     )
     state: AutoState
     row_state: ClassVar = {}
