@@ -196,7 +196,7 @@ def assemble(
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     refuse_unsuited(trained_by, examples, chosen.training.minutes)  # before features are computed
     in_python = chosen.data.source == FROM_PYTHON
-    refuse_too_large(prepared.splits, trained_by.requirements, chosen.training.label_top_k, in_python=in_python)
+    refuse_too_large(prepared.splits, trained_by.requirements, chosen.training, in_python=in_python)
     prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
     if prepared.pinned_digest is not None:
         prints["pinned"] = prepared.pinned_digest

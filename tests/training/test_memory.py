@@ -15,6 +15,7 @@ from pencil.methods import METHODS
 from pencil.methods.auto import Auto
 from pencil.methods.elr import Elr
 from pencil.training import memory
+from pencil.training.settings import TrainingSettings
 
 ROWS, CLASSES = 400, 100
 
@@ -34,27 +35,38 @@ def test_labels_that_do_not_fit_are_refused_with_a_value_that_does(splits, room)
     needs = Auto().requirements
     most, least = (memory.label_bytes(splits, needs, k) for k in (None, 1))
     room(most)
-    memory.refuse_too_large(splits, needs, None, in_python=False)
+    memory.refuse_too_large(splits, needs, TrainingSettings(), in_python=False)
     for size, k in ((most - 1, 8), (memory.label_bytes(splits, needs, 5), 5), (least, 1)):
         room(size)
         with pytest.raises(
             TrainingError, match=rf"; keep the {k} most .* with --set training.label_top_k={k}\.$"
         ) as seen:
-            memory.refuse_too_large(splits, needs, None, in_python=False)
+            memory.refuse_too_large(splits, needs, TrainingSettings(), in_python=False)
         assert "400 training rows with 100 classes take" in str(seen.value) and "\n" not in str(seen.value)
-        memory.refuse_too_large(splits, needs, k, in_python=False)  # what is proposed fits
+        memory.refuse_too_large(splits, needs, TrainingSettings(label_top_k=k), in_python=False)
 
 
 def test_a_top_k_that_cannot_help_is_not_proposed(splits, room):
     room(memory.label_bytes(splits, Auto().requirements, 1) - 1)
     with pytest.raises(TrainingError, match=r"no training.label_top_k makes them fit: use fewer rows"):
-        memory.refuse_too_large(splits, Auto().requirements, None, in_python=False)
+        memory.refuse_too_large(splits, Auto().requirements, TrainingSettings(), in_python=False)
     room(memory.label_bytes(splits, Elr().requirements, None) - 1)  # its running means are not in the label store
     with pytest.raises(TrainingError, match=r"no training.label_top_k makes them fit"):
-        memory.refuse_too_large(splits, Elr().requirements, None, in_python=False)
+        memory.refuse_too_large(splits, Elr().requirements, TrainingSettings(), in_python=False)
     room(memory.NOISE_MODEL * CLASSES**2 - 1)
     with pytest.raises(TrainingError, match=r"estimate of the noise alone takes .* merge rare classes"):
-        memory.refuse_too_large(splits, Auto().requirements, None, in_python=False)
+        memory.refuse_too_large(splits, Auto().requirements, TrainingSettings(), in_python=False)
+
+
+def test_sharded_labels_are_spread_over_the_processes(splits, room, monkeypatch):
+    needs = Auto().requirements
+    room(memory.label_bytes(splits, needs, None) - 1)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    memory.refuse_too_large(splits, needs, TrainingSettings(), in_python=False)
+    for where in (TrainingSettings(label_layout="replicated"), TrainingSettings()):
+        with pytest.raises(TrainingError, match=r"take .* of memory"):
+            memory.refuse_too_large(splits, needs, where, in_python=False)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")  # all on this machine
 
 
 def test_fit_refuses_before_it_allocates(room, monkeypatch):

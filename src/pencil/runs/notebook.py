@@ -21,6 +21,7 @@ FIRST = 6
 """Rows to fix on the page."""
 NAME, WORDS = 40, 120
 """Characters of a name, and of a row's content, on the page."""
+CELL = "text-align:left;padding:2px 12px 2px 0"
 COLOURS = {"reliable": "#1a7f37", "doubtful": "#9a6700"}
 """Of the verdict; every other one is red."""
 
@@ -80,10 +81,9 @@ def three_numbers(summary: Summary) -> list[tuple[str, str]]:
 
 def _rows(rows: LabelTable, shown: Mapping[Where, Shown]) -> str:
     cells = [
-        "".join(f'<td style="text-align:left">{cell}</td>' for cell in _cells(rows, row, shown))
-        for row in range(len(rows))
+        "".join(f'<td style="{CELL}">{cell}</td>' for cell in _cells(rows, row, shown)) for row in range(len(rows))
     ]
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("row", "", "given", "corrected", "sure"))
+    head = "".join(f'<th style="{CELL}">{name}</th>' for name in ("row", "", "given", "corrected", "sure"))
     lines = "".join(f"<tr>{line}</tr>" for line in cells)
     return f"<p>The first labels to fix:</p><table><tr>{head}</tr>{lines}</table>"
 

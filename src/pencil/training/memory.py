@@ -1,5 +1,7 @@
 """Whether the labels of a run fit into memory, known before anything is allocated."""
 
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from pencil.errors import TrainingError
 from pencil.labels.dynamics import DENSE_CLASSES, TOP_K
 from pencil.labels.rows import BLOCK
 from pencil.methods.base import Requirements
+from pencil.training.settings import TrainingSettings
 
 NUMBER = 4
 """Bytes of a label logit or a probability."""
@@ -28,9 +31,13 @@ USUAL_TOP_K = 8
 """The value of ``training.label_top_k`` in the documentation; a smaller one is proposed where it does not fit."""
 
 
-def label_bytes(splits: Splits, needs: Requirements, top_k: int | None) -> int:
-    """Return the most memory that labels take at a time: those that a method keeps, judging, and the results."""
+def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: int = 1) -> int:
+    """Return the most memory that labels take at a time: those that a method keeps, judging, and the results.
+
+    With sharded labels each of the ``ranks`` has a part of the training rows.
+    """
     train, classes = splits.train, splits.train.num_classes
+    rows = math.ceil(len(train) / ranks)
     kept = classes if classes <= DENSE_CLASSES else TOP_K
     row = PER_ROW + NUMBER * classes * RESULTS + KEPT * min(top_k or kept, classes)
     if top_k is not None and top_k < classes and needs.label_store:
@@ -39,34 +46,40 @@ def label_bytes(splits: Splits, needs: Requirements, top_k: int | None) -> int:
         row += NUMBER * classes * needs.label_arrays
     others = sum(len(part) for part in (splits.validation, splits.unlabelled) if part is not None)
     pairs = 0 if train.multilabel else NOISE_MODEL * classes**2
-    return len(train) * row + others * NUMBER * classes * HELD_OUT + pairs + min(BLOCKS, 24 * len(train) * classes)
+    return rows * row + others * NUMBER * classes * HELD_OUT + pairs + min(BLOCKS, 24 * rows * classes)
 
 
-def refuse_too_large(splits: Splits, needs: Requirements, top_k: int | None, *, in_python: bool) -> None:
+def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSettings, *, in_python: bool) -> None:
     """Raise if the labels of a run would not fit into the memory that is available now.
+
+    Under torchrun the processes of a machine share its memory, and sharded labels are spread over all processes.
 
     Parameters
     ----------
-    splits, needs, top_k
-        The rows, what the method declares, and ``training.label_top_k``.
+    splits, needs, settings
+        The rows, what the method declares, and the section ``training`` of the recipe.
     in_python
         The caller sets a key of the recipe in Python, not on the command line.
     """
-    room, needed = available_memory(), label_bytes(splits, needs, top_k)
+    sharded = settings.label_layout != "replicated" and needs.row_losses
+    ranks = int(os.environ.get("WORLD_SIZE", "1")) if sharded else 1
+    room = available_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    top_k = settings.label_top_k
+    needed = label_bytes(splits, needs, top_k, ranks)
     if needed <= room:
         return
-    train, remedy = splits.train, _remedy(splits, needs, top_k, room, in_python)
+    train, remedy = splits.train, _remedy(splits, needs, top_k, room, ranks, in_python)
     raise TrainingError(
         f"the labels of {len(train):,} training rows with {train.num_classes:,} classes take {as_size(needed)} of "
         f"memory; expected at most {as_size(room)}, which is available; {remedy}."
     )
 
 
-def _remedy(splits: Splits, needs: Requirements, top_k: int | None, room: int, in_python: bool) -> str:
+def _remedy(splits: Splits, needs: Requirements, top_k: int | None, room: int, ranks: int, in_python: bool) -> str:
     largest = min(USUAL_TOP_K, (top_k or splits.train.num_classes) - 1)
     if needs.label_store and not splits.train.multilabel:
         for k in range(largest, 0, -1):
-            if label_bytes(splits, needs, k) <= room:
+            if label_bytes(splits, needs, k, ranks) <= room:
                 value = f'settings={{"training.label_top_k": {k}}}' if in_python else f"--set training.label_top_k={k}"
                 return f"keep the {k} most probable classes of each row with {value}"
     rows = splits.train
