@@ -162,3 +162,43 @@ def test_a_frame_of_words_and_missing_cells_is_a_table(library):
         fitted.predict(frame[["size"]])
     with pytest.raises(ValueError, match="X is a ndarray; expected a data frame with the columns size, colour"):
         fitted.predict(np.zeros((2, 2)))
+
+
+def label_forms():
+    """Labels 3 and 7, or their names; those of rows 2 and 5 are missing."""
+    numbers = [3, 7, 3, 7, 3, 7] * 10
+    names = ["three" if label == 3 else "seven" for label in numbers]
+    nothing = [None if row in (2, 5) else label for row, label in enumerate(numbers)]
+    no_name = [None if row in (2, 5) else label for row, label in enumerate(names)]
+    return {
+        "None": (no_name, "U"),
+        "NaN in a list": ([np.nan if label is None else label for label in no_name], "U"),
+        "pd.NA": (np.array([pd.NA if label is None else label for label in nothing], dtype=object), "i"),
+        "empty text": (["" if label is None else label for label in no_name], "U"),
+        "NaN": (np.array([np.nan if label is None else label for label in nothing]), "f"),
+        "Int64": (pd.Series(nothing, dtype="Int64"), "i"),
+        "Int64 without a gap": (pd.Series(numbers, dtype="Int64"), "i"),
+        "string": (pd.Series(no_name, dtype="string"), "U"),
+        "category": (pd.Series(no_name, dtype="category"), "U"),
+        "category of numbers": (pd.Categorical(nothing), "i"),
+        "boolean": (pd.Series([None if label is None else label == 3 for label in nothing], dtype="boolean"), "b"),
+    }
+
+
+@pytest.mark.parametrize("form", label_forms())
+def test_rows_without_a_label_are_predicted_and_labels_keep_their_type(form):
+    y, kind = label_forms()[form]
+    x = np.array([[-1.0, 0.5] if row % 2 else [1.0, 0.5] for row in range(60)], dtype=np.float32)
+    classifier = PencilClassifier(epochs=4, batch_size=8, method="cross_entropy").fit(x, y)
+    expected = np.array(label_forms()["Int64 without a gap"][0], dtype=int)
+    assert classifier.classes_.dtype.kind == classifier.labels_.dtype.kind == classifier.predict(x).dtype.kind == kind
+    assert len(classifier.classes_) == 2 and len(classifier.labels_) == len(classifier.label_distributions_) == 60
+    named = {"U": np.where(expected == 3, "three", "seven"), "b": expected == 3}.get(kind, expected)
+    assert (classifier.labels_ == named).all() and (classifier.predict(x) == named).all()
+    rows = classifier.run_.summary.data.rows
+    assert rows.get("unlabelled", 0) == (0 if "without" in form else 2)
+
+
+def test_labels_that_are_all_missing_are_refused():
+    with pytest.raises(ValueError, match="none of the 4 rows has a label; expected labels of some rows"):
+        PencilClassifier().fit(np.eye(4), [None, np.nan, pd.NA, ""])

@@ -21,7 +21,7 @@ from pencil.data.geometry import input_shape
 from pencil.data.inputs import Inputs
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
-from pencil.data.settings import DataSettings
+from pencil.data.settings import FROM_PYTHON, DataSettings
 from pencil.errors import RecipeError
 from pencil.methods import Method
 from pencil.models import FrozenNetwork
@@ -34,6 +34,7 @@ from pencil.training import Observer, Outcome, Trainer
 from pencil.training.compute import CPU, Compute, pick_device
 from pencil.training.extraction import on_this_machine
 from pencil.training.features import compute_features, count_missing, random_features, store_name
+from pencil.training.memory import refuse_too_large
 from pencil.training.networks import MakeNetwork
 from pencil.training.ray_features import on_ray
 from pencil.training.step import refuse_unsuited
@@ -194,6 +195,8 @@ def assemble(
     chosen = as_runnable(chosen, prepared.splits) if method is None else chosen
     trained_by = chosen.build_method() if method is None else copy.deepcopy(method)
     refuse_unsuited(trained_by, examples, chosen.training.minutes)  # before features are computed
+    in_python = chosen.data.source == FROM_PYTHON
+    refuse_too_large(prepared.splits, trained_by.requirements, chosen.training, in_python=in_python)
     prints = fingerprints(vars(loaded), content=chosen.data.fingerprint == "content")
     if prepared.pinned_digest is not None:
         prints["pinned"] = prepared.pinned_digest

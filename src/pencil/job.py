@@ -37,6 +37,7 @@ from pencil.runs.label_parts import build_label_parts
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import FINETUNE, LABELS, is_unfinished
 from pencil.runs.leftovers import checkpoints_of, left_checkpoints
+from pencil.runs.notebook import show_first
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.runs.unread import find_unread, with_unread, without_unread
@@ -370,7 +371,9 @@ class Execution:
         else:
             write()
         environment = {} if directory is None else directory.environment
-        return Run(model, labels, outcome.records, summary, job.recipe, self.path, environment, job.prepared.encoder)
+        shown = show_first(labels, splits) if self.world.rank == 0 else {}
+        encoder = job.prepared.encoder
+        return Run(model, labels, outcome.records, summary, job.recipe, self.path, environment, encoder, shown)
 
     def _label_table(self, splits: Splits, outcome: Outcome) -> LabelTable:
         return build_label_table(

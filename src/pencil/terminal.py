@@ -15,6 +15,12 @@ def visible(text: str) -> str:
     return CONTROLS.sub(_code, text)
 
 
+def shorten(text: str, most: int) -> str:
+    """Return the text with its control characters visible, cut to at most this many characters."""
+    shown = visible(" ".join(text[: 4 * most].split()))
+    return shown if len(shown) <= most and len(text) <= 4 * most else shown[: most - 1] + "…"
+
+
 def _code(found: "re.Match[str]") -> str:
     number = ord(found[0])
     if 0xDC80 <= number <= 0xDCFF:  # a byte of a file name that is not UTF-8

@@ -11,8 +11,8 @@ from pencil.data.cells import in_days, in_words, measure_spread, row_cells
 from pencil.data.examples import Splits
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
-from pencil.report.pictures import show_rows
 from pencil.review.images import Pictures
+from pencil.runs.pictures import show_rows
 
 
 def test_numbers_that_are_unusual_for_the_given_class_come_first(tmp_path):

@@ -27,9 +27,9 @@ from pencil.recipe import parse
 from pencil.report import gallery, page, write_comparison, write_report
 from pencil.report.figures import Line, draw, draw_reliability, phases_of
 from pencil.report.page import short
-from pencil.report.pictures import show_row, show_values
 from pencil.report.words import percent, probability
 from pencil.runs.label_table import LabelTable
+from pencil.runs.pictures import show_row, show_values
 from pencil.runs.results import build_label_table, summarize_labels
 from pencil.runs.run import Run
 from pencil.runs.summary import CalibrationBin, Summary

@@ -11,7 +11,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import nn
 
 from pencil.data.frames import as_table, is_frame, needs_encoding
-from pencil.data.given import shorten
+from pencil.data.given import is_nan, shorten
 from pencil.fitting import fit
 from pencil.methods import Method
 
@@ -95,8 +95,12 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
         """Train on inputs ``X`` and labels ``y`` that may be wrong.
 
+        A row whose label is None, NaN, ``pandas.NA`` or empty text has none: it is not trained on, and ``labels_`` has
+        what the network predicts for it.
+
         ``sample_weight`` multiplies the loss of each row in training; noise is estimated with every row counted once.
         """
+        y, missing = (y, None) if self.multilabel else _fill_missing(y)
         X, y = self._validated(X, y)  # noqa: N806
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64)
@@ -106,7 +110,9 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             check_classification_targets(y)
             self.classes_, places = np.unique(y, return_inverse=True)
-            given = np.array([str(name) for name in self.classes_])[places]
+            given = np.array([str(name) for name in self.classes_], dtype=object)[places]
+            if missing is not None:
+                given[missing] = None
             if len(self.classes_) < 2:
                 raise ValueError(f"y has 1 class ({self.classes_[0]!r}); expected at least two classes.")
         seed = self.random_state
@@ -187,3 +193,40 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "each row, or a matrix of 0 and 1; multilabel=True takes a probability for each class, or NaN."
             )
         return X, y
+
+
+def _fill_missing(y: Any) -> tuple[Any, np.ndarray | None]:
+    """Return labels with a label in place of each missing one, and which were missing; None where none was.
+
+    Labels of a nullable or categorical type become an array of the values that they hold. What is not a vector of such
+    labels is returned as it is.
+    """
+    is_plain = isinstance(getattr(y, "dtype", None), np.dtype)
+    values = np.asarray(y) if is_plain and not hasattr(y, "toarray") else _as_objects(y)
+    if values is None or values.ndim != 1 or values.dtype.kind not in "Of" or not len(values):
+        return y, None
+    missing = np.array([_is_missing(label) for label in values], dtype=bool)
+    if missing.all():
+        raise ValueError(f"none of the {len(missing)} rows has a label; expected labels of some rows; label them.")
+    if values.dtype == object:
+        kinds = {type(label) for label in values[~missing]}
+        values = values if len(kinds) > 1 else np.array(_filled(values, missing).tolist())
+    return _filled(values, missing), missing if missing.any() else None
+
+
+def _as_objects(y: Any) -> np.ndarray | None:
+    """Return a list of labels, or a column of a nullable or categorical type, as objects; None for anything else."""
+    if isinstance(y, (list, tuple)):
+        return None if any(isinstance(label, (list, tuple, np.ndarray)) for label in y) else np.array(y, dtype=object)
+    return np.asarray(y.astype(object)) if hasattr(y, "isna") and hasattr(y, "dtype") else None
+
+
+def _filled(values: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    return np.where(missing, values[missing.argmin()], values)
+
+
+def _is_missing(label: Any) -> bool:
+    """Return whether a label is None, NaN, ``pandas.NA`` (which need not be installed) or empty text."""
+    if isinstance(label, str):
+        return not label.strip()
+    return label is None or is_nan(label) or type(label).__name__ in ("NAType", "NaTType")

@@ -47,6 +47,10 @@ class Issues:
     classes: tuple[str, ...] | None = None
     index: Any = None
 
+    def __repr__(self) -> str:
+        found, rows = int(self.is_label_issue.sum()), len(self.issue_score)
+        return f"Issues({found:,} of {rows:,} labels, noise rate {self.noise_rate:.1%})"
+
     @property
     def label_quality(self) -> NDArray[np.float64]:
         """Probability that the given label is right."""

@@ -76,6 +76,9 @@ class MultilabelStore:
     def __len__(self) -> int:
         return len(self.label_logits)
 
+    def __repr__(self) -> str:
+        return f"MultilabelStore({len(self):,} rows, {self.num_classes:,} classes, on {self.label_logits.device})"
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return a copy of the label logits of these rows."""
         return self.label_logits.index_select(0, rows)

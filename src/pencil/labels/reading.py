@@ -41,6 +41,9 @@ class LabelReading:
     changed: Tensor
     undecided: Tensor
 
+    def __repr__(self) -> str:
+        return f"LabelReading({len(self.given):,} rows, {int(self.changed.sum()):,} changed)"
+
 
 def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     """Return the corrected labels of single-label data.
@@ -128,6 +131,9 @@ class EntryReading:
     known: Tensor
     confidence: Tensor
     changed: Tensor
+
+    def __repr__(self) -> str:
+        return f"EntryReading({len(self.given):,} rows, {int(self.changed.sum()):,} entries changed)"
 
 
 def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:

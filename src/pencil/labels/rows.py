@@ -6,7 +6,7 @@ from torch import Tensor
 from pencil.errors import TrainingError
 from pencil.labels.protocol import Labels
 
-BLOCK = 2**22
+BLOCK = 2**20
 """Values, a number for each (row, class), that are computed at a time where all at once would not fit into memory."""
 
 

@@ -178,6 +178,9 @@ class LabelStore:
     def __len__(self) -> int:
         return len(self.label_logits)
 
+    def __repr__(self) -> str:
+        return f"LabelStore({len(self):,} rows, {self.num_classes:,} classes, on {self.label_logits.device})"
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return a copy of the label logits of these rows."""
         return self.label_logits.index_select(0, rows)

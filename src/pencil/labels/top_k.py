@@ -96,6 +96,9 @@ class TopKLabelStore:
     def __len__(self) -> int:
         return len(self.top)
 
+    def __repr__(self) -> str:
+        return f"TopKLabelStore({len(self):,} rows, {self.k} of {self.num_classes:,} classes, on {self.top.device})"
+
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return the label logits of these rows, dense."""
         top, index = self.top[rows].to(self.dtype) + self.largest[rows].unsqueeze(1), self.index[rows].long()

@@ -1,15 +1,18 @@
-"""Progress of training on stderr: a bar with the time that is left on a terminal, else a line now and then."""
+"""Progress of training: a bar with the time that is left on a terminal or in a notebook, else a line now and then."""
 
+import io
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from html import escape
+from importlib import import_module
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.progress import Progress, TaskID
+from rich.progress import Progress, Task, TaskID
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +23,8 @@ from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
 """In a log there is at most one line in this time, besides the last epoch's."""
+SECONDS_PER_UPDATE, NOTEBOOK_WIDTH = 0.5, 120
+"""In a notebook the bar is replaced at most twice in a second, as each change is kept in the messages of the kernel."""
 SHORTEST_BAR, LONGEST_BAR = 10, 40
 PHASE = 14
 """Characters of a phase's name that are shown beside the bar."""
@@ -35,18 +40,22 @@ class OneLine(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """Yield one line for each task."""
         for task in self.tasks:
-            kept = [task.fields["before"]]
-            if task.total is not None:
-                left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
-                kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
-            more = [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]]
-            before, bar, after = fit_line(self.console.width, kept, more)
+            before, bar, after = line_of(task, self.console.width)
             line = Table.grid(padding=(0, 1))
             parts: list[RenderableType] = [Text(before, no_wrap=True)]
             if bar:
                 parts.append(ProgressBar(total=task.total, completed=task.completed, width=bar))
             line.add_row(*parts, Text(after, style="dim", no_wrap=True))
             yield line
+
+
+def line_of(task: Task, width: int) -> tuple[str, int, str]:
+    """Return the parts of a task's line, as :func:`fit_line` does."""
+    kept = [task.fields["before"]]
+    if task.total is not None:
+        left = "-:--" if task.time_remaining is None else clock(task.time_remaining)
+        kept += [f"{task.percentage:.0f}%", f"{left} left", task.fields["score"]]
+    return fit_line(width, kept, [f"{clock(task.elapsed or 0.0)} so far", *task.fields["more"]])
 
 
 def fit_line(width: int, kept: Sequence[str], more: Sequence[str]) -> tuple[str, int, str]:
@@ -178,6 +187,44 @@ def show_task(progress: Progress, task: TaskID, status: Status, before: str) -> 
     )
 
 
+class NotebookBar(Bar):
+    """The bar as one output of a notebook cell, which is replaced as training goes on; ipywidgets are not needed."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        console = Console(file=io.StringIO(), force_jupyter=False)  # where nothing is shown: rich only keeps the time
+        super().__init__(OneLine(console=console, auto_refresh=False))
+        self.now, self._shown_at = now, -SECONDS_PER_UPDATE
+        self._sentences: list[str] = []
+        self._display: Any = None
+
+    def on_choice(self, sentence: str) -> None:
+        self._sentences.append(visible(sentence))
+        self.replace_output()
+
+    def show(self, status: Status) -> None:
+        """Take over the status; what is shown is replaced now and then."""
+        super().show(status)
+        if self.now() - self._shown_at >= SECONDS_PER_UPDATE:
+            self.replace_output()
+
+    def replace_output(self) -> None:
+        """Show the bar as it is now, in place of what was shown before."""
+        display: Any = import_module("IPython.display").display
+        self._shown_at = self.now()
+        task = self.progress.tasks[0]
+        before, _, after = line_of(task, NOTEBOOK_WIDTH)
+        total = "" if task.total is None else f' max="{task.total}" value="{task.completed}"'
+        bar = f"{escape(before)} <progress{total}></progress> {escape(after)}"
+        page = {
+            "text/html": "<br>".join([*map(escape, self._sentences), bar]),
+            "text/plain": "\n".join([*self._sentences, f"{before}  {after}"]),
+        }
+        if self._display is None:
+            self._display = display(page, raw=True, display_id=True)
+        else:
+            self._display.update(page, raw=True)
+
+
 class Lines(Observer):
     """Lines for logs: an epoch's, if the last one is long enough ago, and the last epoch's."""
 
@@ -258,17 +305,27 @@ def changes_of(record: Record) -> str:
     return f"{counted(count, 'training label')} changed" if count else ""
 
 
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, which shows HTML. IPython is not imported for it."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
 @contextmanager
 def show_progress(wanted: bool | Observer | None) -> Iterator[tuple[Observer, ...]]:
-    """Show a bar on a terminal or lines elsewhere; if ``wanted`` is None, a bar on a terminal and nothing elsewhere.
+    """Show a bar on a terminal or in a notebook, or lines elsewhere; if ``wanted`` is None, nothing elsewhere.
 
-    An observer takes the place of both.
+    An observer takes the place of all of them.
     """
-    terminal = sys.stderr.isatty()
+    terminal, notebook = sys.stderr.isatty(), in_notebook()
     if isinstance(wanted, Observer):
         yield (wanted,)
-    elif wanted is False or (wanted is None and not terminal):
+    elif wanted is False or (wanted is None and not terminal and not notebook):
         yield ()
+    elif notebook:
+        bar = NotebookBar()
+        yield (bar,)
+        bar.replace_output()
     elif not terminal:
         yield (Lines(),)
     else:

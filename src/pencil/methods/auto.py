@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,10 +12,10 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.labels.entry_noise import EntryNoise
-from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
+from pencil.labels.noise_model import SIGNIFICANT
 from pencil.labels.rows import row_blocks
 from pencil.methods.auto_forms import HeldOut, auto_form, z_score
+from pencil.methods.auto_state import AutoState
 from pencil.methods.base import (
     Context,
     Epochs,
@@ -38,38 +38,6 @@ MANY_HELD_OUT = 400
 """With fewer held-out rows a gap of five points is not significant: dropout keeps its full strength."""
 ENOUGH_HELD_OUT = 75
 """With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
-
-
-@dataclass
-class AutoState:
-    """What training has found out so far.
-
-    ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
-    ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
-    held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
-    the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    its largest weight that ELR's regulariser has now, None: all of it, ``dropout`` the strength of dropout,
-    ``overfitted`` whether training rows were ever fitted clearly better than held-out ones. ``choices`` are the
-    decisions in words.
-    """
-
-    total: int
-    done: int = 0
-    round: int = 1
-    backbone_epochs: int = 0
-    best_epoch: int = 0
-    best_likelihoods: Tensor | None = None
-    best_weights: list[Tensor] = field(default_factory=list)
-    best_logits: Tensor | None = None
-    recent_likelihoods: list[Tensor] = field(default_factory=list)
-    corrected: bool = False
-    noise: NoiseModel | EntryNoise | None = None
-    trust: float = 1.0
-    early_learning_share: float | None = None
-    network_high: float | None = None
-    dropout: float = 1.0
-    overfitted: bool = False
-    choices: list[str] = field(default_factory=list)
 
 
 class Auto(Method):
@@ -119,7 +87,14 @@ class Auto(Method):
     """
 
     requirements = Requirements(
-        ema=True, dropout=True, held_out_rows=40, min_held_out_rows=5, multilabel=True, wall_clock=True, row_losses=True
+        ema=True,
+        dropout=True,
+        held_out_rows=40,
+        min_held_out_rows=5,
+        multilabel=True,
+        wall_clock=True,
+        row_losses=True,
+        label_store=True,
     )
     state: AutoState
     row_state: ClassVar = {}

@@ -50,6 +50,11 @@ class Requirements:
         The method can train on multi-label data.
     wall_clock
         The method can plan its epochs for a time budget (``training.minutes``).
+    label_arrays
+        How many arrays with a number for each row and class the method keeps, the label store among them; whether these
+        fit into memory is checked before they are made.
+    label_store
+        This array is the label store of ``Task.layout``, which ``training.label_top_k`` makes smaller.
     transition_matrix
         The definition of the method needs the true transition matrix of the noise. Tables mark it with a star.
     """
@@ -64,6 +69,8 @@ class Requirements:
     row_losses: bool = False
     multilabel: bool = False
     wall_clock: bool = False
+    label_arrays: int = 1
+    label_store: bool = False
     transition_matrix: bool = False
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class CoTeaching(Method):
     epochs, too few to learn from in a short run.)
     """
 
-    requirements = Requirements(networks=2)
+    requirements = Requirements(networks=2, label_arrays=0)
     state: CoTeachingState
     row_state: ClassVar = {}
 

@@ -12,7 +12,7 @@ from pencil.data.examples import Batch
 from pencil.data.given import as_distribution, hard_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs
-from pencil.methods.base import Context, Method, Outputs, Phase, Task, Terms
+from pencil.methods.base import Context, Method, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 from pencil.seeding import generator
 
@@ -60,6 +60,7 @@ class ConfidentLearning(Method):
     on ``fold_seed`` alone. The cleanlab library finds the issues: ``pip install 'pencil-labels[cleanlab]'``.
     """
 
+    requirements = Requirements(label_arrays=3)
     state: ConfidentLearningState
     row_state: ClassVar = {"fold_of": 0, "out_of_fold_probs": 0, "issues": 0}
 

@@ -19,7 +19,7 @@ class CrossEntropy(Method):
         The fraction of each given label that is spread evenly over all classes; for single-label data.
     """
 
-    requirements = Requirements(multilabel=True, row_losses=True)
+    requirements = Requirements(multilabel=True, row_losses=True, label_arrays=0)
 
     def __init__(self, *, epochs: Epochs = 60, lr: Schedule = Cosine(0.02), label_smoothing: Fraction = 0.0):
         self.epochs, self.label_smoothing = epochs, label_smoothing

@@ -142,7 +142,7 @@ class DivideMix(Method):
         The fraction of the epochs over which that weight rises from zero; the paper's 16 epochs.
     """
 
-    requirements = Requirements(networks=2)
+    requirements = Requirements(networks=2, label_arrays=3)
     state: DivideMixState
     row_state: ClassVar = {"clean": 1, "refined": 0}
 

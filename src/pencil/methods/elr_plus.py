@@ -58,7 +58,7 @@ class ElrPlus(Method):
         The parameter alpha of mixup; 0 for none.
     """
 
-    requirements = Requirements(networks=2, ema=True, ema_logits=True)
+    requirements = Requirements(networks=2, ema=True, ema_logits=True, label_arrays=3)
     state: ElrPlusState
     row_state: ClassVar = {"targets": 1}
 

@@ -98,7 +98,7 @@ def check_transition(transition: Matrix, num_classes: int) -> Tensor:
 class _Corrected(Method):
     """One phase with a loss that a known transition matrix corrects."""
 
-    requirements = Requirements(transition_matrix=True)
+    requirements = Requirements(transition_matrix=True, label_arrays=0)
 
     def __init__(self, *, transition: Matrix | None = None, epochs: Epochs = 60, lr: Schedule = Cosine(0.02)):
         self.transition = transition

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -75,6 +75,7 @@ class JointOptimization(Method):
         self.final_lr: AnySchedule = as_schedule(final_lr)
         self.alpha, self.beta, self.prior = alpha, beta, prior
         self.update_from, self.window = update_from, window
+        self.requirements = replace(type(self).requirements, label_arrays=window + 2)  # kept, their mean, the last mean
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         classes = task.num_classes

@@ -65,7 +65,7 @@ class Pencil(Method):
         Start further rounds from the corrected labels (as R2-D2 does) instead of the given ones.
     """
 
-    requirements = Requirements(multilabel=True, row_losses=True)
+    requirements = Requirements(multilabel=True, row_losses=True, label_store=True)
 
     def __init__(
         self,

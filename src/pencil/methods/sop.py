@@ -9,7 +9,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given import as_distribution
 from pencil.labels.losses import at_least_fp32, forward_kl, log_probs
-from pencil.methods.base import ONE_VIEW, Epochs, Method, NonNegative, Outputs, Phase, Task, Terms, Views
+from pencil.methods.base import ONE_VIEW, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms, Views
 from pencil.methods.joint_optimization import prior_loss
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
@@ -94,6 +94,7 @@ class Sop(Method):
         for asymmetric noise.
     """
 
+    requirements = Requirements(label_arrays=3)
     state: SopState
     row_state: ClassVar = {"u": 0, "v": 0}
     views: Views = ONE_VIEW

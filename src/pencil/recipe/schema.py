@@ -10,6 +10,7 @@ from pencil.data.settings import DataSettings
 from pencil.methods import Method, find_method
 from pencil.models import ModelSettings
 from pencil.recipe.arguments import method_arguments, without_none
+from pencil.terminal import shorten
 from pencil.training.settings import TrainingSettings
 from pencil.user_file import NO_FILES, Trust
 
@@ -82,6 +83,13 @@ class Recipe(BaseModel):
         """Return the same recipe with another method; arguments that are left out have their defaults."""
         complete = without_none(method_arguments(name, self._trust)(**arguments).model_dump(mode="json"))
         return self.model_copy(update={"method": {"name": name, **complete}})
+
+    def __repr__(self) -> str:
+        names = (self.name, self.method["name"], self.model.name, str(self.data.source))
+        name, method, model, source = (shorten(one, 40) for one in names)
+        return f"Recipe({name!r}: {method} with {model} on {source}, seed {self.seed})"
+
+    __str__ = __repr__
 
     def to_toml(self) -> str:
         """Return the recipe as TOML, with every default written out."""

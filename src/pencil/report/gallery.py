@@ -10,9 +10,9 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.settings import FROM_PYTHON
 from pencil.data.sources import load
 from pencil.report.counts import CONFIDENT, pieces
-from pencil.report.pictures import Shown, show_rows
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
+from pencil.runs.pictures import Shown, show_rows
 from pencil.runs.summary import CLOSE
 
 CASES, PER_CLASS = 24, 4

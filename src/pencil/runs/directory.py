@@ -81,10 +81,10 @@ class RunData:
     """A finished run without its network; ``environment`` is empty and ``path`` None if it has no directory."""
 
     labels: LabelTable
-    metrics: list[Record]
+    metrics: list[Record] = field(repr=False)
     summary: Summary
     recipe: "Recipe"
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = None
 
     @property

@@ -24,6 +24,10 @@ from pencil.files import atomic_write
 from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, WIDE
 from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
 
+ROW_GROUP, VALUES = 2**20, 2**22
+"""Rows of a group in the file, Arrow's own number, and at most this many probabilities: while a group is written, it
+takes its own size once more."""
+
 
 @dataclass(frozen=True)
 class CodedLabels:
@@ -31,6 +35,9 @@ class CodedLabels:
 
     codes: np.ndarray
     names: Sequence[Label]
+
+    def __repr__(self) -> str:
+        return f"CodedLabels({len(self.codes):,} rows, {len(self.names):,} labels)"
 
     def __getitem__(self, row: int) -> Label | None:
         code = int(self.codes[row])
@@ -118,7 +125,8 @@ class LabelTable:
     def write(self, path: Path) -> None:
         """Write the table to a Parquet file; a reader sees the previous file or the complete new one."""
         with atomic_write(path) as temporary:
-            pq.write_table(self.table, temporary, compression="zstd")
+            size = min(ROW_GROUP, max(1, VALUES // len(self.classes)))
+            pq.write_table(self.table, temporary, compression="zstd", row_group_size=size)
 
     def batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the table, or some of its columns, in batches of at most this many rows."""

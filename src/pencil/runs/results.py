@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pencil._version import __version__
+from pencil.arrow_arrays import matrix
 from pencil.data.examples import Examples, Splits
 from pencil.data.given import most_probable
 from pencil.data.inputs import Inputs
@@ -21,6 +22,7 @@ from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores
 from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
+from pencil.runs.label_columns import WIDE
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import CLOSE, DataSummary, LabelSummary, Score, Summary, VerdictSummary
 from pencil.runs.totals import RowTotals, count_rows
@@ -81,8 +83,23 @@ def build_label_table(
     parts = [splits.train, *other_parts(splits, validation_probs, unlabelled_probs)]
     places = table_order(parts, splits.unlabelled if unlabelled_probs is not None else None, order)
     if places is not None:
-        table = table.take(pa.array(places))
+        table = _in_order(table, places)
     return LabelTable(with_classes(table, splits.train.classes).combine_chunks())
+
+
+def _in_order(table: pa.Table, places: np.ndarray) -> pa.Table:
+    """Return the rows at these places. A column with a number for each class is written once: Arrow copies it twice."""
+    wide = [name for name in table.column_names if name in WIDE]
+    ordered = table.drop_columns(wide).take(pa.array(places))
+    row_of = np.argsort(places)
+    for name in wide:
+        width, start = table.schema.field(name).type.list_size, 0
+        values = np.empty((len(places), width), dtype=np.float32)
+        for chunk in table[name].chunks:
+            values[row_of[start : start + len(chunk)]] = matrix(chunk, width)
+            start += len(chunk)
+        ordered = ordered.append_column(name, _as_lists(values))
+    return ordered.select(table.column_names)
 
 
 def table_order(parts: Sequence[Examples], unlabelled: Examples | None, order: Any) -> np.ndarray | None:
@@ -404,4 +421,8 @@ def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
 
 
 def _matrix(values: Tensor) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(values.float().contiguous().view(-1).numpy()), values.shape[1])
+    return _as_lists(values.float().contiguous().numpy())
+
+
+def _as_lists(values: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])

@@ -15,12 +15,15 @@ from pencil.data.frames import as_new_inputs
 from pencil.data.inputs import Inputs
 from pencil.data.prepare import prepare_inputs
 from pencil.data.transform import Normalization
+from pencil.decisions import Where
 from pencil.errors import DataError, ModelError, RunError, setting
 from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
 from pencil.runs.directory import RunData, RunReader
 from pencil.runs.label_table import LabelTable
+from pencil.runs.notebook import describe_run, run_page
+from pencil.runs.pictures import Shown
 from pencil.runs.results import input_type
 from pencil.runs.summary import Summary
 from pencil.training import Record
@@ -54,6 +57,8 @@ class Run:
         What ``environment.json`` holds; empty without a run directory.
     encoder : Encoder or None
         What makes vectors of the rows of a table, where the network was trained on such rows.
+    shown : mapping
+        The inputs of the first rows to fix, by key and split, for a notebook; empty in a run that was opened.
     """
 
     model: nn.Module
@@ -64,6 +69,14 @@ class Run:
     path: Path | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     encoder: Encoder | None = None
+    shown: Mapping[Where, Shown] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return describe_run("Run", self.summary, self.path)
+
+    def _repr_html_(self) -> str:
+        """Return the run as a notebook shows it: verdict, three numbers, and the first rows to fix."""
+        return run_page(self.summary, self.labels, self.shown)
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pencil.errors import RunError
 from pencil.files import parse_json
 from pencil.runs.layout import FORMAT, SUMMARY
-from pencil.terminal import counted
+from pencil.terminal import counted, shorten
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
+NAME = 40
+"""Characters of a name where a value is shown in a line."""
 CLOSE = 0.2
 """A label is undecided if its two most probable readings are less than this apart."""
 
@@ -147,6 +149,13 @@ class DataSummary(_Frozen):
     input_shape: Annotated[tuple[Annotated[Count, Field(ge=1)], ...], Field(min_length=1)]
     input_type: Literal["uint8", "float"]
 
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{shorten(split, NAME)} {count:,}" for split, count in list(self.rows.items())[:4])
+        kind = "multi-label" if self.multilabel else "single-label"
+        return f"DataSummary({rows}; {len(self.classes):,} classes, {kind}, {self.input_type} {self.input_shape})"
+
+    __str__ = __repr__
+
     @property
     def unread_words(self) -> str:
         """The rows that were not read, in words; empty if there are none."""
@@ -282,6 +291,19 @@ class Summary(_Frozen):
     def score(self) -> str:
         """The name of the score in metrics and in JSON: ``accuracy``, or ``map`` for multi-label data."""
         return "map" if self.data.multilabel else "accuracy"
+
+    def describe(self) -> str:
+        """Return the results in a few words."""
+        level = "no verdict" if self.verdict is None else self.verdict.level
+        scores = [(split, one) for split, one in (("test", self.test), ("held-out", self.validation)) if one]
+        score = "".join(f", {split} {self.score} {one.last:.3f}" for split, one in scores[:1])
+        changed = f"{self.labels.total_changed:,} of {self.labels.total:,} labels changed"
+        return f"{shorten(self.method, NAME)}, {len(self.data.classes):,} classes, {changed}{score}, {level}"
+
+    def __repr__(self) -> str:
+        return f"Summary({self.describe()})"
+
+    __str__ = __repr__
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data as ``--json`` prints it: scores by their names, without what is not known."""

@@ -89,6 +89,10 @@ class Outcome:
     unlabelled_probs: Tensor | None = None
     shard: Callable[[], Iterator[TrainRows]] | None = None
 
+    def __repr__(self) -> str:
+        rows, epochs = len(self.judgement.issue_scores), len(self.records)
+        return f"Outcome({rows:,} training rows, {epochs} epochs, best epoch {self.best_epoch})"
+
     def train_rows(self) -> Iterator[TrainRows]:
         """Yield what was found about the training rows: some at a time; with ``shard`` those of this rank."""
         if self.shard is not None:

@@ -1,0 +1,113 @@
+"""A run in a notebook: a line as text, and a small page with the verdict, three numbers and the first rows to fix.
+
+The page has no scripts and needs no other file. Names, keys and cells may come from anybody, so all are escaped.
+"""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from pencil.data.examples import Examples, Splits
+from pencil.decisions import Where
+from pencil.runs.advice import noise_rate_of
+from pencil.runs.label_table import LabelTable
+from pencil.runs.pictures import Shown, show_rows
+from pencil.runs.summary import Score, Summary
+from pencil.terminal import shorten
+
+FIRST = 6
+"""Rows to fix on the page."""
+NAME, WORDS = 40, 120
+"""Characters of a name, and of a row's content, on the page."""
+CELL = "text-align:left;padding:2px 12px 2px 0"
+COLOURS = {"reliable": "#1a7f37", "doubtful": "#9a6700"}
+"""Of the verdict; every other one is red."""
+
+
+def describe_run(kind: str, summary: Summary, path: Path | None) -> str:
+    """Return a run in one line."""
+    place = "" if path is None else f", {shorten(str(path), NAME)!r}"
+    return f"{kind}({summary.describe()}{place})"
+
+
+def first_to_fix(labels: LabelTable) -> LabelTable:
+    """Return the first rows whose label changed, the most probable issue first."""
+    changed = np.flatnonzero(labels.changed)
+    return labels.take(changed[np.argsort(-labels.issue_score[changed], kind="stable")][:FIRST])
+
+
+def show_first(labels: LabelTable, splits: Splits) -> dict[Where, Shown]:
+    """Return the inputs of the first rows to fix, as a page shows them; rows that cannot be read are left out."""
+    rows, found = first_to_fix(labels), dict[Where, Shown]()
+    for split in ("train", "validation"):
+        part: Examples | None = getattr(splits, split)
+        keys = [key for key, of in zip(rows.keys.to_pylist(), rows.splits.to_pylist(), strict=True) if of == split]
+        if part is not None and keys:
+            places = np.flatnonzero(np.isin(part.keys, np.array(keys, dtype=part.keys.dtype)))
+            shown = show_rows(part, {str(part.keys[place]): int(place) for place in places})
+            found |= {(key, split): one for key, one in shown.items() if one is not None}
+    return found
+
+
+def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown]) -> str:
+    """Return the page of a run."""
+    level = "no verdict" if summary.verdict is None else summary.verdict.level
+    reason = "" if summary.verdict is None or not summary.verdict.reasons else summary.verdict.reasons[0]
+    numbers = "".join(
+        f'<td style="text-align:left;padding:0 1.5em 0 0"><b style="font-size:140%">{escape(value)}</b><br>'
+        f"<small>{escape(name)}</small></td>"
+        for name, value in three_numbers(summary)
+    )
+    rows = first_to_fix(labels)
+    listed = _rows(rows, shown) if len(rows) else "<p>No label was changed.</p>"
+    return (
+        f'<div style="max-width:60em"><p style="margin:0.3em 0"><b style="color:{COLOURS.get(level, "#cf222e")}">'
+        f"{escape(level)}</b> <span>{escape(shorten(reason, 2 * WORDS))}</span></p>"
+        f"<table><tr>{numbers}</tr></table>{listed}</div>"
+    )
+
+
+def three_numbers(summary: Summary) -> list[tuple[str, str]]:
+    """Return the name and the value of three numbers: labels that changed, labels that are wrong, and the score."""
+    labels, rate = summary.labels, noise_rate_of(summary)
+    kind = "mAP" if summary.data.multilabel else "accuracy"
+    scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind}, by noisy labels"))
+    score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "not known"))
+    wrong = "not known" if rate is None else f"{rate.estimate:.1%}"
+    return [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}"), ("estimated wrong", wrong), score]
+
+
+def _rows(rows: LabelTable, shown: Mapping[Where, Shown]) -> str:
+    cells = [
+        "".join(f'<td style="{CELL}">{cell}</td>' for cell in _cells(rows, row, shown)) for row in range(len(rows))
+    ]
+    head = "".join(f'<th style="{CELL}">{name}</th>' for name in ("row", "", "given", "corrected", "sure"))
+    lines = "".join(f"<tr>{line}</tr>" for line in cells)
+    return f"<p>The first labels to fix:</p><table><tr>{head}</tr>{lines}</table>"
+
+
+def _cells(rows: LabelTable, row: int, shown: Mapping[Where, Shown]) -> Sequence[str]:
+    where = rows.keys[row].as_py(), rows.splits[row].as_py()
+    names = (_label(labels[row]) for labels in (rows.given_labels, rows.corrected_labels))
+    return (_text(where[0], NAME), _content(shown.get(where)), *names, f"{rows.confidence[row]:.0%}")
+
+
+def _label(label: object) -> str:
+    return _text(", ".join(label) if isinstance(label, (tuple, list)) else str(label or "none"), NAME)
+
+
+def _content(shown: Shown | None) -> str:
+    """An input as a picture, as words, or as the cells of a table."""
+    if shown is None:
+        return ""
+    if shown.picture:
+        style = "image-rendering:pixelated;" if shown.coarse else ""
+        return f'<img src="{escape(shown.picture)}" alt="" style="{style}height:48px;max-width:96px;margin:0">'
+    cells = "; ".join(f"{cell.column}: {cell.value}" for cell in shown.cells)
+    return _text(shown.words or cells, WORDS)
+
+
+def _text(text: str, most: int) -> str:
+    return escape(shorten(text, most))
