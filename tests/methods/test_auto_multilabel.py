@@ -58,7 +58,7 @@ def test_it_finds_both_rates_and_says_so(noisy):
     assert np.mean(found["false_negatives"]) == pytest.approx(0.25, abs=0.08)
     assert np.mean(found["false_positives"]) == pytest.approx(0.05, abs=0.03)
     assert len(found["false_positives"]) == CLASSES
-    assert any("of the entries wrong" in choice for choice in found["choices"])
+    assert any("calibrated with sharpness" in choice for choice in found["choices"])
 
 
 def test_labels_without_meaning_are_left_alone():

@@ -177,7 +177,7 @@ def test_a_page_says_all_there_is_to_say(trained):
     assert made == trained / "report.html"
     seen = opened(made)
     for words in (
-        "What should I fix first?", "of the training labels were right before", "The test accuracy of the network is",
+        "What to do next", "of the training labels were right before", "The test accuracy of the network is",
         "Phases: backbone (epoch",
         "Labels that are right", "Label entropy", "Labels changed", "Which class became which", "Class by class",
         "Corrections, the surest of every kind", "Undecided labels",

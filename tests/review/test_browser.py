@@ -126,6 +126,7 @@ def test_the_page_stops_after_the_rows_to_look_at(chromium, tmp_path):
             progress(page, f"{number + 1} decided")
         expect(page.locator(".done h2")).to_have_text("Done: all 10 labels to look at are decided.")
         expect(page.locator(".done")).to_contain_text("The other 20 labels were kept as given")
+        expect(page.locator(".done code")).to_have_text(f"pencil labels {run} --reviewed")
         page.keyboard.press("n")
         expect(page.locator(".done")).to_be_visible()
         assert len(decided(run)) == 10

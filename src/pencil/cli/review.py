@@ -1,4 +1,4 @@
-"""``pencil review``: a local page where a person accepts or rejects the corrections of a run."""
+"""``pencil review``: a local page where a person accepts the corrections of a run or keeps the given labels."""
 
 from pathlib import Path
 from typing import Annotated
@@ -32,7 +32,7 @@ def review(
         ),
     ] = False,
 ) -> None:
-    """Look at corrections in the browser, the most useful first, and accept or reject them.
+    """Look at corrections in the browser, the most useful first: accept them, or keep the given labels.
 
     Every decision is appended to RUN/reviews.jsonl at once; come back at any time. Then `pencil labels RUN --reviewed`.
     """

@@ -1,4 +1,4 @@
-"""Review: a person accepts or rejects corrections on a local page; every decision is saved before it is shown."""
+"""Review: a person accepts corrections or keeps given labels on a local page; decisions are saved at once."""
 
 from pencil.decisions import REVIEWS, Decision, pinned_labels, read_reviews
 

@@ -1,6 +1,7 @@
 """One review of a run: its queue, the decisions about it, and the pictures that the server serves."""
 
 import secrets
+import shlex
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -73,6 +74,7 @@ class Review:
             "rows": len(queue),
             "to_look_at": int(queue.to_look_at.sum()),
             "pairs": queue.pairs(),
+            "write_labels": f"pencil labels {shlex.quote(str(self.run))} --reviewed",
         }
 
     def page(

@@ -38,7 +38,7 @@ def next_step(summary: Summary) -> str:
     """Return what a person should do now, in a sentence or two."""
     labels, level = summary.labels, None if summary.verdict is None else summary.verdict.level
     what = "known labels" if summary.data.multilabel else "labels"
-    look = f"look at {labels.to_look_at:,} of {labels.total:,} {what}, which changed or are undecided"
+    look = f"look at the {labels.to_look_at:,} of {labels.total:,} {what} that changed or are undecided"
     if not labels.to_look_at:
         nothing = "There is nothing to fix: no label was changed, and none is undecided."
         learned = "This network cannot judge the labels: train longer, or with another one."

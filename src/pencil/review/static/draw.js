@@ -161,7 +161,11 @@ function done() {
   const rest = begin.rows - begin.to_look_at;
   if (left) made.append(el("p", "", `${number(left)} more to look at are outside of this filter.`));
   else if (rest) made.append(el("p", "", `The other ${number(rest)} labels were kept as given, and no other class is close: nobody has to look at them.`));
-  if (page.decided) made.append(el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; `pencil labels RUN --reviewed` writes the labels."));
+  if (page.decided) {
+    const saved = el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; this command writes the labels:");
+    saved.append(el("code", "", plain(begin.write_labels)));
+    made.append(saved);
+  }
   if (page.of) made.append(button("look at them again", () => next(lookAgain)));
   if (page.of < begin.rows) made.append(" ", button(`go through all ${number(begin.rows)} labels`, lookAtAll));
   return made;
