@@ -43,9 +43,16 @@ def test_cells_on_a_local_cluster(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # its workers find the same modules
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    cells, seen = list(one_cell().cells()), []
-    results = run_cells_on_ray(cells, tmp_path, 1, lambda cell, result, left: seen.append((result["status"], left)))
+    cells, seen, news = list(one_cell().cells()), [], []
+    results = run_cells_on_ray(
+        cells,
+        tmp_path,
+        1,
+        lambda cell, result, left: seen.append((result["status"], left)),
+        lambda cell, status: news.append((cell.label, getattr(status, "stage", status))),
+    )
     assert seen == [("done", 0)]
+    assert news[0] == (cells[0].label, "loading data") and any("epoch 1/3" in stage for _, stage in news)
     found, expected = results[cells[0].identity()], run_cell(cells[0])
     assert found["curves"] == expected["curves"]
     run_cells_on_ray(cells, tmp_path, None, lambda *_: pytest.fail("it has a result already"))
