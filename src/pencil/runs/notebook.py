@@ -11,7 +11,6 @@ import numpy as np
 
 from pencil.data.examples import Examples, Splits
 from pencil.decisions import Where
-from pencil.runs.advice import noise_rate_of
 from pencil.runs.label_table import LabelTable
 from pencil.runs.pictures import Shown, show_rows
 from pencil.runs.summary import Score, Summary
@@ -71,11 +70,11 @@ def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown])
 
 def three_numbers(summary: Summary) -> list[tuple[str, str]]:
     """Return the name and the value of three numbers: labels that changed, labels that are wrong, and the score."""
-    labels, rate = summary.labels, noise_rate_of(summary)
+    labels, rate = summary.labels, summary.noise_rate
     kind = "mAP" if summary.data.multilabel else "accuracy"
     scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind}, by noisy labels"))
     score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "not known"))
-    wrong = "not known" if rate is None else f"{rate.estimate:.1%}"
+    wrong = "not known" if rate is None else str(rate)
     return [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}"), ("estimated wrong", wrong), score]
 
 

@@ -46,9 +46,10 @@ def without_unread(splits: Splits, outcome: Outcome, unread: dict[str, Tensor]) 
     kept = {name: _others(sizes[name], places) for name, places in unread.items()}
     parts = {name: getattr(splits, name).subset(places) for name, places in kept.items()}
     train, held_out, unlabelled = (kept.get(name) for name in ("train", "validation", "unlabelled"))
+    posterior = outcome.judgement.posterior
     judgement = replace(
         outcome.judgement,
-        probs=_of(outcome.judgement.probs, train),
+        posterior=posterior if train is None else lambda rows: posterior(train[rows]),
         issue_scores=_of(outcome.judgement.issue_scores, train),
         held_out_probs=_of(outcome.judgement.held_out_probs, held_out),
         held_out_issue_scores=_of(outcome.judgement.held_out_issue_scores, held_out),
