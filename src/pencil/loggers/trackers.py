@@ -115,10 +115,13 @@ class Trackers(Observer):
 def refuse_links_out(run: Path, name: str) -> None:
     """Refuse a tracker's folder in a run directory that is a link, or has links out of the directory in it.
 
-    The library writes to this folder, not we. W&B makes links inside of it.
+    The library writes to this folder, not pencil. W&B links the logs of a run to its cache, and never writes to them
+    again: a resumed run has a new folder.
     """
     refuse_links(run / name, run)
     for folder, folders, files in os.walk(run / name):
+        if name == "wandb" and Path(folder).name == "logs":
+            continue
         for entry in (*folders, *files):
             path = Path(folder) / entry
             if path.is_symlink() and not path.resolve().is_relative_to(run.resolve()):
