@@ -252,8 +252,13 @@ def test_a_tracker_may_have_links_of_its_own_but_none_that_lead_out(received):
     (folder / "run-1").mkdir(parents=True)
     (folder / "latest-run").symlink_to("run-1")
     refuse_links_out(received, "wandb")
-    (folder / "run-1" / "db").symlink_to(received.parent / "mine" / "recipe.toml")
-    with pytest.raises(RunError, match=f"run-1/db {REFUSED}"):
+    (folder / "run-1" / "log").symlink_to(received.parent / "mine" / "recipe.toml")  # as W&B leads to its own log
+    refuse_links_out(received, "wandb")
+    shutil.copytree(folder, received / "mlflow", symlinks=True)
+    with pytest.raises(RunError, match=f"run-1/log {REFUSED}"):
+        refuse_links_out(received, "mlflow")
+    (folder / "debug.log").symlink_to(received.parent / "mine" / "recipe.toml")
+    with pytest.raises(RunError, match=f"debug.log {REFUSED}"):
         refuse_links_out(received, "wandb")
     shutil.rmtree(folder)
     folder.symlink_to(received / "folder")

@@ -115,17 +115,17 @@ class Trackers(Observer):
 def refuse_links_out(run: Path, name: str) -> None:
     """Refuse a tracker's folder in a run directory that is a link, or has links out of the directory in it.
 
-    The library writes to this folder, not pencil. W&B links the logs of a run to its cache, and never writes to them
-    again: a resumed run has a new folder.
+    The library writes to this folder, not we. W&B makes links in it, also from the folders of earlier starts to its own
+    log; it never writes to those folders again, so only the names beside them count.
     """
     refuse_links(run / name, run)
     for folder, folders, files in os.walk(run / name):
-        if name == "wandb" and Path(folder).name == "logs":
-            continue
         for entry in (*folders, *files):
             path = Path(folder) / entry
             if path.is_symlink() and not path.resolve().is_relative_to(run.resolve()):
                 refuse_links(path, run)
+        if name == "wandb":
+            return
 
 
 def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str, float]:
