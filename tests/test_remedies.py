@@ -43,7 +43,7 @@ def test_errors_name_what_works_where_they_are_read(tmp_path):
     assert "19 rows" in command("check", "t.csv", "--set", "data.bad_rows=skip", cwd=tmp_path).stdout
 
     frame = pa.table({"text": TEXTS, "label": list("ab") * 10})
-    with pytest.raises(DataError, match='settings={"data.bad_rows": "skip"}') as refused:
+    with pytest.raises(DataError, match=r'settings={"data.bad_rows": "skip"}') as refused:
         pencil.fit("mlp", frame, epochs=1)
     assert "--set" not in str(refused.value)
     with pytest.warns(UserWarning, match="left out"):
