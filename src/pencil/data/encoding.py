@@ -146,7 +146,8 @@ class Encoder:
         DataError
             If columns are missing; the message names them all.
         """
-        missing = [name for name in self.columns if name not in records.table.column_names]
+        known = set(records.table.column_names)
+        missing = [name for name in self.columns if name not in known]
         if missing:
             raise DataError(
                 f"the table lacks the columns {', '.join(map(repr, missing))}; expected all columns that the network "
@@ -261,9 +262,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         scales.append(StandardScaler().fit(symmetric(filled, arrays["powers"])))
     terms = None
     if text and text_model == IN_BOX:
-        terms = fit_terms_in_parts(
-            len(rows), lambda start, count: records.take(rows[start : start + count]).texts(text)
-        )
+        terms = fit_terms_in_parts(len(rows), lambda start, end: records.take(rows[start:end]).texts(text))
     if terms is not None:
         arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
     plan = Plan(
