@@ -34,6 +34,7 @@ def test_a_key_is_set_as_the_caller_sets_it(key, value, option, argument):
     assert setting(key, value) == argument
 
 
+@pytest.mark.filterwarnings("default")  # the command line prints them
 def test_errors_name_what_works_where_they_are_read(tmp_path):
     lines = [f"{text},{'ab'[row % 2]}" for row, text in enumerate(TEXTS)]
     (tmp_path / "t.csv").write_text("\n".join(["text,label", *lines]) + "\n")
@@ -43,7 +44,7 @@ def test_errors_name_what_works_where_they_are_read(tmp_path):
     assert "19 rows" in command("check", "t.csv", "--set", "data.bad_rows=skip", cwd=tmp_path).stdout
 
     frame = pa.table({"text": TEXTS, "label": list("ab") * 10})
-    with pytest.raises(DataError, match='settings={"data.bad_rows": "skip"}') as refused:
+    with pytest.raises(DataError, match=r'settings={"data.bad_rows": "skip"}') as refused:
         pencil.fit("mlp", frame, epochs=1)
     assert "--set" not in str(refused.value)
     with pytest.warns(UserWarning, match="left out"):

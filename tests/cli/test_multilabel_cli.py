@@ -165,7 +165,7 @@ def test_exported_cells_of_several_classes_are_read_again(tmp_path):
     lines = [f"{number}.png,{cell}" for number, cell in enumerate(cells)]
     (tmp_path / "t.csv").write_text("\n".join(["path,label", *lines]))
     asked = pencil("check", "t.csv", cwd=tmp_path, code=2).stderr
-    assert "label 'sea;sky' at row 2" in asked and "set data.multilabel=true" in asked
+    assert "label 'sea;sky' at row 4" in asked and "--set data.multilabel=true" in asked
     quick = ["--method", "pencil", "--epochs", "3", "--set", "data.multilabel=true"]
     pencil("train", "t.csv", *quick, "--out", "run", cwd=tmp_path)
     pencil("labels", "run", "--order", "data", "--anyway", "--out", "l.csv", cwd=tmp_path)

@@ -44,7 +44,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("records")
     write(folder / "mine.csv", 200, 0)
     done = pencil("train", "mine.csv", "--out", "runs/mine", "--epochs", 6, cwd=folder)
-    expected = "columns: numbers: age, income; categories: city; text: note; not used: id (numbers of rows)"
+    expected = "columns: numbers: age, income; categories: city; text: note"
     assert expected in " ".join(done.stderr.split())
     return folder
 

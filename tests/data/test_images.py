@@ -141,7 +141,7 @@ def test_an_unreadable_image_is_named_with_its_row(files, tmp_path):
 
     with pytest.raises(
         DataError,
-        match=r"2 of 6 images cannot be read: '2.png' \(row 2\): .*truncated; '4.png' .*settings={.data.bad_rows",
+        match=r"2 of 6 images cannot be read: '2.png' \(row 2\): .*truncated; '4.png' .*.data.bad_rows",
     ):
         read(2)
     with pytest.raises(DataError, match=r"'4.png' \(row 4\): it is not an image that Pillow knows"):
@@ -178,9 +178,7 @@ def test_bytes_that_are_missing_are_named():
 def test_images_of_two_sizes_in_a_batch_are_refused(tmp_path, workers):
     paint(tmp_path / "a.png"), paint(tmp_path / "b.png", size=(8, 9))
     inputs = ImageInputs(ImageFiles(tmp_path, as_keys(["a.png", "b.png"])), workers=workers)
-    with pytest.raises(
-        DataError, match=r"^image 'b.png' has 8 x 9 pixels, 'a.png' 8 x 8 pixels; .* set one with .*data.resize.*"
-    ):
+    with pytest.raises(DataError, match=r"^image 'b.png' has 8 x 9 pixels, 'a.png' 8 x 8 pixels; .* set one with"):
         list(inputs.batches([torch.tensor([0, 1])]))
 
 

@@ -140,7 +140,7 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
 
     if examples.multilabel:
         yield from _several(found, examples)
-    yield from _columns(found)
+    yield from _columns(found, examples)
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
     yield from _groups(found.duplicates, "groups of exact duplicates", named)
@@ -154,10 +154,19 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     yield from _some(len(found.extreme_sizes), "images of extreme size or shape", sizes)
 
 
-def _columns(found: "Inspection") -> Iterator[str]:
-    """The columns of a table that is encoded: roles, missing cells, those without information."""
+def _columns(found: "Inspection", examples: "Examples") -> Iterator[str]:
+    """The columns of a table: label, key, inputs, missing cells, those without information, those that are not used."""
     from pencil.data.roles import ROLES
 
+    uses, unused = examples.table, found.unused
+    if uses is not None:
+        unused = uses.unused
+        for use in ("label", "clean label", "split"):
+            if uses.of(use):
+                yield f"            {use}: {_first(list(uses.of(use)))}"
+        yield f"            key: {uses.named_by}"
+        if uses.of("image"):
+            yield f"            images: {_first(list(uses.of('image')))}"
     plural = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
     for role in ROLES:
         names = [one.name for one in found.columns if one.role == role]
@@ -167,7 +176,7 @@ def _columns(found: "Inspection") -> Iterator[str]:
     for what, names in (
         ("missing values", missing),
         ("constant columns", [one.name for one in found.columns if one.constant]),
-        ("not used", [f"{name} ({reason})" for name, reason in found.unused.items()]),
+        ("not used", [f"{name} ({reason})" for name, reason in unused.items()]),
     ):
         if names:
             yield f"            {what}: {_first(names)}"

@@ -112,11 +112,14 @@ class ColumnUses:
         Why the others are not.
     columns
         Which column is what, with the key decided.
+    named_by
+        In words, what the keys of the rows are.
     """
 
     used: Mapping[str, str]
     unused: Mapping[str, str]
     columns: Columns
+    named_by: str
 
     def of(self, use: str) -> tuple[str, ...]:
         """Return the columns with this use."""
@@ -165,7 +168,7 @@ def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: 
 
 def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
     """Return the first column with one of these names whose type fits; None if there is none."""
-    fitting = [field.name for field in table.schema if fits(field.type)]
+    fitting = [field.name for field in table.schema if field.name.lower() in names and fits(field.type)]
     return usual_name(fitting, names)
 
 

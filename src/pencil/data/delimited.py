@@ -26,8 +26,21 @@ SAMPLE = 2**16
 """This many characters of the beginning decide which delimiter it is."""
 BLOCK = 2**24
 """This many bytes are decoded at a time to find the encoding."""
-MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+MARKS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # which begins as the next one does
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
 """Byte order marks, with which some programs begin a file, and the encodings that they stand for."""
+WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
+"""Encodings without a mark in which an ASCII character has a zero byte, which no text in UTF-8 has."""
+FIRST_BLOCK = 2**20
+"""Bytes of a text file that are parsed at a time, as long as no row is longer."""
+ROWS_PER_BLOCK = 64
+LARGEST_BLOCK = 2**30
+"""No row is longer than this many bytes; Arrow counts the bytes of a block in 32 bits."""
 GUESSED = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}
 """Encodings in which any text can be read; whether it was meant so is a guess, which is said."""
 FIRST_LINE = 2
@@ -58,7 +71,7 @@ class Dialect:
 def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
     """Return how a table is encoded and delimited.
 
-    A file is UTF-8 (or UTF-16, where it begins with a mark), or else Windows-1252 or Latin-1.
+    A file is UTF-8, UTF-16 or UTF-32, with or without a mark, or else Windows-1252 or Latin-1.
 
     Parameters
     ----------
@@ -130,10 +143,10 @@ def read_delimited(
         )
     cells, lines = _cells(dict.fromkeys(texts, pa.string())), _Lines()
     try:
-        table = arrow_csv.read_csv(path, _read_options(dialect), _parse_options(dialect.delimiter), cells)
+        table = _read_csv(path, dialect, _parse_options(dialect.delimiter), cells)
     except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; one thread counts lines
-        one_thread = arrow_csv.ReadOptions(encoding=dialect.encoding, use_threads=False)
-        table = arrow_csv.read_csv(path, one_thread, lines.options(dialect), cells)
+        lines = _Lines()
+        table = _read_csv(path, dialect, lines.options(dialect), cells, use_threads=False, lines=lines)
         if lines.found:
             lines.settle(path, on_bad_rows, table.num_rows)
     table = _as_meant(table)
@@ -157,15 +170,22 @@ def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Tabl
 
 def read_names(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns."""
-    with arrow_csv.open_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter)) as reader:
-        return cast(list[str], reader.schema.names)
+    parse = _without_odd_lines(dialect.delimiter)
+    for block in _blocks(path):
+        try:
+            with arrow_csv.open_csv(path, _read_options(dialect, block), parse) as reader:
+                return cast(list[str], reader.schema.names)
+        except pa.ArrowInvalid as error:
+            if not _is_cut(error):
+                raise
+    raise _too_long(path)
 
 
 def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
     """Return one column as it is written; lines with too many or too few cells are left out."""
     cells = _cells({name: pa.string()})
     cells.include_columns = [name]
-    return _as_meant(arrow_csv.read_csv(path, _read_options(dialect), _without_odd_lines(dialect.delimiter), cells))[0]
+    return _as_meant(_read_csv(path, dialect, _without_odd_lines(dialect.delimiter), cells))[0]
 
 
 def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[Numbered]:
@@ -173,14 +193,27 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
 
     Lines with too many or too few cells are left out; a warning at the end says how many.
     """
-    kinds, lines, first = {field.name: field.type for field in schema}, _Lines(), 0
-    options = arrow_csv.ReadOptions(block_size=block, encoding=dialect.encoding, use_threads=False)
-    parse = lines.options(dialect)
-    _HELD.append(parse)
-    with arrow_csv.open_csv(path, options, parse, _cells(kinds)) as reader:
-        for batch in reader:  # all odd lines before its end are known by then
-            yield Numbered(_as_meant(pa.Table.from_batches([batch])), lines.numbers(first, batch.num_rows))
-            first += batch.num_rows
+    kinds, done = {field.name: field.type for field in schema}, 0
+    for size in _blocks(path, block):
+        lines, first = _Lines(), 0
+        parse = lines.options(dialect)
+        _HELD.append(parse)
+        options = _read_options(dialect, size, use_threads=False)
+        try:
+            with arrow_csv.open_csv(path, options, parse, _cells(kinds)) as reader:
+                for batch in reader:  # all odd lines before its end are known by then
+                    new = batch.slice(max(0, done - first))  # after a row that was longer than a block
+                    first += batch.num_rows
+                    if new.num_rows:
+                        done = first
+                        numbers = lines.numbers(first - new.num_rows, new.num_rows)
+                        yield Numbered(_as_meant(pa.Table.from_batches([new])), numbers)
+            break
+        except pa.ArrowInvalid as error:
+            if not _is_cut(error):
+                raise
+    else:
+        raise _too_long(path)
     if lines.found:
         warnings.warn(
             f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, left out", stacklevel=2
@@ -241,8 +274,55 @@ def _parse_options(delimiter: str, on_odd_line: Callable[[Any], str] | None = No
     return arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=on_odd_line)
 
 
-def _read_options(dialect: Dialect) -> arrow_csv.ReadOptions:
-    return arrow_csv.ReadOptions(encoding=dialect.encoding)
+def _read_options(dialect: Dialect, block: int, *, use_threads: bool = True) -> arrow_csv.ReadOptions:
+    return arrow_csv.ReadOptions(encoding=dialect.encoding, block_size=block, use_threads=use_threads)
+
+
+def _read_csv(
+    path: Path,
+    dialect: Dialect,
+    parse: arrow_csv.ParseOptions,
+    cells: arrow_csv.ConvertOptions,
+    *,
+    use_threads: bool = True,
+    lines: "_Lines | None" = None,
+) -> pa.Table:
+    """Read a whole file; where a row is longer than a block, in larger blocks."""
+    for block in _blocks(path):
+        if lines is not None:
+            lines.found.clear()
+        try:
+            return arrow_csv.read_csv(path, _read_options(dialect, block, use_threads=use_threads), parse, cells)
+        except pa.ArrowInvalid as error:
+            if not _is_cut(error):
+                raise
+    raise _too_long(path)
+
+
+def _blocks(path: Path, first: int = FIRST_BLOCK) -> Iterator[int]:
+    """Yield sizes of blocks, each for the case that a row is longer than the one before it.
+
+    They have room for many rows as long as the first line, so that a wide table does not fall apart into many pieces.
+    """
+    with path.open("rb") as stream:
+        width = len(stream.readline(BLOCK))
+    block = min(max(first, ROWS_PER_BLOCK * width), LARGEST_BLOCK)
+    yield block
+    while block < min(4 * path.stat().st_size, LARGEST_BLOCK):  # no text is longer in UTF-8
+        block = min(8 * block, LARGEST_BLOCK)
+        yield block
+
+
+def _is_cut(error: pa.ArrowInvalid) -> bool:
+    """Return whether Arrow failed because a row is longer than a block."""
+    return "straddl" in str(error) or "block" in str(error)
+
+
+def _too_long(path: Path) -> DataError:
+    return DataError(
+        f"{path} has a row of more than {LARGEST_BLOCK // 2**30} GiB, perhaps since a quote in it is never closed; "
+        "expected shorter rows; close the quote, or save the table as Parquet."
+    )
 
 
 def _cells(kinds: Mapping[str, pa.DataType]) -> arrow_csv.ConvertOptions:
@@ -266,8 +346,12 @@ def _find_encoding(path: Path) -> str:
     with path.open("rb") as stream:
         start = stream.read(4)
         marked = next((name for mark, name in MARKS if start.startswith(mark)), None)
-        if marked == "utf-16":
+        if marked not in (None, "utf-8"):
             return marked
+        stream.seek(0)
+        wide = _find_wide(stream.read(SAMPLE))
+        if wide is not None:
+            return wide
         stream.seek(0)
         decoder, other, content = codecs.getincrementaldecoder("utf-8")(), False, b" "
         while content:
@@ -284,6 +368,18 @@ def _find_encoding(path: Path) -> str:
                 stream.seek(0)
                 return _find_single_byte(stream.read(4 * BLOCK))
     return "utf-8"
+
+
+def _find_wide(sample: bytes) -> str | None:
+    """Return the encoding of text without a mark that holds zero bytes: the one in which it has none and has lines."""
+    if b"\0" not in sample:
+        return None
+    whole = sample[: len(sample) // 4 * 4]  # the others have no character that is cut in two, or one
+    for encoding in WIDE:
+        text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(whole)
+        if "\0" not in text and "\ufffd" not in text and ("\n" in text or "\r" in text):
+            return encoding
+    return None
 
 
 def _find_single_byte(content: bytes) -> str:

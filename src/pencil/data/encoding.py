@@ -16,9 +16,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from pencil.data.powers import WIDEST, is_constant, most_likely, transform
 from pencil.data.records import EncodedInputs, RecordInputs, encoded_inputs
 from pencil.data.same_values import find_places, value_of
-from pencil.data.text import IN_BOX, TermVectors, embed_texts, fit_terms
+from pencil.data.text import IN_BOX, TermVectors, embed_texts, fit_terms_in_parts
 from pencil.errors import DataError
 
 MOST_LEVELS = 100
@@ -30,6 +31,12 @@ LEAST_RANGE = 1e-3
 """A steeper power, or one after which numbers differ by less than this, is not used, as for years around 2000."""
 MOST_FITTED = 20_000
 """Rows on which powers are fitted."""
+ROWS = 16_384
+"""Rows that are encoded at a time, as Python strings and float64 need several times the memory of a table; a multiple
+of the chunks in which texts are embedded, so that parts change no bit. A language model, whose batches are of similar
+length, gets all texts at once."""
+COLUMNS = 64
+"""Numbers of a vector whose mean and deviation are measured at a time."""
 VERSION = 1
 
 
@@ -139,17 +146,21 @@ class Encoder:
         DataError
             If columns are missing; the message names them all.
         """
-        missing = [name for name in self.columns if name not in records.table.column_names]
+        known = set(records.table.column_names)
+        missing = [name for name in self.columns if name not in known]
         if missing:
             raise DataError(
                 f"the table lacks the columns {', '.join(map(repr, missing))}; expected all columns that the network "
                 "was trained on; add them, with empty cells where values are not known."
             )
         rows = torch.arange(len(records)) if rows is None else rows
-        chosen = records.take(rows)
-        numbers, flags = self._numbers(chosen)
-        blocks = [numbers, flags, *(one_hot(chosen, one) for one in self.plan.categories), self._dense(chosen)]
-        return encoded_inputs(np.hstack(blocks, dtype=np.float32), records, rows)
+        found = np.empty((len(rows), self.width), dtype=np.float32)
+        for places in _parts(len(rows), self.plan.text_model):
+            chosen = records.take(rows[places])
+            numbers, flags = self._numbers(chosen)
+            blocks = [numbers, flags, *(one_hot(chosen, one) for one in self.plan.categories), self._dense(chosen)]
+            found[places] = np.hstack(blocks, dtype=np.float32)
+        return encoded_inputs(found, records, rows)
 
     def _numbers(self, records: RecordInputs) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers, and 1 where one is missing."""
@@ -157,7 +168,8 @@ class Encoder:
         values = records.matrix(plan.numbers)
         missing = np.isnan(values)
         values = symmetric(np.where(missing, self.arrays["fill"], values), self.arrays["powers"])
-        flags = missing[:, [plan.numbers.index(name) for name in plan.flagged]]
+        places = {name: place for place, name in enumerate(plan.numbers)}
+        flags = missing[:, [places[name] for name in plan.flagged]]
         return _scaled(values, self.arrays["center"][:count], self.arrays["scale"][:count]), flags
 
     def _dense(self, records: RecordInputs) -> np.ndarray:
@@ -177,6 +189,12 @@ class Encoder:
     def metadata(self) -> dict[str, str]:
         """Return the plan as text, for the header of the file that holds the arrays."""
         return {"plan": self.plan.model_dump_json()}
+
+
+def _parts(count: int, text_model: str) -> list[slice]:
+    """Return the rows that are encoded together; at least one part, which may be empty."""
+    size = ROWS if text_model == IN_BOX else max(1, count)
+    return [slice(start, start + size) for start in range(0, max(1, count), size)]
 
 
 def one_hot(records: RecordInputs, one: Categories) -> np.ndarray:
@@ -202,13 +220,11 @@ def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None) -> np.n
 
 def symmetric(values: np.ndarray, powers: np.ndarray) -> np.ndarray:
     """Return every column transformed by its power, as Yeo and Johnson (2000) do it."""
-    from scipy.stats import yeojohnson
-
     found = values.copy()
     with np.errstate(over="ignore"):  # infinity is bounded later
         for place, power in enumerate(powers):
             if power != 1:
-                found[:, place] = yeojohnson(values[:, place], power)
+                found[:, place] = transform(values[:, place], power)
     return found
 
 
@@ -232,7 +248,8 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
-    chosen, roles = records.take(rows), records.roles
+    roles = records.roles
+    chosen = records.without(roles.of("text")).take(rows)
     numbers, text = list(roles.of("number")), list(roles.of("text"))
     values = chosen.matrix(numbers)
     flagged = [name for name, some in zip(numbers, np.isnan(values).any(axis=0), strict=True) if some]
@@ -241,9 +258,11 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
     if numbers:
         imputer = SimpleImputer(strategy="median", keep_empty_features=True)
         filled = imputer.fit_transform(values)
-        arrays |= {"fill": imputer.statistics_, "powers": np.array([fit_power(column) for column in filled.T])}
+        arrays |= {"fill": imputer.statistics_, "powers": fit_powers(filled)}
         scales.append(StandardScaler().fit(symmetric(filled, arrays["powers"])))
-    terms = fit_terms(chosen.texts(text)) if text and text_model == IN_BOX else None
+    terms = None
+    if text and text_model == IN_BOX:
+        terms = fit_terms_in_parts(len(rows), lambda start, end: records.take(rows[start:end]).texts(text))
     if terms is not None:
         arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
     plan = Plan(
@@ -254,23 +273,30 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         text=text,
         text_model=text_model,
     )
-    dense = _dense(chosen, plan, terms)
-    if dense.shape[1]:
-        scales.append(StandardScaler().fit(dense.astype(np.float64)))
+    dense = np.concatenate(
+        [_dense(records.take(rows[places]), plan, terms) for places in _parts(len(rows), text_model)]
+    )
+    for start in range(0, dense.shape[1], COLUMNS):
+        scales.append(StandardScaler().fit(dense[:, start : start + COLUMNS].astype(np.float64)))
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])
     arrays["scale"] = np.concatenate([np.empty(0), *(one.scale_ for one in scales)])
     return Encoder(plan, {name: np.ascontiguousarray(array) for name, array in arrays.items()})  # as files hold them
 
 
+def fit_powers(values: np.ndarray) -> np.ndarray:
+    """Return the power of each column; 1 for all where there are very many."""
+    if values.shape[1] > WIDEST:
+        return np.ones(values.shape[1])
+    return np.array([fit_power(column) for column in values.T])
+
+
 def fit_power(column: np.ndarray) -> float:
     """Return the power that makes these numbers most like normal ones; 1 where there is no sensible one."""
-    from sklearn.preprocessing import PowerTransformer
-
     some = column[np.unique(np.linspace(0, len(column) - 1, min(len(column), MOST_FITTED)).astype(np.int64))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about numbers for which there is none
         try:
-            power = float(PowerTransformer(standardize=False).fit(some[:, None]).lambdas_[0])
+            power = 1.0 if is_constant(some) else most_likely(some)
         except (ValueError, RuntimeError, FloatingPointError):
             return 1.0
         moved = symmetric(column[:, None], np.array([power]))

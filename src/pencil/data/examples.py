@@ -276,6 +276,28 @@ def check_trainable(examples: Examples) -> None:
     refuse_empty_classes(examples.given_labels, examples.classes)
 
 
+FEW_CLASSES, ROWS_PER_CLASS = 10, 4
+"""More classes than this, with fewer rows each on average, look like numbers or ids: of a class with three rows one is
+held out, and two cannot show which of them is wrong. (Columns of strings are judged in the same way.)"""
+
+
+def warn_of_many_classes(examples: Examples) -> None:
+    """Warn where labels look like numbers or ids: few rows have the same one."""
+    if examples.multilabel:
+        return
+    classes, rows = len(hard_labels(examples.given_labels).unique()), len(examples)
+    if classes <= FEW_CLASSES or rows >= ROWS_PER_CLASS * classes:
+        return
+    names = () if examples.table is None else examples.table.of("label")
+    column = f" in column {names[0]!r}" if len(names) == 1 else ""
+    other = "" if examples.table is None else f"; name another column with {setting('data.columns.label', 'NAME')}"
+    warnings.warn(
+        f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows for each; this looks "
+        f"like numbers or ids, not classes{other}, or group the values into few classes",
+        stacklevel=2,
+    )
+
+
 UNKNOWN = "have no known label and teach nothing"
 
 

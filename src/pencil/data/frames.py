@@ -220,8 +220,8 @@ def from_frame_and_labels(
     bad = BadRows(WHERE)
     inputs, found = table_inputs(WHERE, table, columns, root, bad)
     clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
+    uses = describe(table, columns, inputs, labelled=False, has_keys=keys is not None)
     rows, keys = torch.arange(table.num_rows), found if keys is None else keys
-    uses = describe(table, columns, inputs, labelled=False)
     examples = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel, table=uses)
     kept = bad.settle(settings.bad_rows, keys)
     return examples if kept is None else examples.subset(torch.from_numpy(kept))

@@ -26,6 +26,8 @@ def image_column(table: pa.Table, columns: Columns) -> str | None:
 def without_role(table: pa.Table, columns: Columns) -> pa.Table:
     """Return the columns that are neither named to be encoded nor to be ignored."""
     named = {name for names in columns.roles.values() for name in names} | {*as_names(columns.ignore)}
+    if not named:
+        return table
     return table.select([place for place, name in enumerate(table.column_names) if name not in named])
 
 

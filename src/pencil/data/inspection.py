@@ -330,7 +330,8 @@ def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
         "rare_classes": inspection.rare_classes,
         "blank": examples.keys[inspection.blank].tolist(),
         "columns": [one._asdict() for one in inspection.columns],
-        "unused_columns": dict(inspection.unused),
+        "unused_columns": dict(inspection.unused if examples.table is None else examples.table.unused),
+        "column_uses": {} if examples.table is None else dict(examples.table.used),
         "extreme_sizes": [{"key": str(examples.keys[i]), "size": size} for i, size in inspection.extreme_sizes],
     }
 

@@ -9,7 +9,15 @@ import torch
 
 from pencil.data.augment import Augmentation, refuse_augmentation
 from pencil.data.encoding import Encoder, fit_encoder
-from pencil.data.examples import Examples, Splits, check_trainable, hold_out, refuse_other_kind, warn_of_unknown_rows
+from pencil.data.examples import (
+    Examples,
+    Splits,
+    check_trainable,
+    hold_out,
+    refuse_other_kind,
+    warn_of_many_classes,
+    warn_of_unknown_rows,
+)
 from pencil.data.geometry import apply_geometry, image_size, read_options
 from pencil.data.given import error_context, hard_labels, shorten
 from pencil.data.inputs import Inputs
@@ -85,6 +93,7 @@ def prepare(
     """
     _refuse_other_kinds(settings, loaded)
     _refuse_repeated_keys(loaded)
+    warn_of_many_classes(loaded.train)
     if settings.pinned is not None:
         loaded = with_reviewed(loaded, settings.pinned)
     train = choose_rows(settings, loaded.train, seed)

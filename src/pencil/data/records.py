@@ -92,6 +92,10 @@ class RecordInputs(Inputs):
         found[present] = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
         return found
 
+    def without(self, names: Sequence[str]) -> "RecordInputs":
+        """Return the same rows without these columns."""
+        return replace(self, table=self.table.drop_columns(list(names)))
+
     def texts(self, names: Sequence[str]) -> list[str]:
         """Return one text per row: those of several columns joined, each on a line of its own."""
         first, *others = [self.table[name].cast(pa.large_string()) for name in names]

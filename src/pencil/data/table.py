@@ -157,7 +157,7 @@ def read_splits(
         keys,
         clean,
         labels.multilabel,
-        table=describe(table, columns, inputs),
+        table=describe(table, columns, inputs, has_keys=known.keys is not None),
     )
     splits = known.splits if columns.split is None else _split_names(table[columns.split], bad)
     kept = bad.settle(bad_rows, keys)

@@ -93,7 +93,7 @@ def key_decided(table: pa.Table, columns: Columns, *, labelled: bool = True) -> 
     named = [name for names in columns.roles.values() for name in names]
     taken = {*taken_names(columns, table.column_names, labelled=labelled), *named, *as_names(columns.image)}
     in_files = has_images(table, columns) and image_column(table, columns) is None
-    return settle_key(table, columns, table.column_names if in_files else taken)
+    return settle_key(table, columns, set(table.column_names) if in_files else taken)
 
 
 def _with_key_as_text(path: Path, dialect: delimited.Dialect, table: pa.Table, columns: Columns) -> pa.Table:

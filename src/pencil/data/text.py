@@ -2,7 +2,7 @@
 
 import hashlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -142,12 +142,30 @@ def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
 
 
 def fit_terms(texts: Sequence[str]) -> TermVectors | None:
-    """Fit on these texts (of very many on some); None where no term occurs in two of them."""
+    """Fit on these texts, as :func:`fit_terms_in_parts` does."""
+    return fit_terms_in_parts(len(texts), lambda start, end: texts[start:end])
+
+
+def fit_terms_in_parts(count: int, read: Callable[[int, int], Sequence[str]]) -> TermVectors | None:
+    """Fit on texts (of very many on some); None where no term occurs in two of them.
+
+    Parameters
+    ----------
+    count
+        How many texts there are.
+    read
+        ``read(start, end)`` returns some of them.
+    """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    some = np.unique(np.linspace(0, len(texts) - 1, min(len(texts), MOST_FITTED)).astype(np.int64))
-    tokens = token_vectors().tokens([texts[place] for place in some])
+    some = np.unique(np.linspace(0, count - 1, min(count, MOST_FITTED)).astype(np.int64))
+    parts = []
+    for start in range(0, count, CHUNK):
+        texts = read(start, start + CHUNK)
+        chosen = some[np.searchsorted(some, start) : np.searchsorted(some, start + CHUNK)] - start
+        parts.append(token_vectors().tokens([texts[place] for place in chosen]))
+    tokens = Tokens(*(np.concatenate(values) for values in zip(*parts, strict=True)))
     terms = _frequent_terms(tokens)
     counts = count_terms(tokens, terms)
     dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, len(some) // ROWS_PER_DIMENSION)

@@ -1,5 +1,7 @@
 """What each column of a table is used for, in words: label, key, input, or why it is not used."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from pencil.data.columns import LABEL_COLUMNS, PATH_COLUMNS, Columns, ColumnUses, as_names, usual_column
@@ -11,7 +13,9 @@ IGNORED = "named in data.columns.ignore"
 BESIDE_IMAGES = "the images are learned from"
 
 
-def describe(table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: bool = True) -> ColumnUses:
+def describe(
+    table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: bool = True, has_keys: bool = False
+) -> ColumnUses:
     """Return what each column of a table is used for.
 
     Parameters
@@ -24,6 +28,8 @@ def describe(table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: boo
         What was read from it.
     labelled
         Whether its labels are among the columns.
+    has_keys
+        Whether the rows have keys that are not in the table: an index, or their places in shards.
     """
     uses: dict[str, str] = {}
     label = columns.labels or as_names(usual_column(table, LABEL_COLUMNS)) if labelled else ()
@@ -44,4 +50,15 @@ def describe(table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: boo
         uses |= dict.fromkeys(as_names(images), "image")
     known = {name: uses[name] for name in table.column_names if name in uses}
     others = [name for name in table.column_names if name not in known]
-    return ColumnUses(known, {name: unused.get(name, BESIDE_IMAGES) for name in others}, columns)
+    named_by = _named_by(table, columns, [name for name, use in known.items() if use == "image"], has_keys)
+    return ColumnUses(known, {name: unused.get(name, BESIDE_IMAGES) for name in others}, columns, named_by)
+
+
+def _named_by(table: pa.Table, columns: Columns, images: Sequence[str], has_keys: bool) -> str:
+    if columns.key is not None:
+        return columns.key
+    if has_keys:
+        return "the index of the table, or the place in its file"
+    if images and is_string(table[images[0]].type):
+        return f"{images[0]} (the path of the image)"
+    return "the number of the row (no column of ids has another one in each row)"
