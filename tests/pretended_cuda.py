@@ -1,8 +1,8 @@
 """A CUDA device that is pretended: its tensors say that they are on "cuda" and keep their values on the CPU.
 
-PyTorch's fake tensors know which operations refuse tensors of different devices. They have no values, so code that looks
-at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside it: the
-fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are ordinary tensors.
+PyTorch's fake tensors know which operations refuse tensors of different devices. They have no values, so code that
+looks at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside it:
+the fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are ordinary tensors.
 
 A backward pass is not possible: autograd has threads for devices that exist. :func:`without_backward` replaces it.
 """
@@ -39,7 +39,7 @@ class PretendedCuda(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.fake = FakeTensorMode(allow_fallback_kernels=False)
 
     def __enter__(self) -> "PretendedCuda":
         self.fake.__enter__()
@@ -65,7 +65,7 @@ class PretendedCuda(TorchDispatchMode):
             return tree_map_only(Tensor, lambda one: self._pretend(one, next(devices), inputs.get(id(one))), found)
 
     def _devices(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[torch.device]:
-        """Return the devices of the tensors that an operation returns; an error if its arguments may not be together."""
+        """Return the devices of the tensors that an operation returns; raise if its arguments may not be together."""
         key = (func, *map(_place, leaves))
         if key not in _checked:
             _refuse_what_fake_tensors_accept(func, args, kwargs)
@@ -81,24 +81,25 @@ class PretendedCuda(TorchDispatchMode):
         return [one.device for one in tree_leaves(found) if isinstance(one, Tensor)]
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        """Return a fake tensor of the same kind; a copy, as the check must not change what is changed in place."""
-        if isinstance(tensor, FakeTensor):
-            with unset_fake_temporarily():
-                return self._pretend(tensor.pretended_value, CUDA)
-        return self.fake.from_tensor(tensor)
+        """Return a fake tensor of the same kind; another one, as the check must not change what is changed in place."""
+        with unset_fake_temporarily():
+            return self._fake(value_of(tensor), tensor.device)
+
+    def _fake(self, value: Tensor, device: torch.device) -> FakeTensor:
+        shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(self.fake, shape, device)
 
     def _pretend(self, value: Tensor, device: torch.device, given: Tensor | None = None) -> Tensor:
         """Return a tensor of this device with this value.
 
-        ``given`` is the argument whose value was returned: changed in place, or moved to the other device, which copies.
+        ``given`` is the argument whose value was returned: it was changed in place, or moved to the other device.
         """
         if given is not None and given.device.type == device.type:
             return given
         value = value if given is None else value.clone()
         if device.type == "cpu":
             return value
-        shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        pretended = FakeTensor(self.fake, shape, device)
+        pretended = self._fake(value, device)
         pretended.pretended_value = value
         return pretended
 
@@ -133,7 +134,7 @@ def _refuse_what_fake_tensors_accept(func: Any, args: Any, kwargs: Any) -> None:
 
 @contextmanager
 def without_backward(trainer: Any) -> Iterator[None]:
-    """Have every training step of a trainer, on any device, take the same small gradient instead of that of its loss."""
+    """Have every step of a trainer, on any device, take the same small gradient instead of that of its loss."""
 
     class Scaled:
         def backward(self) -> None:
