@@ -1,8 +1,9 @@
 """A CUDA device that is pretended: its tensors say that they are on "cuda" and keep their values on the CPU.
 
 PyTorch's fake tensors know which operations refuse tensors of different devices. They have no values, so code that
-looks at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside it:
-the fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are ordinary tensors.
+looks at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside
+it: the fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are
+ordinary tensors.
 
 A backward pass is not possible: autograd has threads for devices that exist. :func:`without_backward` replaces it.
 """
@@ -10,6 +11,7 @@ A backward pass is not possible: autograd has threads for devices that exist. :f
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain, repeat
 from typing import Any
 from unittest import mock
 
@@ -58,7 +60,8 @@ class PretendedCuda(TorchDispatchMode):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        devices = iter(self._devices(func, args, kwargs, leaves))  # first: nothing has changed where it is an error
+        known = self._devices(func, args, kwargs, leaves)  # first: nothing has changed where it is an error
+        devices = chain(known, repeat(known[-1] if known else CPU))  # tensors of a list are all on one device
         inputs = {id(value_of(one)): one for one in leaves if isinstance(one, Tensor)}
         with unset_fake_temporarily():
             found = func(*tree_map(value_of, args), **tree_map(value_of, kwargs))
@@ -76,7 +79,7 @@ class PretendedCuda(TorchDispatchMode):
         fakes = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         try:
             found = func(*fakes[0], **fakes[1])
-        except WITHOUT_A_FAKE:  # one tensor, whose shape depends on values, or what is changed in place
+        except WITHOUT_A_FAKE:  # shapes depend on values, or no fake tensor can do this
             return [args[0].device if func in INDEXED else FakeTensor._find_common_device(func, tree_leaves(fakes))[0]]
         return [one.device for one in tree_leaves(found) if isinstance(one, Tensor)]
 
