@@ -1,8 +1,9 @@
 """A CUDA device that is pretended: its tensors say that they are on "cuda" and keep their values on the CPU.
 
-PyTorch's fake tensors know which operations refuse tensors of different devices. They have no values, so code that looks
-at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside it: the
-fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are ordinary tensors.
+PyTorch's fake tensors know which operations refuse tensors of different devices. They have no values, so code that
+looks at one (``if mask.any()``, ``values[mask]``) would end there. Here every fake CUDA tensor has a real one beside
+it: the fake tensors check the devices of an operation, and the values compute it. Tensors on the CPU are
+ordinary tensors.
 
 A backward pass is not possible: autograd has threads for devices that exist. :func:`without_backward` replaces it.
 """
@@ -10,6 +11,7 @@ A backward pass is not possible: autograd has threads for devices that exist. :f
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain, repeat
 from typing import Any
 from unittest import mock
 
@@ -39,7 +41,7 @@ class PretendedCuda(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self.fake = FakeTensorMode(allow_fallback_kernels=False)
 
     def __enter__(self) -> "PretendedCuda":
         self.fake.__enter__()
@@ -58,14 +60,15 @@ class PretendedCuda(TorchDispatchMode):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        devices = iter(self._devices(func, args, kwargs, leaves))  # first: nothing has changed where it is an error
+        known = self._devices(func, args, kwargs, leaves)  # first: nothing has changed where it is an error
+        devices = chain(known, repeat(known[-1] if known else CPU))  # tensors of a list are all on one device
         inputs = {id(value_of(one)): one for one in leaves if isinstance(one, Tensor)}
         with unset_fake_temporarily():
             found = func(*tree_map(value_of, args), **tree_map(value_of, kwargs))
             return tree_map_only(Tensor, lambda one: self._pretend(one, next(devices), inputs.get(id(one))), found)
 
     def _devices(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[torch.device]:
-        """Return the devices of the tensors that an operation returns; an error if its arguments may not be together."""
+        """Return the devices of the tensors that an operation returns; raise if its arguments may not be together."""
         key = (func, *map(_place, leaves))
         if key not in _checked:
             _refuse_what_fake_tensors_accept(func, args, kwargs)
@@ -76,29 +79,30 @@ class PretendedCuda(TorchDispatchMode):
         fakes = tree_map_only(Tensor, self._as_fake, (args, kwargs))
         try:
             found = func(*fakes[0], **fakes[1])
-        except WITHOUT_A_FAKE:  # one tensor, whose shape depends on values, or what is changed in place
+        except WITHOUT_A_FAKE:  # shapes depend on values, or no fake tensor can do this
             return [args[0].device if func in INDEXED else FakeTensor._find_common_device(func, tree_leaves(fakes))[0]]
         return [one.device for one in tree_leaves(found) if isinstance(one, Tensor)]
 
     def _as_fake(self, tensor: Tensor) -> Tensor:
-        """Return a fake tensor of the same kind; a copy, as the check must not change what is changed in place."""
-        if isinstance(tensor, FakeTensor):
-            with unset_fake_temporarily():
-                return self._pretend(tensor.pretended_value, CUDA)
-        return self.fake.from_tensor(tensor)
+        """Return a fake tensor of the same kind; another one, as the check must not change what is changed in place."""
+        with unset_fake_temporarily():
+            return self._fake(value_of(tensor), tensor.device)
+
+    def _fake(self, value: Tensor, device: torch.device) -> FakeTensor:
+        shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        return FakeTensor(self.fake, shape, device)
 
     def _pretend(self, value: Tensor, device: torch.device, given: Tensor | None = None) -> Tensor:
         """Return a tensor of this device with this value.
 
-        ``given`` is the argument whose value was returned: changed in place, or moved to the other device, which copies.
+        ``given`` is the argument whose value was returned: it was changed in place, or moved to the other device.
         """
         if given is not None and given.device.type == device.type:
             return given
         value = value if given is None else value.clone()
         if device.type == "cpu":
             return value
-        shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        pretended = FakeTensor(self.fake, shape, device)
+        pretended = self._fake(value, device)
         pretended.pretended_value = value
         return pretended
 
@@ -133,7 +137,7 @@ def _refuse_what_fake_tensors_accept(func: Any, args: Any, kwargs: Any) -> None:
 
 @contextmanager
 def without_backward(trainer: Any) -> Iterator[None]:
-    """Have every training step of a trainer, on any device, take the same small gradient instead of that of its loss."""
+    """Have every step of a trainer, on any device, take the same small gradient instead of that of its loss."""
 
     class Scaled:
         def backward(self) -> None:
