@@ -3,12 +3,12 @@
 import time
 from dataclasses import replace
 
-from pencil.assembly import assemble
 from pencil.data.examples import Splits
+from pencil.job.assembly import assemble, held_out_accuracy
+from pencil.job.network import try_networks
 from pencil.recipe import Recipe
 from pencil.training.compute import Compute, pick_device
 from pencil.training.timing import affordable_epochs
-from pencil.trial import try_networks
 
 
 def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
@@ -19,9 +19,8 @@ def plan(recipe: Recipe, loaded: Splits, seconds: float) -> Recipe:
     Neither loading and timing nor the features of a frozen backbone are part of the time.
     """
     device = pick_device(recipe.training.device)
-    trial = try_networks(recipe, loaded, gpu=device.type == "cuda")
-    if trial is not None:
-        recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
+    trial = try_networks(recipe, loaded, held_out_accuracy, gpu=device.type == "cuda")
+    recipe = recipe if trial is None else trial.chosen(recipe)
     job = assemble(recipe, loaded).with_features(Compute(device))
     if job.method.requirements.wall_clock:
         started = time.monotonic()
