@@ -36,7 +36,7 @@ def run(rows: int, rate: float, seed: int, options: dict[str, object]) -> dict[s
     loaded = load(settings)
     loaded = Splits(loaded.train, test=loaded.test.subset(torch.arange(2000)))
     splits = prepare(settings, loaded, seed).splits
-    network = build(ModelSettings(options={"width": 16}), (1, 28, 28), 10, seed)
+    network = build(ModelSettings(name="small_cnn", options={"width": 16}), (1, 28, 28), 10, seed)
     method = Pencil(
         backbone_epochs=4, correction_epochs=24, finetune_epochs=12, lr=0.05, finetune_lr=Cosine(0.05),
         step=1.0, init_scale=10.0, **options,

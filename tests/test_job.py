@@ -161,7 +161,7 @@ def never(*_, **__):
 
 @pytest.mark.parametrize("fault", ["not empty", "not writable", "in use"])
 def test_the_directory_is_refused_before_anything_is_read(tmp_path, monkeypatch, fault):
-    monkeypatch.setattr("pencil.job.load", never)
+    monkeypatch.setattr("pencil.job.run.load", never)
     out = tmp_path / "below" / "run"
     if fault == "not writable":
         (tmp_path / "below").write_text("a file")
@@ -185,7 +185,7 @@ def test_a_new_run_is_locked_while_data_and_features_are_made(tmp_path, monkeypa
             pencil.fit(net(), cloud()[:2], out=out, epochs=3)
         raise DataError("nothing there")
 
-    monkeypatch.setattr("pencil.job.load", second_start)
+    monkeypatch.setattr("pencil.job.run.load", second_start)
     for made in ([], [tmp_path / "runs", out]):  # what was there before is there afterwards, and nothing else
         for folder in made:
             folder.mkdir()
@@ -200,11 +200,11 @@ def test_a_run_directory_inside_the_data_is_made_after_these_are_read(tmp_path, 
             paint(tmp_path / split / ("cat", "dog")[number % 2] / f"{number}.png", number)
     out, seen = tmp_path / "runs" / "new", []
 
-    def refuse(_, loaded, **__):
+    def refuse(_, loaded, *__, **___):
         seen.append((loaded.train.classes, (out / ".lock").is_file()))
         raise DataError("enough")
 
-    monkeypatch.setattr("pencil.job.try_networks", refuse)
+    monkeypatch.setattr("pencil.job.run.try_networks", refuse)
     with pytest.raises(DataError, match="enough"):
         run_recipe(recipe.parse({"data": {"source": str(tmp_path)}}), out)
     assert seen == [(("cat", "dog"), True)] and not (tmp_path / "runs").exists()

@@ -8,11 +8,11 @@ from torch.utils.data import TensorDataset
 
 import pencil
 from pencil import DataError, ModelError
-from pencil.check import check_recipe
 from pencil.data import from_arrays
 from pencil.data.images import ImageFiles, ImageInputs
 from pencil.data.inputs import TensorInputs
 from pencil.data.inspection import as_tree, inspect
+from pencil.job.check import check_recipe
 from pencil.recipe import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py

@@ -6,7 +6,8 @@ import pytest
 from pencil import recipe
 from pencil.data import Splits, from_arrays
 from pencil.job import run_recipe
-from pencil.trial import CNN, HEAD, Trial, try_networks
+from pencil.job.assembly import held_out_accuracy
+from pencil.job.network import CNN, HEAD, Trial, try_networks
 
 RNG = np.random.default_rng(0)
 
@@ -46,16 +47,16 @@ def test_the_head_needs_a_lead():
     ],
 )
 def test_no_trial_where_there_is_no_choice(data, sections):
-    assert try_networks(chosen(**sections), Splits(from_arrays(*data))) is None
+    assert try_networks(chosen(**sections), Splits(from_arrays(*data)), held_out_accuracy) is None
 
 
 def test_the_choice_is_trained_and_kept(tmp_path, monkeypatch):
     splits = Splits(from_arrays(*images()))
-    trial = try_networks(chosen(), splits)
+    trial = try_networks(chosen(), splits, held_out_accuracy)
     assert trial.rows == 520 and 0 <= trial.cnn <= 1 and trial.head > 0.9
-    assert try_networks(chosen(), splits) == trial  # a function of data and seed
-    assert try_networks(chosen(data={"rows": 510}), splits).rows == 510
-    assert try_networks(chosen(), splits, gpu=True) is None
-    monkeypatch.setattr("pencil.job.try_networks", lambda *_words, **_options: Trial(520, 0.5, 0.9, 0.1))
+    assert try_networks(chosen(), splits, held_out_accuracy) == trial  # a function of data and seed
+    assert try_networks(chosen(data={"rows": 510}), splits, held_out_accuracy).rows == 510
+    assert try_networks(chosen(), splits, held_out_accuracy, gpu=True) is None
+    monkeypatch.setattr("pencil.job.run.try_networks", lambda *_words, **_options: Trial(520, 0.5, 0.9, 0.1))
     run = run_recipe(chosen(), tmp_path / "run", data=splits)
     assert run.recipe.model.train == "head" and run.environment["trial"]["head"] == 0.9

@@ -12,7 +12,7 @@ from pencil.data import Splits, from_arrays
 from pencil.errors import RecipeError
 from pencil.files import write_json
 from pencil.job import run_recipe
-from pencil.trial import Trial, is_open
+from pencil.job.network import Trial, needs_trial
 from pencil.user_file import as_trust
 
 SLOW = """
@@ -102,7 +102,7 @@ def network_of(run, *arguments, **options):
         raise ChosenError(models.resolve(recipe.model, loaded.train.input_shape))
 
     def trial(recipe, loaded, **_):
-        if is_open(recipe, loaded):
+        if needs_trial(recipe, loaded):
             tried.append(True)
             return Trial(500, cnn=0.5, head=0.9, lead=0.1)
         return None
@@ -140,7 +140,7 @@ def test_the_network_is_chosen_once(method, monkeypatch):
     pixels = np.random.default_rng(0).integers(0, 255, (520, 3, 24, 24), dtype=np.uint8)
     loaded = Splits(from_arrays(pixels, np.arange(520) % 2))
     planned = plan(recipe.parse({"method": {"name": method}}), loaded, 2.0)
-    assert planned.model.name == "small_cnn" and not is_open(planned, loaded)
+    assert planned.model.name == "small_cnn" and not needs_trial(planned, loaded)
 
 
 def test_a_budget_is_another_cell():

@@ -168,6 +168,16 @@ def test_slow_epochs_have_a_line_each_and_features_too(capsys):
     assert [line.split()[1] for line in said[3:]] == ["1/3", "2/3", "3/3"] and said[3].endswith("2:00 left")
 
 
+def test_a_log_says_once_how_long_training_will_take(capsys):
+    now = Clock(0.0)
+    lines = Lines(now)
+    lines.on_start(phases(10), 20, 40, 0)  # resumed after two of ten epochs
+    for _ in range(100):
+        now.time += 1
+        lines.on_step()
+    assert capsys.readouterr().err.splitlines() == ["training will take about 2.7 min on this machine"]
+
+
 def test_lines_of_a_real_run(blobs, capsys):
     run(blobs, Lines())
     said = capsys.readouterr().err.splitlines()

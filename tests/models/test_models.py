@@ -6,7 +6,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from pencil.errors import ModelError, RecipeError
-from pencil.models import ModelSettings, build, preact_resnet32, provenance, resolve
+from pencil.job.network import resolve
+from pencil.models import ModelSettings, build, preact_resnet32, provenance
 from pencil.user_file import ANY_FILE
 
 

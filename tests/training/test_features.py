@@ -11,13 +11,13 @@ from PIL import Image
 
 import pencil
 from pencil import recipe
-from pencil.assembly import assemble
-from pencil.check import check_recipe
 from pencil.data.feature_store import FeatureStore
 from pencil.data.inputs import TensorInputs
 from pencil.data.sources import load
 from pencil.errors import DataError, ModelError, RecipeError, Stopped
 from pencil.job import run_recipe
+from pencil.job.assembly import assemble
+from pencil.job.check import check_recipe
 from pencil.training import features as features_module
 from pencil.training.checkpointing import Checkpointer
 from pencil.training.compute import CPU

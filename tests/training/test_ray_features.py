@@ -11,12 +11,12 @@ from conftest import truncate
 from test_features import photo_recipe, photos  # noqa: F401
 
 from pencil import cluster
-from pencil.assembly import assemble
 from pencil.data.feature_store import FeatureStore
 from pencil.data.inputs import DIGEST
 from pencil.data.sources import load
 from pencil.errors import DataError, RecipeError, Stopped, TrainingError
 from pencil.job import run_recipe
+from pencil.job.assembly import assemble
 from pencil.training import features as features_module
 from pencil.training import ray_features
 from pencil.training.extraction import on_this_machine

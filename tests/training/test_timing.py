@@ -10,12 +10,13 @@ import torch
 from conftest import paint
 from torch import nn
 
-from pencil import assembly, recipe
-from pencil.check import check_recipe
+from pencil import recipe
 from pencil.data import Splits, from_arrays
 from pencil.data.augment import ImageSteps
 from pencil.errors import TrainingError
+from pencil.job import check as checking
 from pencil.job import run_recipe
+from pencil.job.check import check_recipe
 from pencil.methods import CrossEntropy, DivideMix, Pencil, Requirements, Views
 from pencil.training import Trainer, TrainingSettings
 from pencil.training import timing as timing_module
@@ -114,9 +115,7 @@ def folder_recipe(folder, *more):
 def test_images_are_read_as_in_training(tmp_path, cache, monkeypatch):
     chosen = folder_recipe(tmp_path / "photos", f"data.cache={cache}", "data.workers=0")
     seen = []
-    monkeypatch.setattr(
-        assembly, "estimate_seconds", lambda trainer, cached, budget: seen.append((trainer, cached)) or 1.0
-    )
+    monkeypatch.setattr(checking, "estimate_seconds", lambda trainer, cached: seen.append((trainer, cached)) or 1.0)
     assert check_recipe(chosen).seconds == 1.0
     ((trainer, cached),) = seen
     assert cached is (cache == "auto") and (trainer.splits.train.inputs.in_memory is not None) is cached
@@ -135,7 +134,7 @@ def test_reading_counts_where_images_are_decoded_in_every_epoch(tmp_path, monkey
 def test_augmentation_image_by_image_counts_in_every_epoch_where_decoded_images_are_kept(tmp_path, monkeypatch):
     real, seen = ImageSteps._apply, []
     monkeypatch.setattr(ImageSteps, "_apply", lambda *words: time.sleep(0.02) or real(*words))
-    monkeypatch.setattr(assembly, "estimate_seconds", lambda trainer, cached, budget: seen.append(trainer) or 1.0)
+    monkeypatch.setattr(checking, "estimate_seconds", lambda trainer, cached: seen.append(trainer) or 1.0)
     words = ("data.cache=none", "data.workers=0", "training.epochs=10", "data.augmentation=photos")
     check_recipe(folder_recipe(tmp_path / "photos", *words))
     rows = len(seen[0].splits.train)
@@ -146,7 +145,7 @@ def test_a_step_that_fails_is_a_reason_and_no_error(tmp_path, monkeypatch):
     def fail(*_words, **_options):
         raise TrainingError("the loss became nan")
 
-    monkeypatch.setattr(assembly, "estimate_seconds", fail)
+    monkeypatch.setattr(checking, "estimate_seconds", fail)
     found = check_recipe(folder_recipe(tmp_path / "photos"))
     assert found.seconds is None and found.not_timed == "a step failed: the loss became nan" and not found.problems
 

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pencil.assembly import assemble
 from pencil.data.examples import Splits
+from pencil.job.assembly import assemble, held_out_accuracy
+from pencil.job.network import try_networks
 from pencil.recipe import Recipe
 from pencil.training.compute import Compute, pick_device
 from pencil.training.timing import affordable_epochs
-from pencil.trial import try_networks
 
 
 def plan(
@@ -25,9 +25,8 @@ def plan(
     """
     device = pick_device(recipe.training.device)
     timed = _with(recipe, minutes=seconds / 60, epochs=None)
-    trial = try_networks(timed, loaded, gpu=device.type == "cuda")
-    if trial is not None:
-        recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
+    trial = try_networks(timed, loaded, held_out_accuracy, gpu=device.type == "cuda")
+    recipe = recipe if trial is None else trial.chosen(recipe)
     job = assemble(recipe, loaded).with_features(Compute(device), on_features)
     recipe = recipe.model_copy(update={"model": job.recipe.model})  # no trial later, when the recipe has epochs instead
     if job.method.requirements.wall_clock:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from pencil import recipe
-from pencil.assembly import Job, assemble
 from pencil.bench.plots import curves
 from pencil.data.sources import load
 from pencil.files import write_json, write_text
+from pencil.job.assembly import Job, assemble
 from pencil.labels.losses import Divergence
 from pencil.labels.store import forward_kl_label_gradient
 from pencil.methods import Pencil

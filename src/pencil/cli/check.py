@@ -17,11 +17,11 @@ from pencil.terminal import counted, duration
 if TYPE_CHECKING:
     import numpy as np
 
-    from pencil.check import CheckResult
     from pencil.data.duplicates import Groups
     from pencil.data.examples import Examples
     from pencil.data.inspection import Inspection
     from pencil.data.overlap import Overlap
+    from pencil.job.check import CheckResult
     from pencil.recipe import Recipe
 
 FEW = 5
@@ -47,10 +47,11 @@ def check(
     if is_run(Path(what)):
         _check_run(Path(what), as_json)
         return
-    recipe = build_recipe(what, method, model, seed, epochs, assignments, pinned, skip_refused=True)
-    from pencil.check import check_recipe
+    options = {"model.name": model, "seed": seed, "data.pinned": pinned}
+    recipe = build_recipe(what, options, method=method, epochs=epochs, assignments=assignments, skip_refused=True)
     from pencil.cli.show import show
     from pencil.errors import DataError
+    from pencil.job.check import check_recipe
 
     result = check_recipe(recipe)
     if as_json:

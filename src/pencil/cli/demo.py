@@ -29,7 +29,7 @@ def demo(
     runs = []
     for method, recipe in RECIPES.items():
         echo(f"training {method} on digits with 50 % symmetric label noise ...", err=True)
-        runs.append(run_recipe(build_recipe(recipe, seed=seed), target / method, progress=True))
+        runs.append(run_recipe(build_recipe(recipe, {"seed": seed}), target / method, progress=True))
     if as_json:
         echo(json.dumps([{"path": str(run.path), **run.summary.to_dict()} for run in runs]))
     else:

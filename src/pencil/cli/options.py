@@ -1,5 +1,6 @@
 """Arguments that several commands have, and the recipe that they build."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,35 +48,41 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 def build_recipe(
     what: str,
-    method: str | None = None,
-    model: str | None = None,
-    seed: int | None = None,
-    epochs: int | None = None,
-    assignments: list[str] | None = None,
-    pinned: Path | None = None,
-    budget: str | None = None,
+    options: Mapping[str, Any] | None = None,
     *,
-    device: str | None = None,
+    method: str | None = None,
+    epochs: int | None = None,
+    budget: str | None = None,
+    assignments: list[str] | None = None,
     trust: bool = False,
     skip_refused: bool = False,
 ) -> "Recipe":
     """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers.
 
-    Python files that these options name may be executed; those of the recipe only with ``trust``. Without it they are
-    refused, or skipped with ``skip_refused``.
+    Python files that the command line names may be executed; those of the recipe only with ``trust``. Without it they
+    are refused, or skipped with ``skip_refused``.
+
+    Parameters
+    ----------
+    what
+        A recipe, a dataset by name, or data.
+    options
+        Values of recipe keys, such as ``{"model.name": "mlp"}``; None leaves a key as it is.
+    method, epochs, budget, assignments
+        The options of these names.
+    trust, skip_refused
+        See above.
     """
     from pencil import recipe
 
-    tree = _with_length(recipe.find(what), epochs, budget)
-    options: list[tuple[list[str], object]] = [(["model", "name"], model), (["seed"], seed)]
-    options += [(["data", "pinned"], pinned), (["training", "device"], device)]
+    tree, options = _with_length(recipe.find(what), epochs, budget), options or {}
     if method is not None and recipe.method_name(tree) != method:
         tree = {**tree, "method": {"name": method}}
-    for keys, value in options:
+    for key, value in options.items():
         if value is not None:
-            tree = recipe.assign(tree, keys, value)
+            tree = recipe.assign(tree, key.split("."), value)
     tree = recipe.override(tree, assignments or [])
-    trusted = named_files(method, model, assignments, trust=trust)
+    trusted = named_files(method, options.get("model.name"), assignments, trust=trust)
     return recipe.parse(tree, what, trust=trusted, skip_refused=skip_refused)
 
 

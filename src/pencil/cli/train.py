@@ -72,10 +72,17 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train on noisy labels: a robust model and corrected labels, in a run directory."""
-    chosen = [f"training.log={json.dumps(log)}"] if log else []  # an array in JSON is one in TOML
-    chosen += [f"model.finetune_epochs={finetune}"] if finetune else []
-    chosen += assignments or []
-    recipe = build_recipe(what, method, model, seed, epochs, chosen, pinned, budget, device=device, trust=trust)
+    options = {
+        "seed": seed,
+        "data.pinned": pinned,
+        "model.name": model,
+        "model.finetune_epochs": finetune,
+        "training.device": device,
+        "training.log": log or None,
+    }
+    recipe = build_recipe(
+        what, options, method=method, epochs=epochs, budget=budget, assignments=assignments, trust=trust
+    )
     from pencil.job import run_recipe
     from pencil.runs.layout import free_path, unfinished_path
 

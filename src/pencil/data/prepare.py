@@ -64,6 +64,8 @@ def prepare(
     held_out_keys: np.ndarray | None = None,
     held_out_rows: int = 0,
     encoder: Encoder | None = None,
+    *,
+    cache: str | None = None,
 ) -> PreparedData:
     """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows.
 
@@ -85,6 +87,8 @@ def prepare(
         How many held-out rows the method needs for its decisions; it enlarges the default fraction of small data.
     encoder
         The encoder of a run that is resumed, instead of a new one.
+    cache
+        Where decoded images are kept, instead of ``data.cache``.
 
     Raises
     ------
@@ -102,14 +106,15 @@ def prepare(
     _refuse_misfits(settings, train.inputs, None if loaded.test is None else loaded.test.inputs)
     size = image_size(settings, train.inputs)
     loaded_rows = train.rows  # cached images are numbered anew
-    train = apply_geometry(settings, train, size)
+    reading = settings if cache is None else settings.model_copy(update={"cache": cache})
+    train = apply_geometry(reading, train, size)
     rate = None
     if settings.noise is not None:
         noisy = corrupt(train, settings.noise, derive_seed(seed, "noise"), loaded_rows)
         clean = train.given_labels if train.clean_labels is None else train.clean_labels
         train = replace(train, given_labels=torch.from_numpy(noisy.labels), clean_labels=clean)
         rate = noisy.rate
-    validation = None if loaded.validation is None else apply_geometry(settings, loaded.validation, size)
+    validation = None if loaded.validation is None else apply_geometry(reading, loaded.validation, size)
     fraction = settings.validation
     if validation is None:
         fraction = validation_fraction(settings, len(train), held_out_rows)
@@ -120,8 +125,8 @@ def prepare(
         train, validation = pinned.train, pinned.validation
     check_trainable(train)
     warn_of_unknown_rows(train)
-    test = None if loaded.test is None else apply_geometry(settings, choose_test(settings, loaded.test), size)
-    unlabelled = None if loaded.unlabelled is None else apply_geometry(settings, loaded.unlabelled, size)
+    test = None if loaded.test is None else apply_geometry(reading, choose_test(settings, loaded.test), size)
+    unlabelled = None if loaded.unlabelled is None else apply_geometry(reading, loaded.unlabelled, size)
     splits, encoder = encode_splits(Splits(train, validation, test, unlabelled), settings.text_model, encoder)
     normalization = _normalization(settings, splits.train, seed)
     splits = _with_normalization(splits, normalization)

@@ -25,6 +25,8 @@ SECONDS_PER_LINE = 10.0
 """In a log there is at most one line in this time, besides the last epoch's."""
 SECONDS_PER_UPDATE, NOTEBOOK_WIDTH = 0.5, 120
 """In a notebook the bar is replaced at most twice in a second, as each change is kept in the messages of the kernel."""
+ESTIMATE_AFTER = 3.0
+"""Seconds of training after which a log says how long all of it will take; a bar shows it all the time."""
 SHORTEST_BAR, LONGEST_BAR = 10, 40
 PHASE = 14
 """Characters of a phase's name that are shown beside the bar."""
@@ -168,9 +170,6 @@ class Bar(Follower):
     def on_choice(self, sentence: str) -> None:
         self.progress.console.print(visible(sentence), markup=False, highlight=False)
 
-    def on_estimate(self, seconds: float) -> None:
-        self.on_choice(_estimate(seconds))
-
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
         self.progress.reset(self.task, completed=steps_done, before=Status.stage, score="", more=())
         super().on_start(phases, steps_per_epoch, steps_done, earlier_epochs)
@@ -230,15 +229,12 @@ class Lines(Observer):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now, self._said_at = now, -SECONDS_PER_LINE
-        self.earlier = self.epochs = self._first = 0
+        self.earlier = self.epochs = self._first = self._steps = self._steps_to_go = 0
         self._started = 0.0
 
     def on_choice(self, sentence: str) -> None:
         sys.stderr.write(f"{visible(sentence)}\n")
         sys.stderr.flush()
-
-    def on_estimate(self, seconds: float) -> None:
-        self.on_choice(_estimate(seconds))
 
     def on_features(self, done: int, total: int) -> None:
         if self._is_due(done == total):
@@ -248,9 +244,17 @@ class Lines(Observer):
         self.earlier, self._started = earlier_epochs, self.now()
         self._first = earlier_epochs + steps_done // steps_per_epoch
         self.on_plan(phases)
+        self._steps, self._steps_to_go = 0, steps_per_epoch * (self.epochs - earlier_epochs) - steps_done
 
     def on_plan(self, phases: tuple[Phase, ...]) -> None:
         self.epochs = self.earlier + sum(phase.epochs for phase in phases)
+
+    def on_step(self) -> None:
+        self._steps += 1
+        if self._steps_to_go and (passed := self.now() - self._started) >= ESTIMATE_AFTER:
+            whole = passed * self._steps_to_go / self._steps
+            self._steps_to_go = 0  # said once
+            self.on_choice(f"training will take about {duration(whole)} on this machine")
 
     def on_epoch_end(self, record: Record) -> None:
         epoch = record["epoch"]
@@ -276,10 +280,6 @@ def phase_at(phases: Sequence[Phase], epoch: int) -> str:
             return phase.name
         epoch -= phase.epochs
     return phases[-1].name if phases else ""
-
-
-def _estimate(seconds: float) -> str:
-    return f"training will take about {duration(seconds)} on this machine"
 
 
 def score_of(record: Record) -> str:

@@ -63,8 +63,8 @@ class ModelSettings(BaseModel):
     Attributes
     ----------
     name : str
-        A backbone: one of pencil's own, ``timm/NAME``, ``torchvision/NAME`` or ``my_model.py:Net``. ``auto`` chooses by
-        the shape of the inputs.
+        A backbone: one of pencil's own, ``timm/NAME``, ``torchvision/NAME`` or ``my_model.py:Net``. ``auto`` is
+        replaced by a name before a network is built; see :mod:`pencil.job.network`.
     options : dict
         Further arguments of that network.
     pretrained : bool or None
@@ -96,68 +96,6 @@ class ModelSettings(BaseModel):
     finetune_epochs: Annotated[int, Field(ge=0)] = 0
     attention: bool = False
     attention_width: Annotated[int, Field(ge=1)] = 2048
-
-
-def resolve(
-    settings: ModelSettings, input_shape: Sequence[int], *, gpu: bool = False, augmented: bool = False
-) -> ModelSettings:
-    """Return the settings with every ``auto`` replaced.
-
-    The network is an MLP for vectors, a small CNN for images of up to 64 pixels, and a pretrained one above. Only the
-    head of a pretrained network is trained, unless there is a GPU or the images are augmented.
-
-    Parameters
-    ----------
-    settings : ModelSettings
-        As they were given.
-    input_shape : sequence of int
-        The shape of one input, without the batch dimension.
-    gpu : bool
-        Whether the network is trained on a GPU.
-    augmented : bool
-        Whether an image is another one in every epoch, so that its features cannot be computed once.
-    """
-    if settings.name == "auto":
-        images = len(input_shape) == 3
-        wants_head = settings.train == "head" or settings.finetune_epochs > 0
-        photos = images and (max(input_shape[1:]) > SMALL or wants_head)
-        name = PHOTOS if photos else "small_cnn" if images else "mlp"
-        pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
-        settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
-    settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
-    if settings.train == "all" and settings.finetune_epochs:
-        raise ModelError(
-            f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected head, since all of "
-            "it is trained anyway; leave one of them out."
-        )
-    if settings.train == "auto" and settings.finetune_epochs:
-        settings = settings.model_copy(update={"train": "head"})
-    if settings.train == "auto":
-        head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
-        settings = settings.model_copy(update={"train": "head" if head else "all"})
-    if settings.train == "head":
-        _refuse_head(settings, input_shape, augmented)
-    return settings
-
-
-def _refuse_head(settings: ModelSettings, input_shape: Sequence[int], augmented: bool) -> None:
-    """Raise ModelError if there are no features to train a head on, or they change with every epoch."""
-    has_weights = settings.pretrained or settings.weights is not None
-    needed = {
-        "the inputs are no images": len(input_shape) != 3,
-        f"model {settings.name!r} has random weights; set model.pretrained, or model.weights": not has_weights,
-        "the attention structure takes no features": settings.attention,
-        "data.augmentation is set, and features are computed once": augmented,
-    }
-    for reason, holds in needed.items():
-        if holds:
-            epochs = settings.finetune_epochs
-            asked = f"model.finetune_epochs is {epochs}, after a head," if epochs else "model.train is head,"
-            instead = "leave model.finetune_epochs out" if epochs else "set model.train to all"
-            raise ModelError(
-                f"{asked} but {reason}; expected a pretrained network and images that are the same in every epoch; or "
-                f"{instead}."
-            )
 
 
 def build(
@@ -196,7 +134,6 @@ def build(
     ModelError
         If there is no such model, or it does not fit its options, the inputs or the weight file.
     """
-    settings = settings if settings.name != "auto" else resolve(settings, input_shape)
     name, pretrained = settings.name, bool(settings.pretrained) and settings.weights is None and not fresh
     with seeded(seed, "weights"):
         try:

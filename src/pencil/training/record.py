@@ -22,9 +22,6 @@ class Observer:
     def on_choice(self, sentence: str) -> None:
         """Something was chosen before training, as the sentence says."""
 
-    def on_estimate(self, seconds: float) -> None:
-        """Before anything is computed: features and training will take about this long."""
-
     def on_features(self, done: int, total: int) -> None:
         """Before training of a head: the features of this many images have been computed."""
 

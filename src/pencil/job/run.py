@@ -1,4 +1,4 @@
-"""A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
+"""A run from start to end: claim the directory, read the data, choose the network, train, judge, write."""
 
 import os
 import shlex
@@ -14,14 +14,14 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from pencil.assembly import Job, as_runnable, assemble
 from pencil.cluster import check_engine
 from pencil.data.examples import Splits
-from pencil.data.geometry import decodes_once
 from pencil.data.sources import load
-from pencil.errors import PencilError, RunError, Stopped, TrainingError
+from pencil.errors import PencilError, RunError, Stopped
 from pencil.files import refuse_path
-from pencil.finetuning import finetuning_trainer, with_finetuned
+from pencil.job.assembly import Job, as_runnable, assemble, held_out_accuracy
+from pencil.job.finetuning import finetuning_trainer, with_finetuned
+from pencil.job.network import Trial, try_networks
 from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import Trackers, refuse_missing
@@ -45,11 +45,8 @@ from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
-from pencil.trial import Trial, try_networks
 from pencil.user_file import Trust
 
-ESTIMATE = 1.0
-"""Seconds that are spent to say how long training will take."""
 Result = TypeVar("Result")
 Out = Path | str | Callable[[bool], Path] | None
 """Where a run is written; a function, of whether it is resumed, is called on rank 0 only, for all ranks."""
@@ -115,9 +112,9 @@ def run_recipe(
                 world.all_gather_ints(0)  # all ranks have listed the folders of the data
                 _on_first_rank(world, lambda: stack.enter_context(claimed(cast(Path, start.path))))
             if model is None:
-                trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, gpu=device.type == "cuda"))
-                if trial is not None:
-                    recipe = recipe.model_copy(update={"model": trial.chosen(recipe.model)})
+                gpu = device.type == "cuda"
+                trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, held_out_accuracy, gpu=gpu))
+                recipe = recipe if trial is None else trial.chosen(recipe)
             job, restore = assemble(recipe, loaded, model=model, method=method), None
         try:
             execution = Execution(job, start.path, world, device, request, progress, trial, started, engine)
@@ -315,7 +312,7 @@ class Execution:
         )
 
     def _announce(self, display: tuple[Observer, ...]) -> None:
-        """Say which columns and network were chosen and how long the run will take; training reports a failed step."""
+        """Say which columns and which network were chosen."""
         records = self.job.prepared.splits.train.inputs.records
         if records is not None:
             for observer in display:
@@ -323,13 +320,6 @@ class Execution:
         if self.trial is not None:
             for observer in display:
                 observer.on_choice(self.trial.describe())
-        data, train = self.job.recipe.data, self.job.prepared.splits.train
-        if not display or self.job.recipe.training.compile or isinstance(self.progress, Observer):
-            return  # the estimate takes time, and is for a person who watches this run alone
-        with suppress(TrainingError):
-            seconds = self.job.estimate_seconds(cached=decodes_once(data, train), budget=ESTIMATE)
-            for observer in display:
-                observer.on_estimate(seconds)
 
     def _on_features(self, display: tuple[Observer, ...], done: int, total: int) -> None:
         """Show how many features are computed; stop if that is asked for: those so far are kept."""

@@ -1,5 +1,6 @@
 """Everything short of training: look at every row, build the model, lay out the phases, time some steps."""
 
+import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pencil.assembly import Job, assemble
 from pencil.data.examples import UNKNOWN, Examples, Splits
 from pencil.data.geometry import decodes_once, default_workers, image_size
 from pencil.data.images import MEASURED
@@ -19,9 +19,13 @@ from pencil.data.prepare import choose_rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources import load
 from pencil.errors import PencilError, TrainingError, setting
-from pencil.models import ModelSettings
+from pencil.job.assembly import Job, assemble
+from pencil.job.network import needs_trial
+from pencil.models import FrozenNetwork, ModelSettings
 from pencil.recipe import Recipe
-from pencil.trial import is_open
+from pencil.training import Trainer
+from pencil.training.features import count_missing, random_features
+from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 SMALL_CACHE = 64 * 2**20
 """Images of up to this many bytes are decoded into memory for the check, where training would do so too."""
@@ -62,17 +66,17 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 warnings.filterwarnings(
                     "ignore", message=f".*(the row is left out|{UNKNOWN})"
                 )  # part of the inspection
-                trial = {"rows": None, "cache": _trial_cache(settings, parts), "bad_rows": "skip"}
-                changed = {"data": settings.model_copy(update=trial)}
-                job = assemble(_with_stand_ins(chosen, not_run).model_copy(update=changed), Splits(**parts))
-                kept = job.recipe.data.model_copy(update={"cache": settings.cache})  # where features may be already
-                job = replace(job, recipe=job.recipe.model_copy(update={"data": kept}))
+                changed = {"data": settings.model_copy(update={"rows": None, "bad_rows": "skip"})}
+                stand_in = _with_stand_ins(chosen, not_run).model_copy(update=changed)
+                job = assemble(stand_in, Splits(**parts), cache=_trial_cache(settings, parts))
+                trainer = _timed_copy(job).trainer()  # it refuses a network that cannot train on these inputs
                 unread = {key for name, found in findings.items() for key in _unread(parts[name], found)}
-                plan = _plan(job, not_run, is_open(chosen, loaded), unread)
+                plan = _plan(job, trainer, not_run, needs_trial(chosen, loaded), unread)
         except PencilError as error:
             problems.append(error)
         if plan is not None and not problems:
-            seconds, not_timed = _time(job, decodes_once(settings, job.prepared.splits.train), bool(not_run))
+            cached = decodes_once(settings, job.prepared.splits.train)
+            seconds, not_timed = _time(job, trainer, cached, bool(not_run))
     return CheckResult(parts, findings, plan, tuple(problems), not_run, overlap, seconds, not_timed)
 
 
@@ -86,18 +90,36 @@ def _trial_cache(settings: DataSettings, parts: Mapping[str, Examples]) -> str:
     return "memory"
 
 
-def _time(job: Job, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
+def _time(job: Job, trainer: Trainer, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
     """Return how long training will take, or why that is not known."""
     if has_stand_in:
         return None, "a Python file of the recipe is not run"
     if job.recipe.training.compile:
         return None, "with training.compile, compiling alone may take minutes"
     try:
-        return job.estimate_seconds(cached=cached), None
+        return _seconds_before(job) + estimate_seconds(trainer, cached=cached), None
     except TrainingError as error:
         return None, f"a step failed: {error}"
     except torch.OutOfMemoryError:
         return None, f"a step needs more memory than the device has; write {setting('training.batch_size', 32)}"
+
+
+def _seconds_before(job: Job) -> float:
+    """Return how long features, and fine-tuning of the whole network after its head, will take on this machine."""
+    if not isinstance(job.network, FrozenNetwork) or job.recipe.training.minutes is not None:
+        return 0.0
+    splits, epochs = job.prepared.splits, job.recipe.model.finetune_epochs
+    missing = count_missing(splits, job.network.width, job.feature_folder(job.network))
+    seconds = estimate_features(splits, job.network, missing, BUDGET / 2)
+    return seconds + (epochs * estimate_finetuning(splits, job.network) if epochs else 0.0)
+
+
+def _timed_copy(job: Job) -> Job:
+    """Return the job with copies of network and method to take steps with, and random features of a frozen backbone."""
+    features = job.features
+    if isinstance(job.network, FrozenNetwork):
+        features = random_features(job.prepared.splits, job.network.width)
+    return replace(job, network=copy.deepcopy(job.network), method=copy.deepcopy(job.method), features=features)
 
 
 def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:
@@ -123,9 +145,8 @@ def _readable(examples: Examples, unread: set[str]) -> Examples:
     return examples.subset(torch.tensor(kept, dtype=torch.int64))
 
 
-def _plan(job: Job, not_run: Mapping[str, Path], trial: bool, unread: set[str]) -> dict[str, Any]:
+def _plan(job: Job, trainer: Trainer, not_run: Mapping[str, Path], trial: bool, unread: set[str]) -> dict[str, Any]:
     """What would be trained, of rows that can be read; None for what only a file that was not executed knows."""
-    trainer = job.timed_copy().trainer()  # it refuses a network that cannot train on these inputs
     parts = {name: _readable(part, unread) for name, part in vars(job.prepared.splits).items() if part is not None}
     train, parameters = parts["train"], job.network.parameters()
     own_method, own_model = "method.name" in not_run, "model.name" in not_run

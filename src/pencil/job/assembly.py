@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from pencil import models
-from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.encoding import Encoder
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.feature_store import default_folder
-from pencil.data.geometry import input_shape
-from pencil.data.inputs import Inputs
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
-from pencil.data.settings import FROM_PYTHON, DataSettings
+from pencil.data.settings import FROM_PYTHON
 from pencil.errors import RecipeError
+from pencil.job.network import decoded_images, with_network
 from pencil.methods import Method
 from pencil.models import FrozenNetwork
 from pencil.models.probe import copy_network
@@ -33,12 +31,11 @@ from pencil.seeding import derive_seed
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.compute import CPU, Compute, pick_device
 from pencil.training.extraction import on_this_machine
-from pencil.training.features import compute_features, count_missing, random_features, store_name
+from pencil.training.features import compute_features, store_name
 from pencil.training.memory import refuse_too_large
 from pencil.training.networks import MakeNetwork
 from pencil.training.ray_features import on_ray
 from pencil.training.step import refuse_unsuited
-from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Job:
             )
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
             return self
-        folder = self._feature_folder(self.network)
+        folder = self.feature_folder(self.network)
         splits, network = self.prepared.splits, self.network
         spread = on_ray(gpu=self.recipe.training.device != "cpu") if engine == "ray" else on_this_machine(compute)
         found = compute_features(splits, network, folder, engine=spread, report=report, waiting=waiting)
@@ -82,35 +79,13 @@ class Job:
         self.network.feature_std.copy_(torch.tensor(found.normalization.std))
         return replace(self, features=found.splits)
 
-    def _feature_folder(self, network: FrozenNetwork) -> Path | None:
-        """Where the features of this network are kept."""
+    def feature_folder(self, network: FrozenNetwork) -> Path | None:
+        """Return where the features of this network are kept; None where they are not."""
         cache = self.recipe.data.cache
         if cache in ("none", "memory"):
             return None
         folder = default_folder() if cache == "auto" else Path(cache).expanduser()
         return folder / store_name(self.recipe.model, network, self.recipe.data)
-
-    def estimate_seconds(self, *, cached: bool = False, budget: float = BUDGET) -> float:
-        """Return how long features and training will take on this machine; see :func:`pencil.training.timing`.
-
-        The job itself is left as it is: copies of network and method take the steps that are timed.
-        """
-        if self.recipe.training.minutes is not None:
-            return 60 * self.recipe.training.minutes
-        seconds, splits = 0.0, self.prepared.splits
-        if isinstance(self.network, FrozenNetwork) and self.recipe.model.finetune_epochs:
-            seconds += self.recipe.model.finetune_epochs * estimate_finetuning(splits, self.network)
-        if isinstance(self.network, FrozenNetwork) and self.features is None:
-            missing = count_missing(splits, self.network.width, self._feature_folder(self.network))
-            seconds += estimate_features(splits, self.network, missing, budget / 2)
-        return seconds + estimate_seconds(self.timed_copy().trainer(), cached=cached, budget=budget)
-
-    def timed_copy(self) -> "Job":
-        """Return the job with copies of network and method, and random features where they are not computed yet."""
-        features = self.features
-        if isinstance(self.network, FrozenNetwork) and features is None:
-            features = random_features(self.prepared.splits, self.network.width)
-        return replace(self, network=copy.deepcopy(self.network), method=copy.deepcopy(self.method), features=features)
 
     def trainer(self, observers: tuple[Observer, ...] = (), passed: float = 0.0, **options: Any) -> Trainer:
         """Return the trainer of this job; with a frozen backbone it trains the head on :attr:`features`.
@@ -157,6 +132,7 @@ def assemble(
     method: Method | None = None,
     held_out: np.ndarray | None = None,
     encoder: Encoder | None = None,
+    cache: str | None = None,
 ) -> Job:
     """Prepare the data, build network and method, and complete the recipe with everything that was derived.
 
@@ -169,7 +145,9 @@ def assemble(
     held_out
         Keys of the held-out rows; drawn by default.
     encoder
-        That of a run that is resumed; fitted by default.
+        The encoder of a run that is resumed; fitted by default.
+    cache
+        Where decoded images are kept; by default as the recipe asks and the network needs.
     """
     if chosen.training.minutes is not None and chosen.model.finetune_epochs:
         raise RecipeError(
@@ -177,10 +155,10 @@ def assemble(
             "fine-tuning is planned in epochs."
         )
     if model is None:
-        chosen = chosen.model_copy(update={"model": _resolve_model(chosen, loaded)})
-    wanted = chosen.data if model is not None else _as_the_model_needs(chosen, loaded)
-    prepared = prepare(wanted, loaded, chosen.seed, held_out, _held_out_rows(chosen, loaded, method), encoder)
-    prepared = replace(prepared, settings=prepared.settings.model_copy(update={"cache": chosen.data.cache}))
+        chosen = with_network(chosen, loaded, gpu=pick_device(chosen.training.device).type == "cuda")
+        cache = decoded_images(chosen) if cache is None else cache
+    enough = _held_out_rows(chosen, loaded, method)
+    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, enough, encoder, cache=cache)
     examples = prepared.splits.train
     weights, make_network = None, None
     if model is None:
@@ -227,37 +205,6 @@ def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
     return chosen.model_copy(update={"method": {**chosen.method, "transition": matrix.tolist()}})
 
 
-def _resolve_model(chosen: Recipe, loaded: Splits) -> models.ModelSettings:
-    """The settings of the network, with what depends on the inputs, the device and the augmentation."""
-    gpu = pick_device(chosen.training.device).type == "cuda"
-    augmented = chosen.data.augmentation not in (None, Augmentation())
-    return models.resolve(chosen.model, input_shape(chosen.data, loaded.train), gpu=gpu, augmented=augmented)
-
-
-def _as_the_model_needs(chosen: Recipe, loaded: Splits) -> DataSettings:
-    """The settings of the data as they suit the network.
-
-    Inputs are normalised as for the pretrained weights. Photos are augmented where the whole network is trained. They
-    are not decoded ahead of feature extraction, except for instance-dependent noise, which looks at pixels in memory.
-    """
-    data, inputs, changed = chosen.data, loaded.train.inputs, dict[str, Any]()
-    normalization = models.expected_normalization(chosen.model)
-    if data.normalize == "auto" and normalization is not None and inputs.channels == len(normalization.mean):
-        changed["normalize"] = normalization
-    if data.augmentation is None and chosen.model.train == "all":
-        changed["augmentation"] = photo_augmentation(inputs, input_shape(data, loaded.train))
-    looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
-    if chosen.model.train == "head" and data.cache == "auto" and not looks_at_pixels:
-        changed["cache"] = "none"
-    return data.model_copy(update=changed)
-
-
-def photo_augmentation(inputs: Inputs, shape: Sequence[int]) -> Augmentation | None:
-    """Return the preset for photos where a whole network is trained on them; None for other inputs of this shape."""
-    in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
-    return PHOTOS if in_colour and len(shape) == 3 and max(shape[1:]) > models.SMALL else None
-
-
 def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> MakeNetwork:
     """A factory for the networks that are trained: number 0 has the recipe's seed, the others seeds of their own."""
     shape, classes = examples.input_shape, examples.num_classes
@@ -269,3 +216,9 @@ def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> Ma
         return models.build(chosen.model, shape, classes, seed, trust=chosen.trust)
 
     return make
+
+
+def held_out_accuracy(recipe: Recipe, loaded: Splits) -> float:
+    """Train a recipe for a trial, without a directory; return the best accuracy on its held-out labels."""
+    records = assemble(recipe, loaded).with_features().trainer().run().records
+    return max(float(record["validation_accuracy"]) for record in records)

@@ -6,9 +6,10 @@ It is the second stage of a run, with a trainer and checkpoints of its own; epoc
 from dataclasses import replace
 from typing import Any
 
-from pencil.assembly import Job, photo_augmentation
 from pencil.data.examples import Splits
 from pencil.errors import ModelError
+from pencil.job.assembly import Job
+from pencil.job.network import photo_augmentation
 from pencil.methods import CrossEntropy
 from pencil.methods.schedules import Cosine
 from pencil.models import FrozenNetwork

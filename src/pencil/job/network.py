@@ -1,0 +1,224 @@
+"""Which network? Chosen here and nowhere else, with what the data must be like for it.
+
+The shape of the inputs decides: an MLP for vectors, a small CNN for small images, a head on the features of a
+pretrained network for photos. Small colour images may be thumbnails of photos, of which a pretrained network knows
+much, or drawings and plots, of which it knows little: both networks are trained for a moment on some of the rows, and
+held-out labels decide.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pencil import models
+from pencil.data.augment import PHOTOS, Augmentation
+from pencil.data.examples import Splits
+from pencil.data.geometry import input_shape
+from pencil.data.inputs import Inputs
+from pencil.data.settings import DataSettings
+from pencil.errors import ModelError
+from pencil.models import ModelSettings
+from pencil.recipe import Recipe
+from pencil.seeding import generator
+
+SMALLEST = 24
+"""Pixels; less cannot be enlarged to a photo."""
+FEWEST, MOST = 500, 4000
+"""Rows that a trial needs, and the most that it takes; one in eight of them is held out."""
+EPOCHS = 8
+LEAST_MINUTES = 10
+"""A smaller time budget has no room for a trial."""
+GROWTH = 0.05
+"""With every doubling of the rows a small CNN gains about this fraction of its accuracy on a head."""
+CNN = ModelSettings(name="small_cnn", pretrained=False, train="all")
+HEAD = ModelSettings(name=models.PHOTOS, pretrained=True, train="head")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of a trial.
+
+    Parameters
+    ----------
+    rows
+        How many rows it took.
+    cnn, head
+        Accuracy on held-out given labels, of the small CNN and of the head.
+    lead
+        How much better the head must be, since a CNN gains more from the rows that were left out.
+    """
+
+    rows: int
+    cnn: float
+    head: float
+    lead: float
+
+    @property
+    def model(self) -> ModelSettings:
+        """The network that is trained."""
+        return HEAD if self.head > self.cnn + self.lead else CNN
+
+    def chosen(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with the network of the trial in it."""
+        network = self.model.model_dump(include={"name", "pretrained", "train"})
+        return recipe.model_copy(update={"model": recipe.model.model_copy(update=network)})
+
+    def describe(self) -> str:
+        """Return the result in a sentence."""
+        return (
+            f"network: {self.model.name}; in a trial on {self.rows:,} rows a head on features of {HEAD.name} agreed "
+            f"with {self.head:.1%} of the held-out labels, {CNN.name} with {self.cnn:.1%}"
+        )
+
+
+def try_networks(
+    recipe: Recipe, loaded: Splits, train: Callable[[Recipe, Splits], float], *, gpu: bool = False
+) -> Trial | None:
+    """Train both networks on some rows; None where the recipe or the data leaves no choice.
+
+    Parameters
+    ----------
+    recipe, loaded
+        The recipe, and its data as loaded.
+    train
+        Trains a recipe and returns the best accuracy on held-out labels.
+    gpu
+        Whether a whole network is trained on a GPU, where features are not needed.
+    """
+    if gpu or not needs_trial(recipe, loaded):
+        return None
+    available = _available(recipe, loaded)
+    rows = min(available, MOST)
+    some = torch.randperm(len(loaded.train), generator=generator(recipe.seed, "trial"))[:rows].sort().values
+    data = recipe.data.model_copy(update={"validation": 1 / 8, "rows": None, "test": None, "pinned": None})
+    changed = {"data": data, "training": recipe.training.model_copy(update={"epochs": EPOCHS, "minutes": None})}
+    plain = recipe.with_method("cross_entropy").model_copy(update=changed)
+    cnn, head = (
+        train(plain.model_copy(update={"model": model}), Splits(loaded.train.subset(some))) for model in (CNN, HEAD)
+    )
+    error = math.sqrt(0.25 / (rows / 8))  # of an accuracy
+    return Trial(rows, cnn, head, lead=error + GROWTH * max(cnn, head) * math.log2(available / rows))
+
+
+def needs_trial(recipe: Recipe, loaded: Splits) -> bool:
+    """Return whether the network is ours to choose, and the inputs are small colour images, enough of them."""
+    model, train = recipe.model, loaded.train
+    given = (model.name, model.train, model.weights, model.attention, model.options, model.finetune_epochs)
+    if given != ("auto", "auto", None, False, {}, 0) or model.pretrained is not None:
+        return False
+    if recipe.training.minutes is not None and recipe.training.minutes < LEAST_MINUTES:
+        return False
+    if _is_augmented(recipe) or train.multilabel or _available(recipe, loaded) < FEWEST:
+        return False
+    if recipe.data.long_tail is not None or train.inputs.channels != 3 or train.inputs.dtype != torch.uint8:
+        return False
+    shape = input_shape(recipe.data, train)
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST and max(shape) <= models.SMALL
+
+
+def with_network(recipe: Recipe, loaded: Splits, *, gpu: bool) -> Recipe:
+    """Return the recipe with every open setting of the network chosen, and the data as this network needs it.
+
+    Inputs are normalised as for the pretrained weights. Photos are augmented where the whole network is trained.
+    """
+    shape = input_shape(recipe.data, loaded.train)
+    model = resolve(recipe.model, shape, gpu=gpu, augmented=_is_augmented(recipe))
+    data, inputs, changed = recipe.data, loaded.train.inputs, dict[str, Any]()
+    normalization = models.expected_normalization(model)
+    if data.normalize == "auto" and normalization is not None and inputs.channels == len(normalization.mean):
+        changed["normalize"] = normalization
+    if data.augmentation is None and model.train == "all":
+        changed["augmentation"] = photo_augmentation(inputs, shape)
+    return recipe.model_copy(update={"model": model, "data": data.model_copy(update=changed)})
+
+
+def resolve(
+    settings: ModelSettings, input_shape: Sequence[int], *, gpu: bool = False, augmented: bool = False
+) -> ModelSettings:
+    """Return the settings with every ``auto`` replaced.
+
+    The network is an MLP for vectors, a small CNN for images of up to 64 pixels, and a pretrained one above. Only the
+    head of a pretrained network is trained, unless there is a GPU or the images are augmented.
+
+    Parameters
+    ----------
+    settings : ModelSettings
+        As they were given.
+    input_shape : sequence of int
+        The shape of one input, without the batch dimension.
+    gpu : bool
+        Whether the network is trained on a GPU.
+    augmented : bool
+        Whether an image is another one in every epoch, so that its features cannot be computed once.
+    """
+    if settings.name == "auto":
+        images = len(input_shape) == 3
+        wants_head = settings.train == "head" or settings.finetune_epochs > 0
+        photos = images and (max(input_shape[1:]) > models.SMALL or wants_head)
+        name = models.PHOTOS if photos else "small_cnn" if images else "mlp"
+        pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
+        settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
+    settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
+    if settings.train == "all" and settings.finetune_epochs:
+        raise ModelError(
+            f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected head, since all of "
+            "it is trained anyway; leave one of them out."
+        )
+    if settings.train == "auto" and settings.finetune_epochs:
+        settings = settings.model_copy(update={"train": "head"})
+    if settings.train == "auto":
+        head = settings.pretrained and len(input_shape) == 3 and not (settings.attention or gpu or augmented)
+        settings = settings.model_copy(update={"train": "head" if head else "all"})
+    if settings.train == "head":
+        _refuse_head(settings, input_shape, augmented)
+    return settings
+
+
+def _refuse_head(settings: ModelSettings, input_shape: Sequence[int], augmented: bool) -> None:
+    """Raise ModelError if there are no features to train a head on, or they change with every epoch."""
+    has_weights = settings.pretrained or settings.weights is not None
+    needed = {
+        "the inputs are not images": len(input_shape) != 3,
+        f"model {settings.name!r} has random weights; set model.pretrained, or model.weights": not has_weights,
+        "the attention structure takes no features": settings.attention,
+        "data.augmentation is set, and features are computed once": augmented,
+    }
+    for reason, holds in needed.items():
+        if holds:
+            epochs = settings.finetune_epochs
+            asked = f"model.finetune_epochs is {epochs}, after a head," if epochs else "model.train is head,"
+            instead = "leave model.finetune_epochs out" if epochs else "set model.train to all"
+            raise ModelError(
+                f"{asked} but {reason}; expected a pretrained network and images that are the same in every epoch; or "
+                f"{instead}."
+            )
+
+
+def decoded_images(recipe: Recipe) -> str:
+    """Return where decoded images are kept, as ``data.cache``.
+
+    Features are computed once, so that images are not decoded ahead of them; except for instance-dependent noise, which
+    looks at pixels in memory.
+    """
+    data: DataSettings = recipe.data
+    looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
+    return "none" if recipe.model.train == "head" and data.cache == "auto" and not looks_at_pixels else data.cache
+
+
+def photo_augmentation(inputs: Inputs, shape: Sequence[int]) -> Augmentation | None:
+    """Return the preset for photos where a whole network is trained on them; None for other inputs of this shape."""
+    in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
+    return PHOTOS if in_colour and len(shape) == 3 and max(shape[1:]) > models.SMALL else None
+
+
+def _is_augmented(recipe: Recipe) -> bool:
+    """Whether an image is another one in every epoch, so that its features cannot be computed once."""
+    return recipe.data.augmentation not in (None, Augmentation())
+
+
+def _available(recipe: Recipe, loaded: Splits) -> int:
+    """How many rows the run will have."""
+    return min(len(loaded.train), recipe.data.rows or len(loaded.train))
