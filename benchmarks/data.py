@@ -23,14 +23,14 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms
 
-from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Splits
-from pencil.data.folder import read_classes
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs.augment import Augmentation, View
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
-from pencil.data.table import from_table
-from pencil.data.transform import Normalization, Transform
+from pencil.data.sources.folder import read_classes
+from pencil.data.sources.table import from_table
 from pencil.models import preact_resnet32
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
@@ -160,7 +160,7 @@ from pathlib import Path
 from pencil.data.examples import Splits
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
-from pencil.data.table import from_table
+from pencil.data.sources.table import from_table
 import pyarrow.csv, pyarrow.parquet, torch
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

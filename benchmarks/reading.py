@@ -16,8 +16,8 @@ import torch
 
 from pencil.data.examples import Splits
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings, RateNoise
-from pencil.data.sources import load
 from pencil.methods import Pencil
 from pencil.methods.schedules import Cosine
 from pencil.models import ModelSettings, build

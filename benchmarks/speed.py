@@ -25,8 +25,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import Augmentation
-from pencil.data.transform import Normalization
+from pencil.data.inputs.augment import Augmentation
+from pencil.data.inputs.transform import Normalization
 from pencil.methods import CrossEntropy
 from pencil.models import ModelSettings, build
 from pencil.training import Trainer, TrainingSettings

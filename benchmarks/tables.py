@@ -35,9 +35,9 @@ from sklearn.model_selection import StratifiedKFold, cross_val_predict, train_te
 
 from pencil.bench.runner import run_cell
 from pencil.bench.spec import read_spec
-from pencil.data.encoding import fit_encoder
+from pencil.data.inputs.encoding import fit_encoder
 from pencil.data.noise import corrupt
-from pencil.data.sources import load
+from pencil.data.read import load
 from pencil.seeding import derive_seed
 
 SECTIONS = ("admin", "devel", "doc", "games", "java", "libs", "net", "python", "science", "utils")

@@ -13,7 +13,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import nn
 
-from pencil.data.text import fit_terms, token_vectors
+from pencil.data.inputs.text import fit_terms, token_vectors
 
 EPOCHS, BATCH, TEST = 20, 128, 4000
 

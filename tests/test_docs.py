@@ -14,7 +14,7 @@ import pytest
 from commands import pencil
 from PIL import Image
 
-from pencil.data.named import digits
+from pencil.data.datasets import digits
 from pencil.methods import METHODS, Constant, Cosine, StepDecay
 
 ROOT = Path(__file__).parent.parent

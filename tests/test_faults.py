@@ -16,7 +16,7 @@ from torch import nn
 
 import pencil
 from pencil import DataError, RecipeError, RunError, Stopped, TrainingError
-from pencil.data.augment import NAMED
+from pencil.data.inputs.augment import NAMED
 from pencil.runs.checkpoints import Checkpoints
 from pencil.runs.directory import RunReader, RunWriter
 from pencil.training import checkpointing

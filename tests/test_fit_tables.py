@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import pencil
 from pencil.data.columns import Columns
-from pencil.data.table import from_table
+from pencil.data.sources.table import from_table
 from pencil.errors import DataError
 
 ROWS = 90

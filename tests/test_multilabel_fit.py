@@ -9,9 +9,9 @@ from torch.utils.data import TensorDataset
 import pencil
 from pencil import DataError, ModelError
 from pencil.data import from_arrays
-from pencil.data.images import ImageFiles, ImageInputs
-from pencil.data.inputs import TensorInputs
-from pencil.data.inspection import as_tree, inspect
+from pencil.data.check.inspection import as_tree, inspect
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.inputs.images import ImageFiles, ImageInputs
 from pencil.job.check import check_recipe
 from pencil.recipe import parse
 

@@ -15,7 +15,7 @@ from torch import nn
 import pencil
 from pencil import DataError, RecipeError, Stopped
 from pencil.data import Splits, from_arrays
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.decisions import pinned_labels
 from pencil.job import resume_run
 from pencil.labels.multilabel_store import MultilabelStore

@@ -236,7 +236,7 @@ def image_folder(root):
 @pytest.mark.parametrize("how", ["stat", "content"])
 def test_image_files_are_known_by_their_time_or_on_request_by_content(how, tmp_path):
     from pencil.data.examples import fingerprints
-    from pencil.data.folder import from_folder
+    from pencil.data.sources.folder import from_folder
 
     root = image_folder(tmp_path / "images")
     content, file = how == "content", root / "cat" / "1.png"

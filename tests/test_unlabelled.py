@@ -16,7 +16,7 @@ from test_annotators import NAMES
 import pencil as package
 from pencil import Stopped
 from pencil.audit.sample import open_sample
-from pencil.data.sources import read_inputs
+from pencil.data.read import read_inputs
 from pencil.decisions import read_reviews
 from pencil.job import resume_run, run_recipe
 from pencil.review.images import pictures_of

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from pencil import recipe
-from pencil.data.arrays import from_arrays
 from pencil.data.examples import Examples, Splits
-from pencil.data.frames import as_label_values, from_frame, from_frame_and_labels, is_frame, pair_keys
-from pencil.data.given import error_context
-from pencil.data.hugging_face import from_hugging_face, is_hugging_face
+from pencil.data.given.given_labels import error_context
+from pencil.data.given.resolving import as_clean_labels
 from pencil.data.prepare import named_columns
-from pencil.data.resolving import as_clean_labels
+from pencil.data.read import read_like, read_source
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources import read_like, read_source
-from pencil.data.torch_dataset import from_dataset
+from pencil.data.sources.arrays import from_arrays
+from pencil.data.sources.frames import as_label_values, from_frame, from_frame_and_labels, is_frame, pair_keys
+from pencil.data.sources.hugging_face_datasets import from_hugging_face, is_hugging_face
+from pencil.data.sources.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError, RecipeError
 from pencil.job import run_recipe

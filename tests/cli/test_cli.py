@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import pencil
 
-from pencil.data.named import digits
+from pencil.data.datasets import digits
 
 
 @pytest.fixture(scope="module")

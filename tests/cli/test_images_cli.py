@@ -15,7 +15,7 @@ from conftest import paint, truncate
 from PIL import Image
 
 from pencil import open_run
-from pencil.data.folder import from_folder
+from pencil.data.sources.folder import from_folder
 from pencil.export import select_labels
 from pencil.labels.dynamics import TrainingDynamics
 from pencil.runs.results import RowEvidence, build_label_table
@@ -271,7 +271,7 @@ def test_check_of_chosen_rows_speaks_of_those(messy):
 
 
 def test_check_refuses_a_size_that_no_probe_would_meet(pets, monkeypatch):
-    monkeypatch.setattr("pencil.data.images.PROBES", 2)
+    monkeypatch.setattr("pencil.data.inputs.images.PROBES", 2)
     paint(pets / "cat/5.png", size=(8, 9))
     done = pencil("check", "pets", "--set", "data.resize=none", cwd=pets.parent, code=2)
     assert "train images have from 8 x 8 to 8 x 9 pixels; expected one size" in done.stderr

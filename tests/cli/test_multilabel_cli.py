@@ -11,8 +11,8 @@ import pytest
 from commands import pencil
 from conftest import paint
 
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 

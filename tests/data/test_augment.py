@@ -1,8 +1,8 @@
 import torch
 from torch.nn import functional
 
-from pencil.data.augment import Augmentation, Frame, View, crop
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs.augment import Augmentation, Frame, View, crop
+from pencil.data.inputs.base import TensorInputs
 
 
 def test_crop_is_pad_and_slice_image_by_image():

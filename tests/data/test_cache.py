@@ -8,16 +8,16 @@ import torch
 from conftest import paint, truncate
 
 from pencil import DataError
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs.base import TensorInputs
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 
 
 @pytest.fixture
 def decoded(monkeypatch):
     """How often an image was decoded."""
-    from pencil.data import images
+    from pencil.data.inputs import images
 
     calls, real = [], images.decode
     monkeypatch.setattr(images, "decode", lambda *given: calls.append(1) or real(*given))
@@ -52,7 +52,7 @@ def test_in_memory_every_image_is_decoded_once(pets, cache, decoded):
 
 
 def test_auto_leaves_encoded_what_would_not_fit(pets, monkeypatch, decoded):
-    monkeypatch.setattr("pencil.data.cache.IN_MEMORY", 20 * 3 * 8 * 8 - 1)
+    monkeypatch.setattr("pencil.data.inputs.cache.IN_MEMORY", 20 * 3 * 8 * 8 - 1)
     train = ready(pets, "auto", normalize="none")
     assert not isinstance(train.inputs, TensorInputs) and not decoded
 

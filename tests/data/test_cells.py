@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from pencil.data.cells import in_days, in_words, measure_spread, row_cells
+from pencil.data.check.cells import in_days, in_words, measure_spread, row_cells
 from pencil.data.examples import Splits
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 from pencil.review.images import Pictures
 from pencil.runs.pictures import show_rows
 

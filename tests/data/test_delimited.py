@@ -10,11 +10,11 @@ import pytest
 from conftest import paint
 
 from pencil import DataError
-from pencil.data import delimited
-from pencil.data.delimited import Dialect, find_delimiter, find_dialect, read_delimited
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.table_files import read_table
+from pencil.data.sources import delimited
+from pencil.data.sources.delimited import Dialect, find_delimiter, find_dialect, read_delimited
+from pencil.data.sources.table_files import read_table
 
 LINES = (("path", "label", "width"), ("0.png", "kätzchen", "3"), ("1.png", "hund", "4"), ("2.png", "kätzchen", "5"))
 
@@ -371,7 +371,7 @@ def test_a_program_may_end_at_once_after_it_has_read_a_table(tmp_path, call):
     code = f"""
 import os, pathlib
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
-from pencil.data import delimited
+from pencil.data.sources import delimited
 path, dialect = pathlib.Path({str(path)!r}), delimited.Dialect()
 {call}
 """

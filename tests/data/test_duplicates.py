@@ -13,13 +13,13 @@ from conftest import paint
 from PIL import Image
 
 from pencil.data import from_arrays
-from pencil.data.duplicates import NO_GROUPS, Groups, Sketches, Vectors, near_groups, with_different_labels
+from pencil.data.check.duplicates import NO_GROUPS, Groups, Sketches, Vectors, near_groups, with_different_labels
+from pencil.data.check.inspection import as_tree, inspect
+from pencil.data.check.overlap import find_overlap, overlap_tree
 from pencil.data.examples import Splits
-from pencil.data.inspection import as_tree, inspect
-from pencil.data.overlap import find_overlap, overlap_tree
+from pencil.data.inputs.sketch import look_at, look_at_arrays
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sketch import look_at, look_at_arrays
-from pencil.data.sources import load
 
 
 def picture(seed, side=64):

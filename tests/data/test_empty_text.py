@@ -5,10 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import pencil
-from pencil.data.frames import from_frame, from_frame_and_labels
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
+from pencil.data.sources.frames import from_frame, from_frame_and_labels
 from pencil.errors import DataError
 
 WORDS = {"a": "good fine great film {} this was", "b": "bad awful poor film {} it was"}

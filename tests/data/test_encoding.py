@@ -15,11 +15,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScaler
 
 from pencil.data.columns import Columns
-from pencil.data.encoding import MOST_LEVELS, fit_encoder, fit_power, read_encoder
+from pencil.data.inputs.encoding import MOST_LEVELS, fit_encoder, fit_power, read_encoder
+from pencil.data.inputs.text import count_terms, embed_texts, fit_terms, token_vectors
 from pencil.data.prepare import prepare
+from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load, read_inputs
-from pencil.data.text import count_terms, embed_texts, fit_terms, token_vectors
 from pencil.errors import DataError
 from pencil.runs.content import read_arrays
 

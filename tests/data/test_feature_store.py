@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from pencil.data.feature_store import DIGESTS, FEATURES, FeatureStore
+from pencil.data.inputs.feature_store import DIGESTS, FEATURES, FeatureStore
 from pencil.errors import DataError
 
 

@@ -7,10 +7,10 @@ from conftest import paint, truncate
 from PIL import Image
 
 from pencil import DataError, recipe
-from pencil.data.inputs import Normalization
+from pencil.data.inputs.base import Normalization
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 from pencil.job import assemble, run_recipe
 from pencil.methods import CrossEntropy, Pencil
 
@@ -232,7 +232,7 @@ def test_sizes(tmp_path, cache):
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
 def test_an_odd_size_that_no_probe_met_is_refused_where_nothing_is_to_be_resized(pets, cache, monkeypatch):
-    monkeypatch.setattr("pencil.data.images.PROBES", 2)
+    monkeypatch.setattr("pencil.data.inputs.images.PROBES", 2)
     paint(pets / "cat/5.png", size=(8, 9))
     with pytest.raises(DataError, match=r"image 'cat/5.png' has 8 x 9 pixels; expected 8 x 8 like the others"):
         prepare(DataSettings(cache=cache, resize="none", normalize="auto"), read(pets), seed=0)

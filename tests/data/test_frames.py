@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from pencil.data.columns import Columns
-from pencil.data.frames import as_table, from_frame, from_frame_and_labels, index_keys, is_frame
 from pencil.data.settings import DataSettings
+from pencil.data.sources.frames import as_table, from_frame, from_frame_and_labels, index_keys, is_frame
 from pencil.errors import DataError
 
 CELLS = {

@@ -14,9 +14,9 @@ from scipy import sparse
 
 from pencil import DataError
 from pencil.data import from_arrays
-from pencil.data.arrays import as_input_tensor, from_npz, read_arrays
-from pencil.data.npz import as_size, memory_limit
-from pencil.data.torch_dataset import from_dataset
+from pencil.data.sources.arrays import as_input_tensor, from_npz, read_arrays
+from pencil.data.sources.npz import as_size, memory_limit
+from pencil.data.sources.torch_dataset import from_dataset
 
 VALUES = np.arange(12.0).reshape(4, 3)
 Y = [0, 1, 0, 1]
@@ -214,7 +214,7 @@ BOMB = """
 import sys
 from pathlib import Path
 import numpy, torch, pyarrow
-from pencil.data.arrays import from_npz, read_arrays
+from pencil.data.sources.arrays import from_npz, read_arrays
 from pencil.errors import DataError
 def peak():  # of this program alone; ru_maxrss would begin with that of the one that started it
     return next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -262,7 +262,7 @@ def test_a_zip_bomb_is_refused_or_ignored_in_little_memory(tmp_path, name):
 def test_arrays_larger_than_memory_are_refused(tmp_path, monkeypatch):
     assert memory_limit() > 2**27
     np.savez(tmp_path / "d.npz", x=np.ones((1000, 100)), y=np.arange(1000) % 2)
-    monkeypatch.setattr("pencil.data.npz.memory_limit", lambda: 500_000)
+    monkeypatch.setattr("pencil.data.sources.npz.memory_limit", lambda: 500_000)
     with pytest.raises(DataError, match=r"'x' in .* takes 800.0 kB and there is room for 500.0 kB"):
         from_npz(tmp_path / "d.npz")
     assert [as_size(count) for count in (7, 2_000, 3 * 10**12)] == ["7 bytes", "2.0 kB", "3.0 TB"]

@@ -11,12 +11,12 @@ from commands import pencil
 from conftest import paint
 
 from pencil import DataError, RunError
-from pencil.data.folder import from_folder
-from pencil.data.regular_files import kind_of, read_regular
+from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load, read_inputs
-from pencil.data.table import from_table
-from pencil.data.table_files import read_table
+from pencil.data.sources.folder import from_folder
+from pencil.data.sources.regular_files import kind_of, read_regular
+from pencil.data.sources.table import from_table
+from pencil.data.sources.table_files import read_table
 from pencil.files import refuse_path
 
 SMALL = ("--model", "mlp", "--epochs", "1", "--method", "cross_entropy", "--set", "data.workers=0")

@@ -7,10 +7,10 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data.columns import Columns
-from pencil.data.hugging_face import from_hugging_face
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
+from pencil.data.sources.hugging_face_datasets import from_hugging_face
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself

@@ -10,13 +10,13 @@ from conftest import paint, truncate
 
 from pencil import DataError, RecipeError, recipe
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import NAMED, PHOTOS, Augmentation, Frame, ImageSteps, View
-from pencil.data.images import ImageFiles, ImageInputs
-from pencil.data.inputs import ReadOptions, TensorInputs
+from pencil.data.inputs.augment import NAMED, PHOTOS, Augmentation, Frame, ImageSteps, View
+from pencil.data.inputs.base import ReadOptions, TensorInputs
+from pencil.data.inputs.images import ImageFiles, ImageInputs
+from pencil.data.inputs.transform import Normalization
 from pencil.data.keys import as_keys
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
-from pencil.data.transform import Normalization
 
 ROWS, SIDE = 7, (96, 104)
 HALF = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

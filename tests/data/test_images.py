@@ -14,10 +14,10 @@ from conftest import paint, truncate
 from PIL import Image
 
 from pencil import DataError
-from pencil.data.augment import Augmentation, View
-from pencil.data.images import ImageBytes, ImageFiles, ImageInputs, decode
+from pencil.data.inputs.augment import Augmentation, View
+from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs, decode
+from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.keys import as_keys
-from pencil.data.transform import Normalization, Transform
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = PICTURE[:, :, 0]

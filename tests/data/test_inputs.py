@@ -11,18 +11,19 @@ import torch
 from conftest import paint, truncate
 
 from pencil import DataError
-from pencil.data import Examples, Splits, inputs
-from pencil.data.arrays import as_inputs
-from pencil.data.augment import Augmentation, View
-from pencil.data.images import ImageBytes, ImageFiles, ImageInputs
-from pencil.data.inputs import Inputs, Loaded, ReadOptions, TensorInputs
-from pencil.data.inspection import inspect
+from pencil.data import Examples, Splits
+from pencil.data.check.inspection import inspect
+from pencil.data.inputs import base as inputs
+from pencil.data.inputs.augment import Augmentation, View
+from pencil.data.inputs.base import Inputs, Loaded, ReadOptions, TensorInputs
+from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs
+from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.keys import as_keys
 from pencil.data.prepare import prepare, prepare_inputs
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.torch_dataset import DatasetInputs
-from pencil.data.transform import Normalization, Transform
+from pencil.data.sources.arrays import as_inputs
+from pencil.data.sources.torch_dataset import DatasetInputs
 
 N = 6
 KINDS = ("tensor", "mapped", "files", "bytes", "dataset")

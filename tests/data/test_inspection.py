@@ -7,14 +7,14 @@ import torch
 from conftest import paint, truncate
 
 from pencil.data import from_arrays
+from pencil.data.check.inspection import as_tree, inspect, label_of, refusals
 from pencil.data.examples import Examples
-from pencil.data.images import ImageFiles, ImageInputs
-from pencil.data.inputs import TensorInputs
-from pencil.data.inspection import as_tree, inspect, label_of, refusals
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.inputs.images import ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.torch_dataset import from_dataset
+from pencil.data.sources.torch_dataset import from_dataset
 
 
 def groups(found):

@@ -9,15 +9,15 @@ from torch.utils.data import TensorDataset
 
 from pencil import DataError
 from pencil.data import Examples, Splits, from_arrays
-from pencil.data.arrays import from_npz, read_arrays
 from pencil.data.columns import Columns
-from pencil.data.folder import from_folder
 from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.table import from_table
-from pencil.data.torch_dataset import from_dataset
+from pencil.data.sources.arrays import from_npz, read_arrays
+from pencil.data.sources.folder import from_folder
+from pencil.data.sources.table import from_table
+from pencil.data.sources.torch_dataset import from_dataset
 
 X = np.eye(4, dtype=np.float32)
 Y = ["a", "b", "a", "b"]
@@ -101,7 +101,7 @@ def test_keys_of_tables_and_hugging_face_datasets(tmp_path, ids, message):
     with pytest.raises(DataError, match=message):
         from_table(tmp_path / "t.parquet", columns)
     datasets = pytest.importorskip("datasets")
-    from pencil.data.hugging_face import from_hugging_face
+    from pencil.data.sources.hugging_face_datasets import from_hugging_face
 
     found = datasets.Dataset(table.append_column("x", [[[1.0, 2.0]] * 4]))
     with pytest.raises(DataError, match=message):

@@ -8,11 +8,11 @@ import torch
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays
-from pencil.data.arrays import from_npz
-from pencil.data.frames import from_frame
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
-from pencil.data.torch_dataset import from_dataset
+from pencil.data.sources.arrays import from_npz
+from pencil.data.sources.frames import from_frame
+from pencil.data.sources.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
 
 

@@ -11,13 +11,14 @@ STEPS = """
 import json, re, sys
 import numpy as np
 import torch
-from pencil.data import Examples, transform
-from pencil.data.arrays import from_arrays
+from pencil.data import Examples
+from pencil.data.inputs import transform
+from pencil.data.sources.arrays import from_arrays
 from pencil.data.examples import fingerprints
-from pencil.data.inputs import TensorInputs, refuse_non_finite
-from pencil.data.inspection import inspect
+from pencil.data.inputs.base import TensorInputs, refuse_non_finite
+from pencil.data.check.inspection import inspect
 from pencil.data.keys import as_keys
-from pencil.data.overlap import find_overlap
+from pencil.data.check.overlap import find_overlap
 
 transform.BLOCK_BYTES = 2**20
 

@@ -13,14 +13,14 @@ from torch.utils.data import Subset, TensorDataset
 
 from pencil import DataError, LabelStore
 from pencil.data import Splits, from_arrays, from_dataset
-from pencil.data.arrays import from_npz
+from pencil.data.check.inspection import as_tree, inspect, label_of
 from pencil.data.columns import Columns
 from pencil.data.examples import check_trainable
-from pencil.data.inspection import as_tree, inspect, label_of
 from pencil.data.prepare import prepare
+from pencil.data.read import load, read_like
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load, read_like
-from pencil.data.table import from_table
+from pencil.data.sources.arrays import from_npz
+from pencil.data.sources.table import from_table
 
 NAN = float("nan")
 X = np.arange(8, dtype=np.float32).reshape(4, 2)

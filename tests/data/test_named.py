@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pencil import DataError
-from pencil.data.named import small as named
+from pencil.data.datasets import small as named
 
 
 def write_idx(path, array, zipped):

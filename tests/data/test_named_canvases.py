@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from pencil import DataError
-from pencil.data.named import DATASETS
-from pencil.data.named.small import digits
+from pencil.data.datasets import DATASETS
+from pencil.data.datasets.small import digits
 from pencil.data.noise import corrupt
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, EntryNoise, RateNoise
@@ -33,7 +33,7 @@ def test_the_same_seed_draws_the_same_canvases():
 
 def test_items_are_really_there(monkeypatch):
     """With no background, no fragments and one item, a canvas is as bright as its item allows."""
-    module = sys.modules["pencil.data.named.canvases"]
+    module = sys.modules["pencil.data.datasets.canvases"]
     monkeypatch.setattr(module, "_background", lambda size, rng: torch.zeros(size, size))
     monkeypatch.setattr(module, "FRAGMENTS", 0)
     monkeypatch.setattr(module, "MOST_ITEMS", 1)
@@ -43,7 +43,7 @@ def test_items_are_really_there(monkeypatch):
 
 
 def test_test_canvases_hold_no_training_item(monkeypatch):
-    module = sys.modules["pencil.data.named.canvases"]
+    module = sys.modules["pencil.data.datasets.canvases"]
     asked = []
     scatter = module._scatter
     monkeypatch.setattr(module, "_scatter", lambda items, *rest: asked.append(items) or scatter(items, *rest))

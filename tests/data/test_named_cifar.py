@@ -10,8 +10,8 @@ import torchvision.datasets
 from PIL import Image
 
 from pencil import DataError
-from pencil.data.named import DATASETS
-from pencil.data.named.cifar import cifar10, cifar100
+from pencil.data.datasets import DATASETS
+from pencil.data.datasets.cifar import cifar10, cifar100
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 
 from pencil import DataError
-from pencil.data.named import DATASETS
-from pencil.data.named.clothing1m import CLASSES, balanced, clothing1m
-from pencil.data.named.coco import coco
-from pencil.data.named.cub import cub200
+from pencil.data.datasets import DATASETS
+from pencil.data.datasets.clothing1m import CLASSES, balanced, clothing1m
+from pencil.data.datasets.coco import coco
+from pencil.data.datasets.cub import cub200
 
 
 def write(path, *lines):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from pencil import DataError
-from pencil.data.named.open_images import choose_classes, open_images
+from pencil.data.datasets.open_images import choose_classes, open_images
 
 HEADER = "ImageID,Source,LabelName,Confidence"
 

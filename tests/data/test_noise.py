@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pencil import DataError
 from pencil.data import noise
 from pencil.data.examples import Examples
-from pencil.data.inputs import TensorInputs
+from pencil.data.inputs.base import TensorInputs
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings, FileNoise, RateNoise
-from pencil.data.sources import load
 
 N = 20_000
 CIFAR10_MAP = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog

@@ -8,11 +8,11 @@ import torch
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays, from_dataset
+from pencil.data.inputs.transform import measure_normalization
 from pencil.data.noise import corrupt, transition_matrix
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings, MapNoise, MatrixNoise, MixedNoise, RateNoise
-from pencil.data.sources import load
-from pencil.data.transform import measure_normalization
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_no_matrix_describes_a_mixture_with_noise_by_instance(examples):
 
 PEAK = """
 import re, sys, torch
-from pencil.data.inputs import TensorInputs, refuse_non_finite
-from pencil.data.inspection import inspect
+from pencil.data.inputs.base import TensorInputs, refuse_non_finite
+from pencil.data.check.inspection import inspect
 from pencil.data.examples import Examples
 from pencil.data.keys import as_keys
 
@@ -152,7 +152,7 @@ def test_steps_over_all_data_take_bounded_memory(rows, side, kind):
 
 def test_moments_of_pieces_are_those_of_the_whole(monkeypatch):
     values = torch.randn(7, 3, 10, 12) * 3 + 1
-    monkeypatch.setattr("pencil.data.transform.rows_within", lambda shape, *_: 1 if len(shape) == 3 else 4)
+    monkeypatch.setattr("pencil.data.inputs.transform.rows_within", lambda shape, *_: 1 if len(shape) == 3 else 4)
     found = measure_normalization(values, torch.arange(1, 7))
     torch.testing.assert_close(torch.tensor(found.mean), values[1:].mean(dim=(0, 2, 3)))
     torch.testing.assert_close(torch.tensor(found.std), values[1:].std(dim=(0, 2, 3), correction=0))

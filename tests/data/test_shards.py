@@ -22,11 +22,11 @@ from ranks import in_ranks
 
 import pencil
 from pencil import recipe
-from pencil.data.parquet_shards import ParquetIndex
+from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.shards import find_shards
-from pencil.data.sources import load, read_inputs
-from pencil.data.tar_shards import TarIndex
+from pencil.data.sources.parquet_shards import ParquetIndex
+from pencil.data.sources.shards import find_shards
+from pencil.data.sources.tar_shards import TarIndex
 from pencil.errors import DataError, Stopped
 from pencil.job import run_recipe
 from pencil.training.checkpointing import Checkpointer
@@ -568,7 +568,7 @@ import re, sys
 import torch
 from pencil.data.examples import fingerprints
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
+from pencil.data.read import load
 
 def of(key):  # in MB
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024

@@ -11,9 +11,9 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data.columns import Columns, refuse_repeated_columns
+from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load, read_inputs
-from pencil.data.table import row_keys
+from pencil.data.sources.table import row_keys
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from scipy.stats import yeojohnson
 from sklearn.preprocessing import PowerTransformer
 
 from pencil.data.columns import Columns
-from pencil.data.delimited import find_dialect, read_delimited, read_names, read_pieces
-from pencil.data.encoding import fit_power
 from pencil.data.examples import Splits, warn_of_many_classes
-from pencil.data.frames import from_frame
-from pencil.data.powers import is_constant, most_likely, transform
+from pencil.data.inputs.encoding import fit_power
+from pencil.data.inputs.powers import is_constant, most_likely, transform
 from pencil.data.prepare import prepare
+from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load, read_inputs
+from pencil.data.sources.delimited import find_dialect, read_delimited, read_names, read_pieces
+from pencil.data.sources.frames import from_frame
 
 
 def read(path, **settings):

@@ -10,9 +10,9 @@ from torchvision.transforms import ToTensor
 
 from pencil import DataError
 from pencil.data import from_dataset
-from pencil.data.augment import View
-from pencil.data.inputs import TensorInputs
-from pencil.data.torch_dataset import DatasetInputs
+from pencil.data.inputs.augment import View
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.sources.torch_dataset import DatasetInputs
 
 
 class Pairs(Dataset):

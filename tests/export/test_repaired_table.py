@@ -12,9 +12,9 @@ import torch
 from commands import pencil
 from review_runs import write_run
 
-from pencil.data import sources
-from pencil.data.delimited import Dialect
+from pencil.data import read as sources
 from pencil.data.settings import DataSettings
+from pencil.data.sources.delimited import Dialect
 from pencil.decisions import Decision, Journal
 from pencil.errors import DataError, RunError
 from pencil.export import rewritten_text

@@ -18,7 +18,7 @@ from conftest import paint
 from PIL import Image
 from review_runs import HOSTILE, many_classes_run, one_class_run, write_run
 
-from pencil.data import sources
+from pencil.data import read as sources
 from pencil.data.settings import DataSettings
 from pencil.decisions import Decision, Journal, read_reviews
 from pencil.errors import RunError

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pencil import job, recipe
-from pencil.data.sources import load
+from pencil.data.read import load
 
 PAPER = [name for name, tree in recipe.shipped().items() if tree.get("paper")]
 SMALL = {

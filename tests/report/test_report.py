@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from pencil.cli.report import report as command
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
-from pencil.data.inputs import TensorInputs
-from pencil.data.torch_dataset import DatasetInputs
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.sources.torch_dataset import DatasetInputs
 from pencil.errors import DataError, RunError
 from pencil.job import run_recipe
 from pencil.recipe import parse
@@ -311,7 +311,7 @@ def test_data_that_has_changed_is_named(trained, tmp_path, monkeypatch):
 
 
 def test_splits_at_hand_are_not_loaded_again(trained, tmp_path, monkeypatch):
-    from pencil.data.sources import load
+    from pencil.data.read import load
     from pencil.recipe import read
 
     splits = load(parse(read(trained / "recipe.toml"), with_method=False).data)

@@ -11,8 +11,8 @@ from review_runs import many_classes_run, one_class_run
 import pencil
 from pencil import recipe
 from pencil.data.examples import Splits
-from pencil.data.feature_store import default_folder
-from pencil.data.sources import load
+from pencil.data.inputs.feature_store import default_folder
+from pencil.data.read import load
 from pencil.errors import RunError
 from pencil.job import run_recipe
 from pencil.review import embedding as embedding_module

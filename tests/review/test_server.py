@@ -425,7 +425,7 @@ def test_pictures_are_made_anew(browser, review):
 
 
 def test_encoded_images_lose_everything_but_pixels_and_are_limited(tmp_path, access, pets):
-    from pencil.data.folder import from_folder
+    from pencil.data.sources.folder import from_folder
     from pencil.review.images import Pictures
 
     run = one_class_run(tmp_path / "run", ("cat", "dog"))
@@ -473,7 +473,7 @@ def test_without_data_the_page_works_and_says_why(run, access):
 def test_inputs_of_any_dataset_are_shown(run, access):
     from pencil.data.examples import Examples, Splits
     from pencil.data.keys import as_keys
-    from pencil.data.torch_dataset import DatasetInputs
+    from pencil.data.sources.torch_dataset import DatasetInputs
     from pencil.review.images import Pictures
 
     items = [(torch.full((2, 4, 6), float(row)), 0) for row in range(11)] + [("not a tensor", 0)]

@@ -8,9 +8,9 @@ import pytest
 from commands import pencil
 from received import make_home
 
-from pencil.data.named import small
+from pencil.data.datasets import small
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 from pencil.errors import DataError
 from pencil.review.session import Review
 

@@ -11,9 +11,9 @@ from PIL import Image
 
 import pencil
 from pencil import recipe
-from pencil.data.feature_store import FeatureStore
-from pencil.data.inputs import TensorInputs
-from pencil.data.sources import load
+from pencil.data.inputs.base import TensorInputs
+from pencil.data.inputs.feature_store import FeatureStore
+from pencil.data.read import load
 from pencil.errors import DataError, ModelError, RecipeError, Stopped
 from pencil.job import run_recipe
 from pencil.job.assembly import assemble

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import pencil
-from pencil.data.arrays import from_arrays
 from pencil.data.examples import Splits
+from pencil.data.sources.arrays import from_arrays
 from pencil.errors import TrainingError
 from pencil.methods import METHODS
 from pencil.methods.auto import Auto

@@ -11,9 +11,9 @@ from conftest import truncate
 from test_features import photo_recipe, photos  # noqa: F401
 
 from pencil import cluster
-from pencil.data.feature_store import FeatureStore
-from pencil.data.inputs import DIGEST
-from pencil.data.sources import load
+from pencil.data.inputs.base import DIGEST
+from pencil.data.inputs.feature_store import FeatureStore
+from pencil.data.read import load
 from pencil.errors import DataError, RecipeError, Stopped, TrainingError
 from pencil.job import run_recipe
 from pencil.job.assembly import assemble

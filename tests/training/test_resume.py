@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import PHOTOS, Augmentation
-from pencil.data.inputs import ReadOptions
-from pencil.data.transform import IMAGENET
+from pencil.data.inputs.augment import PHOTOS, Augmentation
+from pencil.data.inputs.base import ReadOptions
+from pencil.data.inputs.transform import IMAGENET
 from pencil.errors import RunError
 from pencil.labels import LabelStore
 from pencil.labels.sharded import ShardedLabelStore

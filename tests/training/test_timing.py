@@ -12,7 +12,7 @@ from torch import nn
 
 from pencil import recipe
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import ImageSteps
+from pencil.data.inputs.augment import ImageSteps
 from pencil.errors import TrainingError
 from pencil.job import check as checking
 from pencil.job import run_recipe
@@ -122,7 +122,7 @@ def test_images_are_read_as_in_training(tmp_path, cache, monkeypatch):
 
 
 def test_reading_counts_where_images_are_decoded_in_every_epoch(tmp_path, monkeypatch):
-    import pencil.data.images as images
+    import pencil.data.inputs.images as images
 
     real = images.decode
     monkeypatch.setattr(images, "decode", lambda *words: time.sleep(0.02) or real(*words))

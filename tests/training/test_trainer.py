@@ -10,7 +10,7 @@ from torch import nn
 
 from pencil import ModelError, RecipeError, TrainingError
 from pencil.data import Splits, from_arrays, from_dataset
-from pencil.data.augment import Augmentation
+from pencil.data.inputs.augment import Augmentation
 from pencil.labels.entry_noise import entry_agreement
 from pencil.labels.losses import cross_entropy
 from pencil.labels.store import LabelStore

@@ -9,7 +9,7 @@ from ranks import in_ranks
 from torch import nn
 
 from pencil.data import Splits, from_arrays
-from pencil.data.augment import Augmentation, View
+from pencil.data.inputs.augment import Augmentation, View
 from pencil.errors import TrainingError
 from pencil.methods import Constant, Method, Phase, Requirements, Terms, Views
 from pencil.training import Trainer, TrainingSettings

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pencil import recipe
 from pencil.bench.plots import curves
-from pencil.data.sources import load
+from pencil.data.read import load
 from pencil.files import write_json, write_text
 from pencil.job.assembly import Job, assemble
 from pencil.labels.losses import Divergence

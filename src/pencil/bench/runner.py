@@ -199,8 +199,8 @@ def run_cell(cell: Cell, tell: Tell = lambda _: None) -> Result:
 @lru_cache(maxsize=1)
 def _loaded(settings: str) -> "Splits":
     """The data of a cell by its settings as JSON; kept for the next cell, which mostly has the same."""
+    from pencil.data.read import load
     from pencil.data.settings import DataSettings
-    from pencil.data.sources import load
 
     return load(DataSettings.model_validate_json(settings))
 

@@ -17,10 +17,10 @@ from pencil.terminal import counted, duration
 if TYPE_CHECKING:
     import numpy as np
 
-    from pencil.data.duplicates import Groups
+    from pencil.data.check.duplicates import Groups
+    from pencil.data.check.inspection import Inspection
+    from pencil.data.check.overlap import Overlap
     from pencil.data.examples import Examples
-    from pencil.data.inspection import Inspection
-    from pencil.data.overlap import Overlap
     from pencil.job.check import CheckResult
     from pencil.recipe import Recipe
 
@@ -91,8 +91,8 @@ def _check_run(path: Path, as_json: bool) -> None:
 
 
 def _tree(result: "CheckResult") -> dict[str, Any]:
-    from pencil.data.inspection import as_tree
-    from pencil.data.overlap import overlap_tree
+    from pencil.data.check.inspection import as_tree
+    from pencil.data.check.overlap import overlap_tree
 
     return {
         "ready": not result.problems and not result.not_run,
@@ -130,8 +130,8 @@ def _pixels(size: tuple[int, int]) -> str:
 
 def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """What is wrong with single rows: a count, and a few of them by name."""
-    from pencil.data.duplicates import MOST_ROWS
-    from pencil.data.inspection import label_of
+    from pencil.data.check.duplicates import MOST_ROWS
+    from pencil.data.check.inspection import label_of
 
     def named(position: int) -> str:
         return str(examples.keys[position])
@@ -195,7 +195,7 @@ def _groups(groups: "Groups", what: str, describe: Callable[[int], str]) -> Iter
 
 def _overlap(overlap: "Overlap") -> Iterator[str]:
     """Rows that are in more than one split."""
-    from pencil.data.inspection import label_of
+    from pencil.data.check.inspection import label_of
 
     def named(position: int) -> str:
         split, examples, row = overlap.member(position)
@@ -253,7 +253,7 @@ def _words(label: Any) -> str:
 def _classes(result: "CheckResult") -> Iterator[Any]:
     """Rows per class in each split, what injected noise makes of them, and which classes have few rows."""
     from pencil.cli.show import table
-    from pencil.data.inspection import RARE
+    from pencil.data.check.inspection import RARE
 
     counts = {name: found.class_counts for name, found in result.findings.items() if name != "unlabelled"}
     plan = result.plan or {}

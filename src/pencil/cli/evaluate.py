@@ -22,7 +22,7 @@ def evaluate(
     """Accuracy, overall and per class; average precision and F1 where an example may be of several classes."""
     from pencil.cli.show import percent, show, table
     from pencil.data.prepare import choose_test
-    from pencil.data.sources import load, read_like
+    from pencil.data.read import load, read_like
     from pencil.errors import DataError
     from pencil.runs.run import open_run
     from pencil.training.metrics import per_class_scores

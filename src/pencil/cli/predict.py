@@ -40,7 +40,7 @@ def predict(
 
     In CSV a key or class that a spreadsheet program would take for a formula has a quote (') before it.
     """
-    from pencil.data.sources import read_inputs
+    from pencil.data.read import read_inputs
     from pencil.export import save_maps
     from pencil.runs.run import open_run
 

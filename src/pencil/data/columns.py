@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from pencil.data.given import shorten
+from pencil.data.given.given_labels import shorten
 from pencil.data.roles import Role
 from pencil.errors import DataError, setting
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.augment import View
 from pencil.data.columns import ColumnUses
-from pencil.data.given import hard_labels, refuse_alike_classes, refuse_empty_classes
-from pencil.data.inputs import Inputs
+from pencil.data.given.given_labels import hard_labels, refuse_alike_classes, refuse_empty_classes
+from pencil.data.inputs.augment import View
+from pencil.data.inputs.base import Inputs
 from pencil.errors import DataError, setting
 from pencil.seeding import generator
 

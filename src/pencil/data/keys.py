@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.dtypes import StringDType
 
-from pencil.data.given import as_array_with_nan, is_nan
+from pencil.data.given.given_labels import as_array_with_nan, is_nan
 from pencil.errors import DataError
 
 CHUNK = 65536

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from pencil.data.encoding import fit_encoder
 from pencil.data.examples import Examples
-from pencil.data.given import shorten
+from pencil.data.given.given_labels import shorten
+from pencil.data.inputs.encoding import fit_encoder
 from pencil.data.settings import AnyNoise, EntryNoise, FileNoise, MapNoise, MatrixNoise, MixedNoise
 from pencil.errors import DataError, setting
 from pencil.files import refuse_irregular

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.data.keys import as_keys
 from pencil.decisions import Decision, Label, chosen_labels, presence
 from pencil.errors import DataError, setting

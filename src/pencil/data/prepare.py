@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pencil.data.augment import Augmentation, refuse_augmentation
-from pencil.data.encoding import Encoder, fit_encoder
 from pencil.data.examples import (
     Examples,
     Splits,
@@ -18,15 +16,17 @@ from pencil.data.examples import (
     warn_of_many_classes,
     warn_of_unknown_rows,
 )
-from pencil.data.geometry import apply_geometry, image_size, read_options
-from pencil.data.given import error_context, hard_labels, shorten
-from pencil.data.inputs import Inputs
+from pencil.data.given.given_labels import error_context, hard_labels, shorten
+from pencil.data.inputs.augment import Augmentation, refuse_augmentation
+from pencil.data.inputs.base import Inputs
+from pencil.data.inputs.encoding import Encoder, fit_encoder
+from pencil.data.inputs.geometry import apply_geometry, image_size, read_options
+from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
 from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
-from pencil.data.transform import IMAGENET, Normalization
 from pencil.data.unlabelled import with_reviewed
 from pencil.errors import DataError, setting
 from pencil.seeding import derive_seed, generator

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.data.given import shorten
-from pencil.data.images import SUFFIXES
-from pencil.data.same_values import are_truth
+from pencil.data.given.given_labels import shorten
+from pencil.data.given.same_values import are_truth
+from pencil.data.inputs.images import SUFFIXES
 from pencil.errors import DataError, setting
 
 Role = Literal["number", "category", "text", "vector"]

@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from pencil.data.augment import NAMED, Augmentation
 from pencil.data.bad_rows import OnBadRows
 from pencil.data.columns import Columns
-from pencil.data.inputs import MAX_PIXELS
-from pencil.data.text import IN_BOX
-from pencil.data.transform import Normalization
+from pencil.data.inputs.augment import NAMED, Augmentation
+from pencil.data.inputs.base import MAX_PIXELS
+from pencil.data.inputs.text import IN_BOX
+from pencil.data.inputs.transform import Normalization
 
 FROM_PYTHON = "python"
 """The ``data.source`` of a recipe whose data was passed as Python objects."""
@@ -167,8 +167,8 @@ class DataSettings(_Strict):
         Side of a square crop: random in training, centred otherwise.
     augmentation
         Random changes of training images: "auto" (the default), "none", "photos", or an
-        :class:`~pencil.data.augment.Augmentation`. "auto" is "photos" where all of a named network is trained on 8-bit
-        colour images of more than 64 pixels, else "none". None is "auto"; a run stores what it became.
+        :class:`~pencil.data.inputs.augment.Augmentation`. "auto" is "photos" where all of a named network is trained on
+        8-bit colour images of more than 64 pixels, else "none". None is "auto"; a run stores what it became.
     normalize
         "auto" (measured; with pretrained weights, what these expect), "none", "imagenet", or means and deviations.
     cache

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import UNLABELLED, lacks_label
+from pencil.data.given.given_labels import UNLABELLED, lacks_label
 from pencil.data.keys import as_keys
 from pencil.decisions import chosen_labels, presence
 from pencil.errors import DataError

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from pencil.data.columns import LABEL_COLUMNS, PATH_COLUMNS, Columns, ColumnUses, as_names, usual_column
-from pencil.data.image_columns import image_column, without_role
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.base import Inputs
 from pencil.data.roles import is_string
+from pencil.data.sources.image_columns import image_column, without_role
 
 IGNORED = "named in data.columns.ignore"
 BESIDE_IMAGES = "the images are learned from"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pencil.data.read import read_source
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources import read_source
 from pencil.errors import RunError
 from pencil.files import NO_HARD_LINKS, atomic_write
 from pencil.runs.label_table import LabelTable

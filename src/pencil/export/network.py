@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pencil._version import __version__
-from pencil.data.augment import centre_crop
-from pencil.data.sources import read_source
-from pencil.data.transform import Normalization, Transform
+from pencil.data.inputs.augment import centre_crop
+from pencil.data.inputs.transform import Normalization, Transform
+from pencil.data.read import read_source
 from pencil.errors import ModelError, PencilError, RunError
 from pencil.files import atomic_write, sync_file
 from pencil.models.probe import FAULTS

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from pencil.arrow_arrays import numbers
 from pencil.data.columns import LABEL_COLUMNS, usual_name
-from pencil.data.label_columns import SEPARATORS
+from pencil.data.given.from_columns import SEPARATORS
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError, RunError
 from pencil.export.rewritten_text import rewrite_cells

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from pencil.data.delimited import MARKS, Dialect
+from pencil.data.sources.delimited import MARKS, Dialect
 from pencil.errors import DataError
 
 BLOCK = 2**22

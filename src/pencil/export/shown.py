@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pencil.data.cells import row_cells
+from pencil.data.check.cells import row_cells
+from pencil.data.read import read_source
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources import read_source
 from pencil.decisions import Label, Where
 from pencil.errors import RunError
 from pencil.runs.label_table import LabelTable

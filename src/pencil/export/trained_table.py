@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pencil.data.delimited import SUFFIXES as TEXT_SUFFIXES
-from pencil.data.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
 from pencil.data.settings import DataSettings
-from pencil.data.table import SUFFIXES, row_keys
+from pencil.data.sources.delimited import SUFFIXES as TEXT_SUFFIXES
+from pencil.data.sources.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
+from pencil.data.sources.table import SUFFIXES, row_keys
 from pencil.errors import DataError, RunError
 from pencil.export.labels import has_bytes
 from pencil.runs.label_table import LabelTable

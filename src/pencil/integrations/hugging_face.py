@@ -7,7 +7,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.errors import TrainingError
 from pencil.integrations.pencil_labels import ROW, PencilLabels, WithRows
 

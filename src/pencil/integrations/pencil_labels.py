@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from pencil.data.given import as_given_labels
+from pencil.data.given.given_labels import as_given_labels
 from pencil.errors import RecipeError, TrainingError
 from pencil.labels.losses import Compatibility, cross_entropy, pencil_loss
 from pencil.labels.store import LabelStore, init_scale

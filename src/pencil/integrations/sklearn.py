@@ -10,8 +10,8 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import nn
 
-from pencil.data.frames import as_table, is_frame, needs_encoding
-from pencil.data.given import is_nan, shorten
+from pencil.data.given.given_labels import is_nan, shorten
+from pencil.data.sources.frames import as_table, is_frame, needs_encoding
 from pencil.fitting import fit
 from pencil.methods import Method
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pencil import models
-from pencil.data.encoding import Encoder
 from pencil.data.examples import Examples, Splits, fingerprints
-from pencil.data.feature_store import default_folder
+from pencil.data.inputs.encoding import Encoder
+from pencil.data.inputs.feature_store import default_folder
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.settings import FROM_PYTHON

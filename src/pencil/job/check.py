@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from pencil.data.check.inspection import Inspection, count_classes, inspect, refusals
+from pencil.data.check.overlap import Overlap, find_overlap
 from pencil.data.examples import UNKNOWN, Examples, Splits
-from pencil.data.geometry import decodes_once, default_workers, image_size
-from pencil.data.images import MEASURED
-from pencil.data.inspection import Inspection, count_classes, inspect, refusals
-from pencil.data.overlap import Overlap, find_overlap
+from pencil.data.inputs.geometry import decodes_once, default_workers, image_size
+from pencil.data.inputs.images import MEASURED
 from pencil.data.prepare import choose_rows
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources import load
 from pencil.errors import PencilError, TrainingError, setting
 from pencil.job.assembly import Job, assemble
 from pencil.job.network import needs_trial

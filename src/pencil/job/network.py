@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from pencil import models
-from pencil.data.augment import PHOTOS, Augmentation
 from pencil.data.examples import Splits
-from pencil.data.geometry import input_shape
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.augment import PHOTOS, Augmentation
+from pencil.data.inputs.base import Inputs
+from pencil.data.inputs.geometry import input_shape
 from pencil.data.settings import DataSettings
 from pencil.errors import ModelError
 from pencil.models import ModelSettings

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pencil.cluster import check_engine
 from pencil.data.examples import Splits
-from pencil.data.sources import load
+from pencil.data.read import load
 from pencil.errors import PencilError, RunError, Stopped
 from pencil.files import refuse_path
 from pencil.job.assembly import Job, as_runnable, assemble, held_out_accuracy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.labels.losses import at_least_fp32
 from pencil.labels.rows import rows_at_a_time
 from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows

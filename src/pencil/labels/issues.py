@@ -10,9 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pencil.data.frames import as_label_values, as_matrix, as_table, is_frame, is_pandas, refuse_misaligned
-from pencil.data.given import as_array, as_class_names, as_given_labels, hard_labels, lacks_label, name_rows
-from pencil.data.resolving import resolve_labels
+from pencil.data.given.given_labels import (
+    as_array,
+    as_class_names,
+    as_given_labels,
+    hard_labels,
+    lacks_label,
+    name_rows,
+)
+from pencil.data.given.resolving import resolve_labels
+from pencil.data.sources.frames import as_label_values, as_matrix, as_table, is_frame, is_pandas, refuse_misaligned
 from pencil.errors import DataError
 from pencil.labels.noise_model import fit_noise, log_rarity, noise_shape, posterior
 

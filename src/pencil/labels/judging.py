@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels, has_tie
+from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.matching import match_held_out, match_quantiles, relative_ranks, summarize_posterior

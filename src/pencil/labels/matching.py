@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.labels.noise_model import NoiseModel, posterior
 from pencil.labels.rows import rows_at_a_time
 

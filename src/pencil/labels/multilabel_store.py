@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pencil.data.given import as_indicators
+from pencil.data.given.given_labels import as_indicators
 from pencil.errors import RecipeError
 from pencil.labels.losses import Compatibility, Divergence
 from pencil.labels.multilabel_losses import binary_label_gradient

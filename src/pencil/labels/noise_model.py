@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels, has_tie
+from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.rows import rows_at_a_time
 from pencil.seeding import some_places
 

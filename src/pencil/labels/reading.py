@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pencil.data.given import hard_labels, has_tie
+from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.rows import rows_at_a_time
 
 

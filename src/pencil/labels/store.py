@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pencil.data.given import as_given_labels
+from pencil.data.given.given_labels import as_given_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import COMPATIBILITIES, Compatibility, at_least_fp32, row_dot
 from pencil.labels.protocol import Labels

@@ -123,8 +123,8 @@ class Views:
     ----------
     second
         Every row is seen in a second view too: "weak" is another draw of the same augmentation, "strong" is
-        :meth:`pencil.data.augment.Augmentation.strong` beside the weak first view. Images on which strong augmentation
-        cannot run have two weak views. Without augmentation (vectors, features) both views are equal.
+        :meth:`pencil.data.inputs.augment.Augmentation.strong` beside the weak first view. Images on which strong
+        augmentation cannot run have two weak views. Without augmentation (vectors, features) both views are equal.
     mixup
         The parameter alpha of mixup (Zhang et al. 2018); 0 for none. Each network trains on inputs that are mixed with
         those of other rows: ``Outputs.mixings``.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution, hard_labels
+from pencil.data.given.given_labels import as_distribution, hard_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pencil.data.examples import Batch
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.labels.losses import at_least_fp32
 from pencil.methods.base import Context, Epochs, Fraction, Method, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution, hard_labels
+from pencil.data.given.given_labels import as_distribution, hard_labels
 from pencil.errors import RecipeError
 from pencil.labels.losses import cross_entropy, log_probs
 from pencil.methods.base import Context, Method, Outputs, Phase, Requirements, Task, Terms

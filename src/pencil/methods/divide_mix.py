@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import at_least_fp32, cross_entropy, entropy_loss, log_probs
 from pencil.methods.base import (
     Context,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import cross_entropy, log_probs, row_dot
 from pencil.methods.base import Epochs, Fraction, Method, NonNegative, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule

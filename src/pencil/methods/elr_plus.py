@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import cross_entropy
 from pencil.methods.base import (
     Epochs,

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import cross_entropy, entropy_loss, log_probs
 from pencil.methods.base import Context, Epochs, Fraction, Method, NonNegative, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.labels.losses import log_probs, row_dot
 from pencil.methods.base import Context, Epochs, Fraction, Method, Outputs, Phase, Task, Terms
 from pencil.methods.schedules import AnySchedule, Schedule, StepDecay, as_schedule

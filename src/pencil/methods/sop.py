@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.data.given import as_distribution
+from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import at_least_fp32, forward_kl, log_probs
 from pencil.methods.base import ONE_VIEW, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms, Views
 from pencil.methods.joint_optimization import prior_loss

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from pencil.data.transform import IMAGENET, Normalization
+from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.errors import ModelError, PencilError
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.bundled import BUNDLES, load_bundled

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from pencil.data.transform import IMAGENET, Normalization
+from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.errors import ModelError
 from pencil.models.probe import first_line, output_layer, output_width
 

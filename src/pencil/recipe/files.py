@@ -8,8 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pencil.data.named import DATASETS
-from pencil.data.sources import FORMS, as_path, is_source
+from pencil.data.datasets import DATASETS
+from pencil.data.read import FORMS, as_path, is_source
 from pencil.errors import RecipeError
 from pencil.recipe.schema import Tree
 

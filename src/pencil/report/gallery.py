@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pencil.data.examples import Examples, Splits
+from pencil.data.read import load
 from pencil.data.settings import FROM_PYTHON
-from pencil.data.sources import load
 from pencil.report.counts import CONFIDENT, pieces
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable

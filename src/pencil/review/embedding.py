@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.encoding import Encoder
 from pencil.data.examples import Examples, Splits
-from pencil.data.feature_store import FeatureStore, default_folder
-from pencil.data.inputs import DIGEST, Inputs, content_digest
+from pencil.data.inputs.base import DIGEST, Inputs, content_digest
+from pencil.data.inputs.encoding import Encoder
+from pencil.data.inputs.feature_store import FeatureStore, default_folder
+from pencil.data.inputs.sketch import SKETCH, look_at_arrays
+from pencil.data.inputs.text import IN_BOX
 from pencil.data.prepare import prepare_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sketch import SKETCH, look_at_arrays
-from pencil.data.text import IN_BOX
 from pencil.errors import DataError
 from pencil.models import FrozenNetwork, build
 from pencil.runs.directory import RunReader

@@ -17,7 +17,7 @@ from pencil.review.background import Background
 from pencil.runs.directory import RunReader
 
 if TYPE_CHECKING:
-    from pencil.data.cells import Spread
+    from pencil.data.check.cells import Spread
     from pencil.data.examples import Examples, Splits
 
 MAX_SIDE = 512
@@ -107,8 +107,8 @@ class Pictures:
         return {"values": shown, "count": values.size}
 
     def _cells(self, part: "Examples", place: int) -> dict[str, Any]:
-        from pencil.data.cells import measure_spread, row_cells
-        from pencil.data.given import hard_labels
+        from pencil.data.check.cells import measure_spread, row_cells
+        from pencil.data.given.given_labels import hard_labels
 
         records = part.inputs.records
         assert records is not None
@@ -145,7 +145,7 @@ def pictures_of(run: Path, *, by_class: bool = True) -> Pictures:
     """Return the pictures of a run, from the data that its recipe names; see :class:`Pictures` for ``by_class``."""
 
     def load() -> "Splits":
-        from pencil.data import sources
+        from pencil.data import read as sources
 
         return sources.load(RunReader(run).recipe().data, local=True)
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from pencil.data.duplicates import Sketches
+from pencil.data.check.duplicates import Sketches
 
 if TYPE_CHECKING:
     from pencil.data.examples import Examples
-    from pencil.data.inputs import InspectedRow
+    from pencil.data.inputs.base import InspectedRow
 
 Place = tuple["Examples", int]
 """The examples that a row is of, and its place in them."""

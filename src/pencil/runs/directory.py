@@ -64,7 +64,7 @@ from pencil.user_file import Trust
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pencil.data.encoding import Encoder
+    from pencil.data.inputs.encoding import Encoder
     from pencil.recipe import Recipe
 
 Content = TypeVar("Content")
@@ -203,7 +203,7 @@ class RunReader:
     @cached_property
     def encoder(self) -> "Encoder | None":
         """What makes vectors of the rows of a table; None for a run on other inputs. This imports torch."""
-        from pencil.data.encoding import read_encoder
+        from pencil.data.inputs.encoding import read_encoder
 
         if not has_encoder(self.path):
             return None

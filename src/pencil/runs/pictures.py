@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pencil.data.cells import Cell, measure_spread, row_cells
+from pencil.data.check.cells import Cell, measure_spread, row_cells
 from pencil.data.examples import Examples
-from pencil.data.given import hard_labels
-from pencil.data.inputs import Inputs
+from pencil.data.given.given_labels import hard_labels
+from pencil.data.inputs.base import Inputs
 from pencil.errors import DataError
 
 SIDE = 96

@@ -15,8 +15,8 @@ from torch import Tensor
 from pencil._version import __version__
 from pencil.arrow_arrays import matrix
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import most_probable
-from pencil.data.inputs import Inputs
+from pencil.data.given.given_labels import most_probable
+from pencil.data.inputs.base import Inputs
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.arrays import as_inputs
-from pencil.data.encoding import Encoder
-from pencil.data.frames import as_new_inputs
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.base import Inputs
+from pencil.data.inputs.encoding import Encoder
+from pencil.data.inputs.transform import Normalization
 from pencil.data.prepare import prepare_inputs
-from pencil.data.transform import Normalization
+from pencil.data.sources.arrays import as_inputs
+from pencil.data.sources.frames import as_new_inputs
 from pencil.decisions import Where
 from pencil.errors import DataError, ModelError, RunError, setting
 from pencil.models import FrozenNetwork, build

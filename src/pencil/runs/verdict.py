@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import hard_labels, has_tie
+from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.reading import read_entries, read_labels
 from pencil.labels.verdict import Facts, Verdict, decide
 from pencil.runs.summary import Detection

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.given import hard_labels
+from pencil.data.given.given_labels import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.examples import Examples
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.base import Inputs
 from pencil.errors import DataError, ModelError, PencilError
 from pencil.models.probe import FAULTS, as_network, first_line, refuse_untrainable
 from pencil.training.compute import CPU, Compute

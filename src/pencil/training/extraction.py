@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.base import Inputs
 from pencil.errors import ModelError
 from pencil.models import FrozenNetwork
 from pencil.training.compute import CPU, Compute

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
-from pencil.data.feature_store import FeatureStore
-from pencil.data.inputs import DIGEST, TensorInputs
+from pencil.data.inputs.base import DIGEST, TensorInputs
+from pencil.data.inputs.feature_store import FeatureStore
+from pencil.data.inputs.transform import Normalization
 from pencil.data.settings import DataSettings
-from pencil.data.transform import Normalization
 from pencil.errors import DataError
 from pencil.models import FrozenNetwork, ModelSettings
 from pencil.models.weights import file_digest, tensors_digest

@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from pencil.data.examples import Examples
-from pencil.data.given import hard_labels, has_tie
+from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.data.pinned import apply_pinned
 from pencil.labels.losses import cross_entropy
 from pencil.labels.multilabel_losses import binary_cross_entropy

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.cluster import as_task, finished_tasks, has_gpus, import_ray, joined_cluster, reason_of
-from pencil.data.inputs import Inputs
+from pencil.data.inputs.base import Inputs
 from pencil.errors import PencilError, TrainingError
 from pencil.models import FrozenNetwork
 from pencil.training.compute import Compute

@@ -13,9 +13,9 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pencil.data.augment import View
 from pencil.data.examples import Batch, Splits
-from pencil.data.transform import rows_within
+from pencil.data.inputs.augment import View
+from pencil.data.inputs.transform import rows_within
 from pencil.methods.base import Phase, Views
 from pencil.models import FrozenNetwork
 from pencil.seeding import seeded

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.data.augment import Augmentation
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given import as_distribution, has_tie
+from pencil.data.given.given_labels import as_distribution, has_tie
+from pencil.data.inputs.augment import Augmentation
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
 from pencil.labels.judging import Judgement, judge_unlabelled

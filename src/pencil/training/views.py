@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.augment import Augmentation, View
 from pencil.data.examples import Batch, Examples
+from pencil.data.inputs.augment import Augmentation, View
 from pencil.errors import TrainingError
 from pencil.methods.base import Mixing, Phase, Requirements, Views
 from pencil.seeding import derive_seed

@@ -1,0 +1,352 @@
+"""Inspection of every row of the data: classes, sizes, images that cannot be read or are blank, duplicates."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pencil.data.bad_rows import skip_remedy
+from pencil.data.check.duplicates import (
+    MIN_FEATURES,
+    MOST_ROWS,
+    NO_GROUPS,
+    Comparable,
+    Groups,
+    Sketches,
+    Vectors,
+    group_equal,
+    near_groups,
+    with_different_labels,
+)
+from pencil.data.examples import Examples
+from pencil.data.given.given_labels import UNLABELLED, hard_labels, lacks_label
+from pencil.data.inputs.base import DIGEST, MAX_PIXELS, Fault, Size, list_faults
+from pencil.data.inputs.records import ColumnFinding
+from pencil.data.inputs.sketch import SKETCH
+from pencil.data.inputs.transform import rows_within
+from pencil.data.settings import DataSettings
+from pencil.errors import DataError, setting
+
+CHUNK = 64
+RARE = 10
+"""A class with fewer rows is called rare."""
+BLANK, BLANK_FRACTION = 2.0, 0.01
+"""Deviation of the pixels of a blank image: in grey levels, or as a fraction of that of the median image."""
+EXTREME_SIDE, EXTREME_ASPECT = 4.0, 3.0
+"""An image is extreme if it differs from the median by more than these factors."""
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Upright heights and widths: the fewest and the most pixels, the most common size and the fraction that has it."""
+
+    smallest: Size
+    largest: Size
+    most_common: Size
+    fraction: float
+
+
+@dataclass(frozen=True, eq=False)
+class Prints:
+    """What is kept of every row to compare it with others.
+
+    Parameters
+    ----------
+    digests
+        A digest of the content of every row.
+    readable
+        Positions of the rows that can be read.
+    sketched, sketches
+        Positions of the rows that are images (of very many some of them), and their sketches.
+    """
+
+    digests: np.ndarray
+    readable: np.ndarray
+    sketched: np.ndarray
+    sketches: np.ndarray
+
+    @property
+    def words(self) -> np.ndarray:
+        """One value per readable row, equal for equal content."""
+        words: np.ndarray = self.digests[self.readable].view(f"V{DIGEST}")[:, 0]
+        return words
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """The result of an inspection of one split.
+
+    Parameters
+    ----------
+    rows
+        The number of rows.
+    class_counts
+        Rows per class; in multi-label data rows that have the class.
+    unknown_labels, unknown_rows, rows_without_class
+        In multi-label data: unknown entries, rows with no known entry, and rows with known entries but no class
+        present.
+    image_sizes
+        Sizes of encoded images; None for arrays.
+    input_shape
+        The shape of arrays; None for encoded images.
+    unreadable
+        Images that cannot be read.
+    duplicates
+        Groups of rows with the same encoded bytes (or numbers, in arrays).
+    conflicts
+        Those of them whose labels differ.
+    near_duplicates, near_conflicts
+        Groups of rows that are nearly the same, one of each group of exact copies; and those whose labels differ.
+    near_rows
+        The number of rows that near-duplicates were looked for among; 0 where rows cannot be compared.
+    rare_classes
+        Classes with some rows, but fewer than ``RARE``.
+    blank
+        Positions of images whose pixels hardly differ.
+    extreme_sizes
+        Positions and sizes of images far from the median in size or aspect ratio.
+    columns, unused
+        Of a table that is encoded: what each column is, and why others are not used.
+    prints
+        What other splits are compared by.
+    """
+
+    rows: int
+    class_counts: dict[str, int]
+    unknown_labels: int
+    unknown_rows: int
+    rows_without_class: int
+    image_sizes: ImageSizes | None
+    input_shape: tuple[int, ...] | None
+    unreadable: tuple[Fault, ...]
+    duplicates: Groups
+    conflicts: Groups
+    near_duplicates: Groups
+    near_conflicts: Groups
+    near_rows: int
+    rare_classes: dict[str, int]
+    blank: np.ndarray
+    extreme_sizes: tuple[tuple[int, Size], ...]
+    columns: tuple[ColumnFinding, ...]
+    unused: Mapping[str, str]
+    prints: Prints
+
+
+def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) -> Inspection:
+    """Read every row once; only a digest, a size and a sketch of each stay in memory.
+
+    Parameters
+    ----------
+    examples
+        The rows to inspect.
+    workers
+        Worker processes that decode images; 0 decodes in this process.
+    max_pixels
+        An image of more pixels counts as unreadable.
+    """
+    rows = _read_rows(examples, workers, max_pixels)
+    prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
+    labels = examples.given_labels.numpy()
+    counts = count_classes(examples.subset(torch.from_numpy(prints.readable)))
+    duplicates = group_equal(prints.words, prints.readable)
+    near, near_rows = find_near_duplicates([examples], [prints])
+    encoded, records = rows.shape is None and len(sizes) > 0, examples.inputs.records
+    return Inspection(
+        rows=len(examples),
+        class_counts=counts,
+        **_count_unknown(examples),
+        image_sizes=_summary(sizes) if encoded else None,
+        input_shape=rows.shape,
+        unreadable=rows.faults,
+        duplicates=duplicates,
+        conflicts=with_different_labels(duplicates, labels),
+        near_duplicates=near,
+        near_conflicts=with_different_labels(near, labels),
+        near_rows=near_rows,
+        rare_classes={name: count for name, count in counts.items() if 0 < count < RARE},
+        blank=_find_blank(rows.deviations, examples.inputs.dtype == torch.uint8),
+        extreme_sizes=_find_extreme(sizes, prints.readable) if encoded else (),
+        columns=() if records is None else records.findings(examples.rows),
+        unused={} if records is None else records.roles.unused,
+        prints=prints,
+    )
+
+
+class _Rows(NamedTuple):
+    """What was read of every row; deviations are NaN where there are none."""
+
+    prints: Prints
+    sizes: np.ndarray
+    deviations: np.ndarray
+    shape: tuple[int, ...] | None
+    faults: tuple[Fault, ...]
+
+
+def _read_rows(examples: Examples, workers: int, max_pixels: int) -> _Rows:
+    """Read every row once, in chunks."""
+    count, inputs = len(examples), examples.inputs
+    digests, sizes = np.zeros((count, DIGEST), dtype=np.uint8), np.zeros((count, 2), dtype=np.int64)
+    deviations = np.full(count, np.nan)
+    sketched = np.unique(np.linspace(0, count - 1, min(count, MOST_ROWS)).astype(np.int64))
+    place_of = np.full(count, -1)
+    place_of[sketched] = np.arange(len(sketched))
+    sketches, has_sketch = np.zeros((len(sketched), SKETCH), dtype=np.uint8), np.zeros(len(sketched), dtype=bool)
+    shape: tuple[int, ...] | None = None
+    faults: list[Fault] = []
+    known = inputs.in_memory.shape[1:] if inputs.in_memory is not None else inputs.shape or ()
+    places = torch.arange(count).split(min(CHUNK, rows_within(known, 8)))
+    inspected = inputs.inspect([examples.rows[place] for place in places], workers=workers, max_pixels=max_pixels)
+    for place, chunk in zip(places, inspected, strict=True):
+        for position, row in zip(place.tolist(), chunk, strict=True):
+            digests[position] = np.frombuffer(row.digest, dtype=np.uint8)
+            sizes[position] = (0, 0) if row.size is None else row.size
+            shape = row.shape or shape
+            if row.fault is not None:
+                faults.append(row.fault)
+            if row.look is not None:
+                deviations[position] = row.look.deviation
+                if place_of[position] >= 0:
+                    sketches[place_of[position]], has_sketch[place_of[position]] = row.look.sketch, True
+    readable = np.flatnonzero(~np.isin(examples.rows.numpy(), [fault.row for fault in faults]))
+    prints = Prints(digests, readable, sketched[has_sketch], sketches if has_sketch.all() else sketches[has_sketch])
+    return _Rows(prints, sizes, deviations, shape, tuple(faults))
+
+
+def find_near_duplicates(parts: Sequence[Examples], prints: Sequence[Prints]) -> tuple[Groups, int]:
+    """Return groups of near-duplicates, and the number of rows among which they were looked for.
+
+    Images are compared by their sketches, vectors of at least ``MIN_FEATURES`` features in memory by their cosine.
+    Positions count through the parts, one after the other.
+    """
+    starts = np.cumsum([0, *map(len, parts)])[:-1]
+    vectors = [
+        (part.inputs.in_memory, part.rows)
+        for part in parts
+        if part.inputs.in_memory is not None and part.inputs.in_memory.ndim == 2
+    ]
+    widths = [values.shape[1] for values, _ in vectors]
+    items: Comparable
+    if all(len(one.sketched) for one in prints):
+        positions = np.concatenate([one.sketched + start for one, start in zip(prints, starts, strict=True)])
+        items = Sketches(np.concatenate([one.sketches for one in prints]))
+    elif len(vectors) == len(parts) and min(widths) == max(widths) >= MIN_FEATURES:
+        positions, items = np.arange(sum(map(len, parts))), Vectors(vectors)
+    else:
+        return NO_GROUPS, 0
+    readable = np.concatenate([one.readable + start for one, start in zip(prints, starts, strict=True)])
+    distinct = readable[np.unique(np.concatenate([one.words for one in prints]), return_index=True)[1]]
+    candidates = np.flatnonzero(np.isin(positions, distinct))
+    if len(candidates) > MOST_ROWS:
+        candidates = candidates[np.linspace(0, len(candidates) - 1, MOST_ROWS).astype(np.int64)]
+    near = near_groups(items, candidates)
+    return Groups(positions[near.positions], near.starts), len(candidates)
+
+
+def _find_blank(deviations: np.ndarray, in_bytes: bool) -> np.ndarray:
+    """Return positions of images whose pixels hardly differ: by grey levels, or for floats beside the median image."""
+    known = deviations[~np.isnan(deviations)]
+    if not len(known):
+        return np.empty(0, dtype=np.int64)
+    limit = BLANK if in_bytes else BLANK_FRACTION * float(np.median(known))
+    return np.flatnonzero(deviations <= limit)
+
+
+def _find_extreme(sizes: np.ndarray, positions: np.ndarray) -> tuple[tuple[int, Size], ...]:
+    """Return images with a side, or an aspect ratio, that is many times that of the median image, or a fraction."""
+    sides, shapes = np.log(sizes.prod(axis=1)) / 2, np.log(sizes[:, 1] / sizes[:, 0])
+    far = np.abs(sides - np.median(sides)) > np.log(EXTREME_SIDE)
+    far |= np.abs(shapes - np.median(shapes)) > np.log(EXTREME_ASPECT)
+    return tuple((int(positions[i]), (int(sizes[i, 0]), int(sizes[i, 1]))) for i in np.flatnonzero(far))
+
+
+def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list[DataError]:
+    """Return the errors that training would stop with when it reads these rows."""
+    found, sizes = [], inspection.image_sizes
+    if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.bad_rows == "error"):
+        found.append(
+            f"{len(inspection.unreadable):,} of {inspection.rows:,} {split} images cannot be read: "
+            f"{list_faults(inspection.unreadable)}; expected images; fix or remove them, or {skip_remedy()}."
+        )
+    if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
+        found.append(
+            f"{split} images have from {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels; "
+            f"expected one size; set one with {setting('data.resize', 224)}."
+        )
+    return [DataError(message) for message in found]
+
+
+def _pixels(size: Size) -> str:
+    return f"{size[0]} x {size[1]}"
+
+
+def count_classes(examples: Examples) -> dict[str, int]:
+    """Count the rows that have each class as given label; a multi-label row counts for all of its classes."""
+    if examples.multilabel:
+        counts = (examples.given_labels > 0.5).sum(dim=0)
+    else:
+        known = ~lacks_label(examples.given_labels, examples.multilabel)
+        counts = torch.bincount(hard_labels(examples.given_labels[known]), minlength=examples.num_classes)
+    return dict(zip(examples.classes, counts.tolist(), strict=True))
+
+
+def _count_unknown(examples: Examples) -> dict[str, int]:
+    """Count what is unknown in multi-label labels, and the rows without a class."""
+    if not examples.multilabel:
+        return {"unknown_labels": 0, "unknown_rows": 0, "rows_without_class": 0}
+    unknown, present = examples.given_labels.isnan(), examples.given_labels > 0.5
+    empty = unknown.all(dim=1)
+    without = ~present.any(dim=1) & ~empty
+    counts = {"unknown_labels": unknown, "unknown_rows": empty, "rows_without_class": without}
+    return {name: int(found.sum()) for name, found in counts.items()}
+
+
+def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, float]:
+    """Return a given label in words: a class, the classes present, or the probabilities above 0; empty for none."""
+    label = examples.given_labels[position]
+    if label.ndim == 0:
+        return "" if label == UNLABELLED else examples.classes[int(label)]
+    probs = {name: value for name, value in zip(examples.classes, label.tolist(), strict=True) if value > 0}
+    return list(probs) if examples.multilabel and set(probs.values()) <= {1.0} else probs
+
+
+def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
+    """Return an inspection as plain values, with rows by their keys."""
+    return {
+        "rows": inspection.rows,
+        "class_counts": inspection.class_counts,
+        "unknown_labels": inspection.unknown_labels,
+        "unknown_rows": inspection.unknown_rows,
+        "rows_without_class": inspection.rows_without_class,
+        "image_sizes": None if inspection.image_sizes is None else vars(inspection.image_sizes),
+        "input_shape": inspection.input_shape,
+        "unreadable": [fault._asdict() for fault in inspection.unreadable],
+        "duplicates": [examples.keys[group].tolist() for group in inspection.duplicates],
+        "conflicting_duplicates": [_with_labels(group, examples) for group in inspection.conflicts],
+        "near_duplicates": [examples.keys[group].tolist() for group in inspection.near_duplicates],
+        "conflicting_near_duplicates": [_with_labels(group, examples) for group in inspection.near_conflicts],
+        "near_duplicates_rows": inspection.near_rows,
+        "rare_classes": inspection.rare_classes,
+        "blank": examples.keys[inspection.blank].tolist(),
+        "columns": [one._asdict() for one in inspection.columns],
+        "unused_columns": dict(inspection.unused if examples.table is None else examples.table.unused),
+        "column_uses": {} if examples.table is None else dict(examples.table.used),
+        "extreme_sizes": [{"key": str(examples.keys[i]), "size": size} for i, size in inspection.extreme_sizes],
+    }
+
+
+def _with_labels(group: np.ndarray, examples: Examples) -> list[dict[str, Any]]:
+    return [{"key": str(examples.keys[i]), "label": label_of(examples, i)} for i in group]
+
+
+def _summary(sizes: np.ndarray) -> ImageSizes:
+    codes, counts = np.unique(sizes[:, 0] << 32 | sizes[:, 1], return_counts=True)
+    distinct = np.stack([codes >> 32, codes & 0xFFFFFFFF], axis=1)
+    pixels = distinct.prod(axis=1)
+
+    def at(index: np.intp) -> Size:
+        return int(distinct[index, 0]), int(distinct[index, 1])
+
+    common = counts.argmax()
+    return ImageSizes(at(pixels.argmin()), at(pixels.argmax()), at(common), float(counts[common] / len(sizes)))

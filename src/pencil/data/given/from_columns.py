@@ -1,0 +1,314 @@
+"""Labels in the columns of a table: one class, a distribution, a list of classes, or several annotators per row."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from pencil.data.bad_rows import BadRows
+from pencil.data.given.given_labels import (
+    UNLABELLED,
+    GivenLabels,
+    as_class_names,
+    as_indicators,
+    error_context,
+    is_distribution,
+    is_multilabel,
+    name_rows,
+    shorten,
+)
+from pencil.data.given.resolving import as_clean_labels, ask_about_negative, resolve_labels
+from pencil.data.given.same_values import are_truth, find_places, truth_as_numbers, truth_of
+from pencil.errors import DataError, setting
+from pencil.formulas import as_meant
+
+SEPARATORS = (";", "|", ",")
+"""What may stand between several classes in one cell; the first of them is what pencil writes."""
+
+Form = Literal["label", "votes", "probabilities", "indicators"]
+
+
+def column_labels(
+    columns: Sequence[Any], classes: Sequence[str] | None, form: Form, bad: BadRows, multilabel: bool | None = None
+) -> GivenLabels:
+    """Check and return the labels in some columns; a row without a label is unlabelled.
+
+    Parameters
+    ----------
+    columns
+        Arrow columns.
+    classes
+        Class names in order; None derives them from the values.
+    form
+        One "label" column; one column of "votes" per annotator; or one column per class with "probabilities" that sum
+        to 1 in every row, or with multi-label "indicators".
+    bad
+        Where rows with a label that cannot be used are added; it names the table in messages.
+    multilabel
+        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
+
+    Raises
+    ------
+    DataError
+        If the columns are not as expected.
+    """
+    if form == "indicators":
+        values = _without_odd_entries(_matrix(columns, bad.where), bad)
+        assert classes is not None
+        return GivenLabels(as_indicators(values), as_class_names(classes), multilabel=True)
+    if form == "probabilities":
+        return resolve_labels(_without_odd_rows(_matrix(columns, bad.where), bad), classes, multilabel=False)
+    if form == "votes":
+        return _votes(columns, classes, bad)
+    column = _whole_numbers(columns[0])
+    if _is_text(column) and multilabel:
+        column = _taken_apart(column)
+    elif _is_text(column):
+        _ask_about_several(column, classes, bad)
+    if _is_list(column):
+        return _lists(column, classes, bad, multilabel)
+    names = class_names([column], classes, bad.where, bad.numbers)
+    return GivenLabels(hard_column(column, names, bad), names)
+
+
+def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Tensor | None:
+    """Return labels known to be right: one column like the given label, or one per class of multi-label data."""
+    bad = BadRows(f"data.columns.clean: {where}")
+    if not given.multilabel and len(columns) > 1:
+        raise DataError(
+            f"data.columns.clean: there are {len(columns)} columns and the given labels are single-label; expected one "
+            "column; name it."
+        )
+    if not given.multilabel:
+        clean = hard_column(_whole_numbers(columns[0]), given.classes, bad)
+        bad.add_where((clean < 0).numpy(), lambda _: "there is no label")
+        bad.refuse(total=len(clean), remedy="")
+        return clean
+    if len(columns) == 1 and _is_list(columns[0]):
+        values: Any = _lists(columns[0], given.classes, bad, multilabel=True).given
+        bad.refuse(total=len(values), remedy="")
+    else:
+        values = _matrix(columns, bad.where)
+    with error_context("data.columns.clean"):
+        return as_clean_labels(values, given.classes, given.multilabel)
+
+
+def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows) -> Tensor:
+    """Return one class index per row, ``UNLABELLED`` where there is none.
+
+    Integers are indices, unless classes have such names; other values are names.
+    """
+    return torch.from_numpy(_indices(column, classes, bad, np.arange(len(column))))
+
+
+def class_names(
+    columns: Sequence[Any], classes: Sequence[str] | None, where: str, rows: np.ndarray | None = None
+) -> tuple[str, ...]:
+    """Return the classes as given, or every value that occurs: numbers by size, words by alphabet.
+
+    Parameters
+    ----------
+    columns
+        Arrow columns of labels.
+    classes
+        Class names in order, where they are given.
+    where
+        Names the table in messages.
+    rows
+        The row of each label; by default its place in the column.
+
+    Raises
+    ------
+    DataError
+        If nobody knows whether -1 is a class.
+    """
+    if classes is not None:
+        return as_class_names(classes)
+    found = {value for column in columns for value in pc.unique(_names(column)).to_pylist()} - {None}
+    if not all(pa.types.is_integer(column.type) for column in columns):
+        return as_class_names(sorted(found))
+    numbers = sorted(map(int, found))
+    places = np.unique(np.concatenate([_places_of(column, UNLABELLED) for column in columns]))
+    ask_about_negative(numbers, (places if rows is None else np.unique(rows[places])).tolist(), where)
+    return as_class_names(numbers)
+
+
+def _places_of(column: Any, label: int) -> np.ndarray:
+    return np.flatnonzero(pc.fill_null(pc.equal(_names(column), str(label)), False).to_numpy(zero_copy_only=False))
+
+
+def find_separator(column: Any) -> str | None:
+    """Return what stands between several classes in one cell: the first of ``SEPARATORS`` that occurs, or None."""
+    return next((one for one in SEPARATORS if pc.any(pc.match_substring(column, one)).as_py()), None)
+
+
+def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows) -> None:
+    """Raise if a label looks like several classes: all of its parts are labels of other rows."""
+    distinct = pc.unique(_names(column)).drop_null().to_pylist()
+    known = {*distinct, *(classes or ())}
+    for separator in SEPARATORS:
+        several = [
+            label
+            for label in distinct
+            if separator in label
+            and label not in (classes or ())
+            and all(part.strip() in known for part in label.split(separator))
+        ]
+        if not several:
+            continue
+        rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
+        raise DataError(
+            f"label {column[rows[0]].as_py()!r} at {name_rows(bad.numbered(rows))} of {bad.where} looks like several "
+            f"classes; expected one class per row; write {setting('data.multilabel', True)} if a row may have several, "
+            f"or name all classes, this one too, with {setting('data.classes', ['NAME', 'NAME'])}."
+        )
+
+
+def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarray) -> np.ndarray:
+    """Return the indices of the classes that these values name; ``rows`` are their rows in the table."""
+    empty = np.array(_names(column).is_null())
+    if pa.types.is_integer(column.type) and not any(name.lstrip("-").isdigit() for name in classes):
+        values: np.ndarray = pc.fill_null(column, UNLABELLED).to_numpy().astype(np.int64)
+        empty |= values == UNLABELLED
+        wrong = ((values < 0) | (values >= len(classes))) & ~empty
+    else:
+        codes = find_places(_names(column), classes, truth_of)
+        values = codes.fill_null(0).to_numpy().astype(np.int64)
+        wrong = np.asarray(codes.is_null()) & ~empty
+    expected = f"is not one of the {len(classes)} classes ({shorten(classes)})"
+    bad.add_where(wrong, lambda place: f"label {column[place].as_py()!r} {expected}", rows)
+    return np.where(wrong | empty, UNLABELLED, values)
+
+
+def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
+    """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
+    columns = [_whole_numbers(column) for column in columns]
+    names = class_names(columns, classes, bad.where, bad.numbers)
+    votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
+    for column in columns:
+        codes = _indices(column, names, bad, np.arange(len(column)))
+        voted = np.flatnonzero(codes >= 0)
+        votes[voted, codes[voted]] += 1
+    counts = votes.sum(axis=1, keepdims=True)
+    fractions = np.divide(votes, counts, out=np.full_like(votes, np.nan), where=counts > 0)
+    return resolve_labels(fractions, names, multilabel=False)
+
+
+def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel: bool | None) -> GivenLabels:
+    """Return labels from lists: numbers are rows of a matrix (distributions, or 0 and 1), names the classes present."""
+    flat, where = pc.list_flatten(column), bad.where
+    filled = np.asarray(column.is_valid())
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    if pa.types.is_floating(flat.type) or _is_matrix(flat, lengths[filled]):
+        if len(set(lengths[filled].tolist())) != 1:
+            raise DataError(
+                f"the lists of numbers in {where} have different lengths; expected one value per class; fix the lists."
+            )
+        values = np.full((len(column), lengths[filled][0]), np.nan, dtype=np.float32)
+        values[filled] = flat.to_numpy().reshape(filled.sum(), -1)
+        several = multilabel or (multilabel is None and is_multilabel(values))
+        values = (_without_odd_entries if several else _without_odd_rows)(values, bad)
+        return resolve_labels(values, classes, multilabel=several or multilabel)
+    rows = np.repeat(np.arange(len(column)), lengths)
+    names = class_names([flat], classes, where, rows)
+    bad.add_where(np.asarray(flat.is_null()), lambda _: "a class in its list is empty", rows)
+    codes = _indices(flat, names, bad, rows)
+    present = np.zeros((len(column), len(names)), dtype=np.float32)
+    np.add.at(present, (rows[codes >= 0], codes[codes >= 0]), 1)
+    twice = np.asarray((present > 1).any(axis=1))
+    bad.add_where(
+        twice,
+        lambda row: (
+            f"its list of classes is {column[row].as_py()} (expected each class once; write distributions as "
+            "floating point numbers)"
+        ),
+    )
+    present[twice | ~filled] = np.nan
+    return GivenLabels(as_indicators(present), names, multilabel=True)
+
+
+def _without_odd_rows(values: np.ndarray, bad: BadRows) -> np.ndarray:
+    """Return distributions with NaN in the rows that are none; these are bad, unless they are empty."""
+    odd = ~is_distribution(values) & ~np.isnan(values).all(axis=1)
+    if odd.all():
+        return values  # which is another form of labels: refused as a whole
+    expected = "expected values from 0 to 1 that sum to 1"
+    bad.add_where(odd, lambda row: f"the label distribution is {_numbers_of(values[row])} ({expected})")
+    return np.where(odd[:, None], np.float32(np.nan), values)
+
+
+def _without_odd_entries(values: np.ndarray, bad: BadRows) -> np.ndarray:
+    """Return multi-label probabilities with NaN in the rows that have others than 0 to 1; these are bad."""
+    odd = np.asarray(((values < 0) | (values > 1)).any(axis=1))
+    expected = "expected values from 0 to 1, or none where the label is unknown"
+    bad.add_where(odd, lambda row: f"the multi-label entries are {_numbers_of(values[row])} ({expected})")
+    return np.where(odd[:, None], np.float32(np.nan), values)
+
+
+def _numbers_of(row: np.ndarray) -> str:
+    return np.array2string(row, precision=3, threshold=6)
+
+
+def _is_list(column: Any) -> bool:
+    kind = column.type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _is_text(column: Any) -> bool:
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _names(column: Any) -> Any:
+    """Return labels as text; one that is blank, or NaN, is null."""
+    text = column.cast(pa.string())
+    missing = pc.equal(pc.utf8_trim_whitespace(text), "")
+    if pa.types.is_floating(column.type):
+        missing = pc.or_(missing, pc.is_nan(column))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), text)
+
+
+def _taken_apart(column: Any) -> Any:
+    """Return cells such as ``sea; sky`` as lists of classes; an empty cell is an empty list."""
+    separator = find_separator(column) or SEPARATORS[0]
+    cells = (cell or "" for cell in column.to_pylist())
+    lists = [[as_meant(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
+    return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
+
+
+def _whole_numbers(column: Any) -> Any:
+    """Return floats that are whole numbers as integers, as which they were written before some were left out."""
+    if not pa.types.is_floating(column.type):
+        return column
+    filled = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    whole = pc.all(pc.equal(filled, pc.round(filled))).as_py() and pc.all(pc.is_finite(filled)).as_py()
+    return filled.cast(pa.int64()) if whole else column
+
+
+def _is_matrix(flat: Any, lengths: np.ndarray) -> bool:
+    """Return whether integers are 0 and 1 for every class, rather than class indices, which occur once per row."""
+    if not pa.types.is_integer(flat.type) or len(set(lengths.tolist())) != 1 or lengths[0] < 2:
+        return False
+    values = flat.drop_null().to_numpy()
+    return bool(((values == 0) | (values == 1)).all())
+
+
+def _matrix(columns: Sequence[Any], where: str) -> np.ndarray:
+    """Return columns of numbers as a matrix, NaN where a cell is empty."""
+    return np.column_stack([_numbers(column, where) for column in columns])
+
+
+def _numbers(column: Any, where: str) -> np.ndarray:
+    try:
+        column = column.cast(pa.string()) if _is_text(column) else column
+        numbers = truth_as_numbers(column) if _is_text(column) and are_truth(column) else column
+        values: np.ndarray = numbers.cast(pa.float32()).to_numpy()
+    except pa.ArrowException as error:
+        raise DataError(
+            f"a label column of {where} is of type {column.type}; expected numbers 0 to 1; convert it."
+        ) from error
+    return values

@@ -1,0 +1,90 @@
+"""Decoded images kept for all epochs: in memory where they are few, or in a file that later runs find again."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pencil.data.inputs.base import Inputs, Size
+from pencil.errors import DataError, setting
+from pencil.files import atomic_write, write_json
+
+IN_MEMORY = 512 * 2**20
+"""Up to this many bytes of pixels, decoding once and keeping the result costs less than anything else."""
+CHUNK = 64
+
+
+def fits_memory(rows: int, size: Size) -> bool:
+    """Return whether this many RGB images of this size are few enough to be kept in memory."""
+    return rows * 3 * size[0] * size[1] <= IN_MEMORY
+
+
+def cache_in_memory(inputs: Inputs, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Decode these rows into one tensor; return it and a mask of the rows that could be read.
+
+    Parameters
+    ----------
+    inputs
+        Encoded images without a transform.
+    rows
+        The rows to decode, in the order of the result.
+    shape
+        That of the result: (rows, 3, height, width).
+    """
+    values = torch.empty(shape, dtype=torch.uint8)
+    return values, _fill(values, inputs, rows)
+
+
+def cache_in_file(
+    inputs: Inputs, rows: Tensor, shape: tuple[int, ...], folder: Path, signature: str
+) -> tuple[Tensor, Tensor]:
+    """Map the cache file of these rows into memory; decode them into it first if there is none with this signature."""
+    pixels, index = folder / f"{signature}.pixels", folder / f"{signature}.json"
+    if not (index.is_file() and pixels.is_file()):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _make(pixels, index, shape, inputs, rows)
+        except OSError as error:
+            raise DataError(
+                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
+                f"folder with room for it; make room, or name another one with "
+                f"{setting('data.cache', 'FOLDER')}, or keep no images with {setting('data.cache', 'none')}."
+            ) from error
+    readable = torch.ones(len(rows), dtype=torch.bool)
+    readable[json.loads(index.read_text())["unreadable"]] = False
+    return torch.from_file(str(pixels), size=int(np.prod(shape)), dtype=torch.uint8).view(shape), readable
+
+
+def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
+    """Decode every row into its place; return a mask of the rows that could be read."""
+    readable = torch.ones(len(rows), dtype=torch.bool)
+    places = torch.arange(len(rows)).split(CHUNK)
+    for place, loaded in zip(places, inputs.batches([rows[place] for place in places]), strict=True):
+        if loaded.kept is not None:
+            readable[place] = loaded.kept
+            place = place[loaded.kept]
+        if len(place):
+            values[place] = loaded.values
+    return readable
+
+
+def _reason(error: OSError) -> str:
+    """The system's reason, also where :func:`pencil.files.atomic_write` has wrapped it."""
+    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return cause.strerror or str(cause)
+
+
+def _make(pixels: Path, index: Path, shape: tuple[int, ...], inputs: Inputs, rows: Tensor) -> None:
+    """Decode into the cache file; the index is written last, so a cache with an index is whole."""
+    size = int(np.prod(shape))
+    with atomic_write(pixels) as temporary:
+        with temporary.open("wb") as made:
+            if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
+                os.posix_fallocate(made.fileno(), 0, size)
+            made.truncate(size)
+        values = torch.from_file(str(temporary), shared=True, size=size, dtype=torch.uint8)
+        readable = _fill(values.view(shape), inputs, rows)
+    write_json(index, {"shape": shape, "unreadable": (~readable).nonzero()[:, 0].tolist()}, indent=None)

@@ -1,0 +1,104 @@
+"""Features of images on disk, by the content of the image: computed once, found again by every later run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import platformdirs
+from filelock import FileLock, Timeout
+
+from pencil.data.inputs.base import DIGEST
+from pencil.errors import DataError, setting
+
+FEATURES, DIGESTS, LOCK = "features.f16", "digests.bin", ".lock"
+
+
+def default_folder() -> Path:
+    """Return where features are kept unless ``data.cache`` names a folder: the user's folder for caches."""
+    return platformdirs.user_cache_path("pencil") / "features"
+
+
+class FeatureStore:
+    """A folder with two files that only grow: vectors in half precision, and the digest of the input of each.
+
+    A digest is written after its vector, so what a killed process leaves is a vector without digest, which the next
+    writer overwrites. Write only while holding :meth:`lock`.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is missing. Its name must say how the vectors were computed.
+    width : int
+        Values per vector.
+    """
+
+    def __init__(self, folder: Path, width: int):
+        self.folder, self.width = folder, width
+        self._rows: dict[bytes, int] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (FEATURES, DIGESTS):
+                (folder / name).touch()
+        except OSError as error:
+            raise DataError(
+                f"cannot keep features in {folder}: {error.strerror}; expected a folder that can be written; name "
+                f"another one with {setting('data.cache', 'FOLDER')}."
+            ) from error
+        self.refresh()
+
+    @contextmanager
+    def lock(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """Hold a lock that one process at a time can hold; it is released when its holder dies.
+
+        ``waiting`` is called every second while another process holds it; it may raise.
+        """
+        lock = FileLock(self.folder / LOCK)
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=1.0)
+            except Timeout:
+                if waiting is not None:
+                    waiting()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def refresh(self) -> None:
+        """Learn what other processes have added."""
+        content = (self.folder / DIGESTS).read_bytes()
+        vectors = (self.folder / FEATURES).stat().st_size // (2 * self.width)
+        for row in range(len(self._rows), min(len(content) // DIGEST, vectors)):
+            self._rows[content[DIGEST * row : DIGEST * (row + 1)]] = row
+
+    def missing(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Return those of these digests, each once, that have no vector."""
+        return [digest for digest in dict.fromkeys(digests) if digest not in self._rows]
+
+    def add(self, digests: Sequence[bytes], features: np.ndarray) -> None:
+        """Append vectors, which must be new."""
+        rows = len(self._rows)
+        try:
+            for name, start, content in (
+                (FEATURES, 2 * self.width * rows, features.astype(np.float16).tobytes()),
+                (DIGESTS, DIGEST * rows, b"".join(digests)),
+            ):
+                with (self.folder / name).open("r+b") as file:
+                    file.truncate(start)
+                    file.seek(start)
+                    file.write(content)
+        except OSError as error:
+            raise DataError(
+                f"cannot keep features in {self.folder}: {error.strerror}; expected room on the disk; make room, or "
+                f"name another folder with {setting('data.cache', 'FOLDER')}."
+            ) from error
+        self._rows |= {digest: rows + number for number, digest in enumerate(digests)}
+
+    def read(self, digests: Sequence[bytes]) -> np.ndarray:
+        """Return the vectors of these digests, all of which must be known, as (rows, width) in half precision."""
+        rows = np.fromiter((self._rows[digest] for digest in digests), np.int64, len(digests))
+        if not len(self._rows):
+            return np.empty((0, self.width), np.float16)
+        stored = np.memmap(self.folder / FEATURES, np.float16, "r", shape=(len(self._rows), self.width))
+        return stored[rows]

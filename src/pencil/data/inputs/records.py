@@ -1,0 +1,328 @@
+"""Records: the columns of a table that an encoder turns into vectors, in one Arrow type for each role."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from pencil.data.given.same_values import are_truth, is_truth, truth_as_numbers
+from pencil.data.inputs.augment import View
+from pencil.data.inputs.base import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, content_digest
+from pencil.data.roles import Role, Roles, is_list, is_missing, is_string
+from pencil.errors import DataError, setting
+
+SECONDS_PER_DAY = 86_400
+RowNumbers = np.ndarray | None
+
+
+class ColumnFinding(NamedTuple):
+    """What an inspection finds out about a column: its role, how many cells are missing, whether all are the same."""
+
+    name: str
+    role: Role
+    missing: int
+    constant: bool
+
+
+@dataclass(frozen=True, eq=False)
+class RecordInputs(Inputs):
+    """Rows of numbers, categories, texts and vectors; a network sees them when they are encoded.
+
+    Parameters
+    ----------
+    table
+        Numbers as float64, categories and texts as strings, vectors as fixed-size lists of float32. Null is missing.
+    roles
+        What each column is.
+    dates
+        Columns of numbers that are days since 1970.
+    """
+
+    table: pa.Table
+    roles: Roles
+    dates: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One value per column: the width of the vector is known when an encoder is fitted."""
+        return (self.table.num_columns,)
+
+    @property
+    def records(self) -> "RecordInputs":
+        return self
+
+    def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        raise DataError(
+            "the rows of this table are not encoded; expected vectors; train on them, or let the run that was trained "
+            "on such rows predict."
+        )
+
+    def take(self, rows: Tensor) -> "RecordInputs":
+        """Return a copy of these rows."""
+        return replace(self, table=self.table.take(pa.array(rows.numpy())))
+
+    def matrix(self, names: Sequence[str]) -> np.ndarray:
+        """Return columns of numbers as (rows, columns) in float64; NaN is missing."""
+        found = np.empty((len(self), len(names)))
+        for place, name in enumerate(names):
+            found[:, place] = self.table[name].to_numpy()
+        return found
+
+    def strings(self, name: str) -> pa.Array:
+        """Return a column of categories or texts."""
+        return self.table[name].combine_chunks()
+
+    def vectors(self, name: str) -> np.ndarray:
+        """Return a column of vectors as (rows, width) in float32; the rows of missing vectors hold NaN."""
+        column = self.table[name].combine_chunks()
+        width = column.type.list_size
+        found = np.full((len(self), width), np.nan, dtype=np.float32)
+        present = column.is_valid().to_numpy(zero_copy_only=False)
+        found[present] = column.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+        return found
+
+    def without(self, names: Sequence[str]) -> "RecordInputs":
+        """Return the same rows without these columns."""
+        return replace(self, table=self.table.drop_columns(list(names)))
+
+    def texts(self, names: Sequence[str]) -> list[str]:
+        """Return one text per row: those of several columns joined, each on a line of its own."""
+        first, *others = [self.table[name].cast(pa.large_string()) for name in names]
+        missing = pc.invert(first.is_valid())
+        for other in others:
+            missing = pc.and_(missing, pc.invert(other.is_valid()))
+        first = pc.if_else(missing, pa.scalar("", pa.large_string()), first)  # Arrow would leave the row out
+        joined = pc.binary_join_element_wise(first, *others, pa.scalar("\n", pa.large_string()), null_handling="skip")
+        texts: list[str] = joined.to_pylist()
+        return texts
+
+    def lacks_text(self) -> np.ndarray:
+        """Return which rows have no text in any of their columns of text."""
+        missing = [self.table[name].is_null().to_numpy() for name in self.roles.of("text")]
+        found: np.ndarray = np.logical_and.reduce(missing)
+        return found
+
+    def findings(self, rows: Tensor) -> tuple[ColumnFinding, ...]:
+        """Inspect the columns in these rows."""
+        chosen = self.take(rows).table
+        found = []
+        for name, role in self.roles.used.items():
+            column = chosen[name]
+            levels = 2 if role == "vector" else pc.count_distinct(column, mode="all").as_py()
+            found.append(ColumnFinding(name, role, column.null_count, levels < 2))
+        return tuple(found)
+
+    def describe(self, row: int) -> list[tuple[str, Any]]:
+        """Return the columns of a row and its values, None where one is missing."""
+        return [(name, self.table[name][row].as_py()) for name in self.roles.used]
+
+    def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
+        digest = hashlib.sha256(repr(sorted(self.roles.used.items())).encode())
+        for chunk in rows.split(4096):
+            digest.update(b"".join(self.digests(chunk)))
+        return digest.hexdigest()
+
+    def digests(self, rows: Tensor) -> list[bytes]:
+        chosen = self.take(rows)
+        numbers = chosen.matrix(self.roles.of("number"))
+        blocks = [numbers, *(chosen.vectors(name) for name in self.roles.of("vector"))]
+        words = [chosen.table[name].to_pylist() for name in (*self.roles.of("category"), *self.roles.of("text"))]
+        found = []
+        for place in range(len(rows)):
+            cells = ["\0" if column[place] is None else f"\1{column[place]}" for column in words]
+            content = [*(block[place].tobytes() for block in blocks), "\2".join(cells).encode(errors="surrogatepass")]
+            found.append(content_digest(b"".join(content)))
+        return found
+
+    def picture(self, row: int, side: int | None = None) -> None:
+        return None
+
+    def inspect(
+        self, chunks: Sequence[Tensor], *, workers: int = 0, max_pixels: int = MAX_PIXELS
+    ) -> Iterator[list[InspectedRow]]:
+        for chunk in chunks:
+            yield [InspectedRow(digest, shape=self.shape) for digest in self.digests(chunk)]
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedInputs(TensorInputs):
+    """Vectors that an encoder made of records.
+
+    Parameters
+    ----------
+    source, source_rows
+        The records, and the row in them of each vector.
+    """
+
+    source: RecordInputs | None = None
+    source_rows: Tensor | None = None
+
+    @cached_property
+    def records(self) -> RecordInputs:
+        """The records of these rows."""
+        assert self.source is not None
+        assert self.source_rows is not None
+        return self.source.take(self.source_rows)
+
+
+def read_records(where: Path | str, table: pa.Table, roles: Roles, numbers: RowNumbers = None) -> RecordInputs:
+    """Return the records of a table; ``numbers`` are those of the rows in messages, by default their places.
+
+    Raises
+    ------
+    DataError
+        If a value does not fit the role of its column; the message names the row.
+    """
+    columns = {name: CONVERTED[role](table[name], name, where, numbers) for name, role in roles.used.items()}
+    dates = frozenset(name for name in roles.of("number") if _is_date(table[name].type))
+    return RecordInputs(pa.table(columns), roles, dates)
+
+
+def _is_date(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
+    """Return a column as float64: dates as days, truth as 0 and 1; what is infinite or marked as missing is null.
+
+    ``numbers`` are those of the rows in messages, by default their places.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if is_string(kind):
+        return _parsed(column, name, where, numbers)
+    try:
+        if _is_date(kind):
+            seconds = column.cast(pa.timestamp("us")).cast(pa.int64())
+            values = pc.divide(seconds.cast(pa.float64()), 1e6 * SECONDS_PER_DAY)
+        elif pa.types.is_time(kind) or pa.types.is_duration(kind):
+            target = pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+            values = pc.divide(column.cast(target).cast(pa.int64()).cast(pa.float64()), 1e6)
+        elif pa.types.is_boolean(kind):
+            values = column.cast(pa.int8()).cast(pa.float64())
+        else:
+            values = column.cast(pa.float64(), safe=False)
+    except pa.ArrowException as error:
+        raise _misfit(name, where, kind, "numbers", "numbers") from error
+    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
+def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> Any:
+    """Return strings as numbers; raise if one is neither a number nor a mark of a missing value."""
+    trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    known = pc.if_else(is_missing(trimmed), pa.scalar(None, pa.large_string()), trimmed)
+    if are_truth(known):
+        return truth_as_numbers(known)
+    try:
+        values = known.cast(pa.float64())
+    except pa.ArrowInvalid:
+        for row, cell in enumerate(known.to_pylist()):
+            try:
+                float(cell or 0)
+            except ValueError as error:
+                raise DataError(
+                    f"column {name!r} of {where} holds {cell[:40]!r} at row {_number(row, numbers)}; expected a number "
+                    f"or an empty cell; fix the cell, or write {setting('data.columns.categories', [name])}."
+                ) from error
+        values = pa.chunked_array([[None if cell is None else float(cell) for cell in known.to_pylist()]], pa.float64())
+    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
+def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
+    """Return a column as strings, whole numbers without a decimal point; marks of missing values are null.
+
+    Truth values are in lower case, as which Arrow writes those that are no text.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_floating(kind):
+        whole = pc.fill_null(pc.equal(pc.floor(column), column), True)
+        fits = pc.fill_null(pc.less(pc.abs(column), 2.0**53), True)
+        if pc.all(pc.and_(whole, fits)).as_py():
+            column = column.cast(pa.int64())
+    try:
+        strings = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    except pa.ArrowException as error:
+        raise _misfit(name, where, kind, "strings or numbers", "categories") from error
+    strings = pc.if_else(is_truth(strings), pc.utf8_lower(strings), strings)
+    return pc.if_else(is_missing(strings), pa.scalar(None, pa.large_string()), strings)
+
+
+def as_text(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
+    """Return a column as strings; a blank one is missing."""
+    if is_list(column.type) or pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
+        raise _misfit(name, where, column.type, "text", "text")
+    try:
+        strings = column.cast(pa.large_string())
+    except pa.ArrowException as error:
+        raise _misfit(name, where, column.type, "text in UTF-8", "text") from error
+    blank = pc.equal(pc.utf8_trim_whitespace(strings), "")
+    return pc.if_else(blank, pa.scalar(None, pa.large_string()), strings) if pc.any(blank).as_py() else strings
+
+
+def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
+    """Return a column of lists of numbers as lists of one length; an empty cell, or one with NaN, is refused."""
+    kind = column.type
+    if not is_list(kind):
+        raise _misfit(name, where, kind, "lists of numbers", "vectors")
+    column = column.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    width = int(np.bincount(lengths.astype(np.int64)).argmax())
+    if width == 0 or (lengths != width).any():
+        row = int((lengths != max(width, 1)).argmax())
+        raise DataError(
+            f"column {name!r} of {where} has {lengths[row]} numbers at row {_number(row, numbers)}; expected "
+            f"{max(width, 1)} in each row, as most have; fix the row, or write "
+            f"{setting('data.columns.ignore', [name])}."
+        )
+    try:
+        flat = pc.list_flatten(column).cast(pa.float32(), safe=False)
+    except pa.ArrowException as error:
+        raise _misfit(name, where, kind, "lists of numbers", "vectors") from error
+    finite = np.isfinite(pc.fill_null(flat, np.nan).to_numpy(zero_copy_only=False)).reshape(-1, width).all(axis=1)
+    if not finite.all():
+        row = _number(int(finite.argmin()), numbers)
+        raise DataError(
+            f"column {name!r} of {where} holds an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
+            "leave out the row."
+        )
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _number(row: int, numbers: RowNumbers) -> int:
+    return row if numbers is None else int(numbers[row])
+
+
+def _misfit(name: str, where: Path | str, kind: pa.DataType, expected: str, setting: str) -> DataError:
+    return DataError(
+        f"column {name!r} of {where} is of type {kind}; expected {expected}; convert it, or leave it out of "
+        f"data.columns.{setting}."
+    )
+
+
+CONVERTED: dict[Role, Any] = {
+    "number": as_numbers,
+    "category": as_categories,
+    "text": as_text,
+    "vector": as_vectors,
+}
+
+
+def encoded_inputs(values: np.ndarray, source: RecordInputs, rows: Tensor) -> EncodedInputs:
+    """Return the vectors of these rows of some records; they are not normalised again."""
+    return EncodedInputs(torch.from_numpy(values), prepared=True, source=source, source_rows=rows)

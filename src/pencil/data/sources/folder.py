@@ -1,0 +1,124 @@
+"""A folder per class: the sub-folder of an image is its label, and its relative path is its key."""
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.dtypes import StringDType
+
+from pencil.data.examples import Examples, Splits
+from pencil.data.given.given_labels import as_class_names, shorten
+from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
+from pencil.data.sources.regular_files import refuse_undecodable
+from pencil.errors import DataError
+
+SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+
+
+def from_folder(folder: Path, classes: Sequence[str] | None = None, links: Path | None = None) -> Splits:
+    """Return the splits of a folder of images.
+
+    Parameters
+    ----------
+    folder
+        Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside ``train``.
+    classes
+        Class names in order; by default the names of the sub-folders, sorted.
+    links
+        A folder in which links may lead, besides ``folder`` itself; an image behind any other link is not read.
+
+    Raises
+    ------
+    DataError
+        If there is no image, or a sub-folder is not one of the classes.
+    """
+    names = _subfolders(folder)
+    if "train" in names and set(names) <= set(SPLITS):
+        train = read_classes(folder, classes, "train", links)
+        others = {SPLITS[name]: read_classes(folder, train.classes, name, links) for name in names if name != "train"}
+        return Splits(train, **others)
+    return Splits(read_classes(folder, classes, links=links))
+
+
+def read_classes(
+    root: Path, classes: Sequence[str] | None = None, split: str = "", links: Path | None = None
+) -> Examples:
+    """Return all images in the sub-folders of ``root / split``, one class each.
+
+    Keys are relative to ``root``, so they begin with the split and no two splits share a key.
+    """
+    folder = root / split
+    found = _subfolders(folder)
+    if not found:
+        raise DataError(
+            f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
+            "sort the images into such folders."
+        )
+    images = {name: np.array(sorted(find_images(root, folder / name)), dtype=StringDType()) for name in found}
+    images = _without_empty(folder, images)
+    expected = as_class_names(images if classes is None else classes)
+    unknown = [name for name in images if name not in expected]
+    if unknown:
+        raise DataError(
+            f"{folder} has the sub-folder {unknown[0]!r}, which is not one of the {len(expected)} classes "
+            f"({shorten(expected)}); move it away or add the class."
+        )
+    every = np.concatenate(list(images.values()))
+    labels = [np.full(len(paths), expected.index(name), dtype=np.int64) for name, paths in images.items()]
+    given = torch.from_numpy(np.concatenate(labels))
+    within = (root,) if links is None else (links.expanduser(), root)
+    return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
+
+
+def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the sub-folders that hold images, and say which hold none; raise if none does."""
+    empty = [name for name, paths in images.items() if not len(paths)]
+    if len(empty) == len(images):
+        raise DataError(
+            f"the sub-folders of {folder} hold no image; expected files that end in {', '.join(SUFFIXES)}; "
+            "check the folder."
+        )
+    if empty:
+        warnings.warn(
+            f"{len(empty)} of {len(images)} sub-folders of {folder} hold no image and are no class: "
+            f"{shorten(list(map(repr, empty)))}",
+            stacklevel=4,
+        )
+    return {name: paths for name, paths in images.items() if len(paths)}
+
+
+def find_images(root: Path, folder: Path) -> Iterator[str]:
+    """Yield the paths, relative to ``root``, of the images in a folder at any depth; folder links are not followed."""
+    for place, inner, files in os.walk(folder, onerror=_refuse_folder):
+        inner[:] = [entry for entry in inner if not entry.startswith(".")]
+        relative = os.path.relpath(place, root).replace(os.sep, "/").removeprefix("./")
+        for file in files:
+            if not file.startswith(".") and file.lower().endswith(SUFFIXES):
+                refuse_undecodable(os.path.join(place, file))  # noqa: PTH118 - one string per file is enough
+                yield file if relative == "." else f"{relative}/{file}"
+
+
+def _subfolders(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError as error:
+        raise _unreadable_folder(folder, error) from error
+    for entry in found:
+        refuse_undecodable(entry.path)
+    return sorted(entry.name for entry in found)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise _unreadable_folder(error.filename, error) from error
+
+
+def _unreadable_folder(folder: Path | str, error: OSError) -> DataError:
+    where = folder if error.filename is None else error.filename
+    return DataError(
+        f"cannot read the folder {where}: {error.strerror}; expected a folder of images; check its permissions, and "
+        "links in it."
+    )

@@ -1,0 +1,179 @@
+"""Hugging Face ``datasets`` (an optional extra): by name or folder in a recipe, or an object passed to pencil.fit."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from pencil.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, Columns, find_column, refuse_unknown, usual_column
+from pencil.data.examples import Examples, Splits
+from pencil.data.given.given_labels import error_context
+from pencil.data.inputs.base import Inputs, TensorInputs, refuse_non_finite
+from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs
+from pencil.data.keys import as_keys
+from pencil.data.sources.key_column import read_keys
+from pencil.data.sources.table import read_clean, read_columns, read_labels
+from pencil.errors import DataError, setting
+
+PREFIX = "hf/"
+WHERE = "the dataset"
+INPUT_COLUMNS = (*IMAGE_COLUMNS, "pixel_values", "features", "x")
+SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
+
+
+def is_hugging_face(dataset: Any) -> bool:
+    """Return whether this is a ``datasets.Dataset``, without importing the library."""
+    return any(kind.__module__.startswith("datasets.") and kind.__name__ == "Dataset" for kind in type(dataset).__mro__)
+
+
+def refuse_remote(source: str, options: Mapping[str, Any]) -> None:
+    """Raise DataError for a dataset that is not a saved folder on this machine."""
+    if options or not Path(source.removeprefix(PREFIX)).expanduser().is_dir():
+        raise DataError(
+            f"{source!r} is not a saved folder on this machine, and nothing is downloaded here; save it to a folder "
+            "with save_to_disk, or add --trust where the command has it."
+        )
+
+
+def load_hugging_face(
+    source: str,
+    columns: Columns,
+    classes: Sequence[str] | None,
+    options: Mapping[str, Any],
+    multilabel: bool | None = None,
+) -> Splits:
+    """Load a dataset of the ``datasets`` library.
+
+    Parameters
+    ----------
+    source
+        ``hf/NAME`` from the hub, or ``hf/FOLDER`` as ``save_to_disk`` wrote it.
+    columns
+        Which column is what.
+    classes
+        Class names in order; by default those of the label's feature.
+    options
+        Passed to ``load_dataset``.
+    multilabel
+        Whether lists of numbers are multi-label; None decides by their values.
+    """
+    if "trust_remote_code" in options:
+        raise DataError(
+            "data.options has trust_remote_code, which runs code of the dataset; expected a dataset without code; "
+            "remove it, or load the dataset yourself and pass it to pencil.fit."
+        )
+    if importlib.util.find_spec("datasets") is None:
+        raise DataError(f"{source!r} needs the datasets library; install it with pip install 'pencil-labels[hf]'.")
+    import datasets
+
+    name = source.removeprefix(PREFIX)
+    try:
+        folder = Path(name).expanduser()
+        is_saved = folder.is_dir() and not options
+        loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(name, **options)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        raise DataError(
+            f"datasets cannot load {name!r}: {str(error).splitlines()[0]}; expected a dataset of the hub or a saved "
+            "folder; check the name."
+        ) from error
+    if not isinstance(loaded, Mapping):
+        return Splits(from_hugging_face(loaded, columns, classes, multilabel))
+    parts = {SPLITS[split]: part for split, part in loaded.items() if split in SPLITS}
+    if "train" not in parts:
+        raise DataError(
+            f"{name!r} has the splits {', '.join(loaded)}; expected one named train; "
+            f"choose a split with {setting('data.options.split', 'NAME')}."
+        )
+    train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
+    others = {}
+    for split, part in parts.items():
+        with error_context(f"the {split} set"):
+            others[split] = from_hugging_face(part, columns, train.classes, train.multilabel)
+    return Splits(train, **others)
+
+
+def from_hugging_face(
+    dataset: Any,
+    columns: Columns | None = None,
+    classes: Sequence[str] | None = None,
+    multilabel: bool | None = None,
+) -> Examples:
+    """Return the examples of a ``datasets.Dataset``; images stay encoded until they are needed.
+
+    Parameters
+    ----------
+    dataset
+        A ``datasets.Dataset``.
+    columns, classes, multilabel
+        As in :func:`load_hugging_face`.
+    """
+    chosen = columns or Columns()
+    table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
+    refuse_unknown(WHERE, table, chosen)
+    classes = _class_names(dataset, table, chosen) if classes is None else classes
+    labels = read_labels(WHERE, table, chosen, classes, multilabel)
+    inputs, keys = _read_inputs(table, chosen)
+    return Examples(
+        inputs,
+        torch.arange(table.num_rows),
+        labels.given,
+        labels.classes,
+        keys,
+        read_clean(WHERE, table, chosen, labels),
+        labels.multilabel,
+    )
+
+
+def _read_inputs(table: pa.Table, columns: Columns) -> tuple[Inputs, np.ndarray]:
+    """Return images, or one column of numbers under a usual name, or columns to encode; and the keys."""
+    image = columns.image or (None if columns.encoded else usual_column(table, INPUT_COLUMNS))
+    if image is None:
+        return read_columns(WHERE, table, columns)
+    keys = read_keys(WHERE, table, columns)
+    keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+    return _inputs(table[image], keys, image), keys
+
+
+def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[str] | None:
+    """Return the class names of the label's feature, or of the feature of its lists."""
+    if columns.indicators is not None:
+        return None
+    label = columns.label or find_column(WHERE, table, LABEL_COLUMNS, "label", "data.columns.label")
+    feature = dataset.features[label if isinstance(label, str) else label[0]]
+    names: Sequence[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
+    return names
+
+
+def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
+    """Return encoded images, image files, or rows of numbers."""
+    if pa.types.is_struct(column.type):
+        content, paths = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
+        if content.null_count < len(content) or paths.null_count:  # one without bytes is then named as unreadable
+            return ImageInputs(ImageBytes(content.cast(pa.large_binary()).combine_chunks(), keys))
+        return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
+    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        return TensorInputs(refuse_non_finite(_numbers(column, name)))
+    raise DataError(
+        f"column {name!r} is of type {column.type}; expected images, or lists of numbers; "
+        f"name the right column with {setting('data.columns.image', 'NAME')}."
+    )
+
+
+def _numbers(column: Any, name: str) -> torch.Tensor:
+    try:
+        values = torch.tensor(column.to_pylist(), dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:  # missing cells, lists of different lengths, other types
+        raise DataError(
+            f"column {name!r} holds no rows of numbers ({str(error).splitlines()[0]}); expected lists of one length "
+            "without missing cells; fix the column."
+        ) from error
+    if values.ndim < 2 or 0 in values.shape:
+        raise DataError(
+            f"column {name!r} has shape {tuple(values.shape)}; expected at least one number per row; fix the column."
+        )
+    return values

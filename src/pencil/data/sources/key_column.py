@@ -1,0 +1,121 @@
+"""The key of a row of a table: a column that is named or found by itself, else the number of the row."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.dtypes import StringDType
+
+from pencil.data.bad_rows import BadRows
+from pencil.data.columns import Columns
+from pencil.data.inputs.images import SUFFIXES
+from pencil.data.roles import INDEX_NAMES, is_id_name, is_string
+from pencil.errors import DataError
+
+ID_PATTERN = r"^[A-Za-z0-9_.:#-]*[0-9][A-Za-z0-9_.:#-]*$"
+"""Strings that number rows, whatever their column is called: T-8812, 4f1c-77; no words, no addresses."""
+LONGEST_ID = 64
+"""Characters of such a string."""
+
+
+def settle_key(table: pa.Table, columns: Columns, taken: Collection[str]) -> Columns:
+    """Return the columns with the key decided: the one that is named, else one that is found, else row numbers.
+
+    Parameters
+    ----------
+    table
+        The table.
+    columns
+        Which column is what. Where ``numbering`` is set, this has been decided for a table before: a key column that
+        was found there is used here where it names every row.
+    taken
+        Columns that are something else: labels, inputs that are named.
+    """
+    if columns.key is not None and columns.numbering is None:
+        return columns
+    if columns.numbering is not None:
+        known = columns.key in table.column_names and names_rows(table[columns.key])
+        return columns if known else columns.model_copy(update={"key": None})
+    return columns.model_copy(update={"key": find_key(table, taken), "numbering": "lines"})
+
+
+def find_key(table: pa.Table, taken: Collection[str]) -> str | None:
+    """Return the column of ids: one with a usual name, else strings such as T-8812; in each row another one."""
+    free = [field for field in table.schema if field.name not in taken and _may_be_id(field.type)]
+    usual = [field.name for field in free if is_id_name(field.name)]
+    usual.sort(key=lambda name: name.lower().strip() in INDEX_NAMES or name.lower().startswith("unnamed:"))
+    others = [field.name for field in free if is_string(field.type) and field.name not in usual]
+    found = (name for name in usual if names_rows(table[name]))
+    return next(found, None) or next((name for name in others if _are_codes(table[name])), None)
+
+
+def names_rows(column: Any) -> bool:
+    """Return whether every row has a value of its own."""
+    if not _may_be_id(column.type) or column.null_count or pc.count_distinct(column).as_py() < len(column):
+        return False
+    return not is_string(column.type) or not pc.any(pc.equal(pc.utf8_trim_whitespace(column), "")).as_py()
+
+
+def _may_be_id(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or is_string(kind))
+
+
+def _are_codes(column: Any) -> bool:
+    """Return whether strings number the rows: one in each, short, with digits; names of images do not."""
+    if column.null_count or not _is_code(column[0].as_py()) or not names_rows(column):
+        return False
+    return bool(
+        pc.all(pc.match_substring_regex(column, ID_PATTERN)).as_py()
+        and pc.max(pc.utf8_length(column)).as_py() <= LONGEST_ID
+        and pc.any(pc.match_substring_regex(column, "[^0-9.+-]")).as_py()  # numbers may be measurements
+    )
+
+
+def _is_code(cell: str) -> bool:
+    return len(cell) <= LONGEST_ID and not cell.lower().endswith(SUFFIXES)
+
+
+def read_keys(
+    path: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Return the keys of the key column, where there is one; ``numbers`` are those of the rows in messages."""
+    if columns.key is None:
+        return None
+    column = table[columns.key].cast(pa.string())
+    missing = BadRows(str(path), numbers)
+    missing.add_where(is_missing_cell(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
+    missing.refuse(total=table.num_rows, remedy="")
+    remedy = "expected unique keys; rename one of them."
+    refuse_repeated_cells(column, f"{path} has the key", f"in column {columns.key!r}", remedy)
+    return column_keys(column)
+
+
+def column_keys(column: Any) -> np.ndarray:
+    """Return a column of strings as keys; never all of them are Python objects at once."""
+    keys = np.empty(len(column), dtype=StringDType())
+    for start in range(0, len(column), 65536):
+        keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
+    return keys
+
+
+def is_missing_cell(column: Any) -> np.ndarray:
+    """Return which rows of a column are empty, or NaN where it holds numbers."""
+    numbers = pa.types.is_floating(column.type)
+    empty = pc.is_nan(column) if numbers else pc.equal(column.cast(pa.string()), "")
+    found: np.ndarray = pc.fill_null(empty, True).to_numpy()
+    return found
+
+
+def refuse_repeated_cells(column: Any, subject: str, place: str, remedy: str) -> None:
+    """Raise if two cells of a column are the same."""
+    if pc.count_distinct(column).as_py() == len(column):
+        return
+    counts = pc.value_counts(column)
+    repeated = counts.filter(pc.greater(pc.struct_field(counts, "counts"), 1))
+    if len(repeated):
+        first, others = repeated[0]["values"].as_py(), len(repeated) - 1
+        more = f" (and {others:,} others)" if others else ""
+        raise DataError(f"{subject} {first!r} more than once {place}{more}; {remedy}")

@@ -1,0 +1,197 @@
+"""Files of numpy.savez and numpy.save, which others may have made: every size is checked before memory is taken.
+
+A compressed member of a few megabytes can hold terabytes of zeros, and a header can claim any shape. Members that are
+not asked for are never read, and pickled objects, which could run code, are never loaded.
+"""
+
+import math
+import os
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from pencil.data.given.given_labels import shorten
+from pencil.errors import DataError
+
+SUSPECT = 2**28
+"""A member up to this many bytes may be compressed as well as it can."""
+RATIO = 200
+"""Larger members hold at most this many times the bytes that they take in the file."""
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""What numpy writes."""
+LONGEST_HEADER = 10_000
+FAULTS = (
+    OSError, ValueError, EOFError, MemoryError, RuntimeError, TypeError, SyntaxError, LookupError, AttributeError,
+    OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What zipfile and numpy raise on damaged files."""
+
+
+class ArrayFile:
+    """The arrays of an open file, by name; each is read when it is asked for.
+
+    Parameters
+    ----------
+    path
+        Names the file in messages.
+    stream
+        The open file. An npy file has one array, ``x``.
+    """
+
+    def __init__(self, path: Path, stream: IO[bytes]):
+        self.path, self._stream = path, stream
+        self._size = os.fstat(stream.fileno()).st_size
+        self._members: dict[str, zipfile.ZipInfo] | None = None
+        if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
+            stream.seek(0)
+            self._archive = zipfile.ZipFile(stream)
+            self._members = self._list_members()
+        self._left = memory_limit()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arrays."""
+        return ("x",) if self._members is None else tuple(self._members)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def optional(self, name: str) -> np.ndarray | None:
+        """Return an array, or None if there is none of this name."""
+        return self.read(name) if name in self else None
+
+    def read(self, name: str) -> np.ndarray:
+        """Return an array; raise if it is damaged, or larger than it should be."""
+        with _damage_named(self.path):
+            if self._members is None:
+                self._stream.seek(0)
+                return self._read(name, self._stream, self._size)
+            member = self._members[name]
+            self._refuse_member(name, member)
+            with self._archive.open(member) as stream:
+                return self._read(name, stream, member.file_size)
+
+    def _list_members(self) -> dict[str, zipfile.ZipInfo]:
+        found: dict[str, zipfile.ZipInfo] = {}
+        for member in self._archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name in found:
+                raise DataError(
+                    f"{self.path} holds the array {name!r} more than once; expected it once; save the arrays again."
+                )
+            found[name] = member
+        return found
+
+    def _refuse_member(self, name: str, member: zipfile.ZipInfo) -> None:
+        """Raise if a member is larger than memory, or than any usual array of its compressed size."""
+        stored, size = min(member.compress_size, self._size), member.file_size
+        if member.compress_type not in COMPRESSIONS or member.flag_bits & 1:
+            raise DataError(
+                f"array {name!r} in {self.path} is encrypted or compressed by another method than numpy's; expected a "
+                "file of numpy.savez; save the arrays again."
+            )
+        if size > SUSPECT and size > RATIO * stored:
+            raise DataError(
+                f"array {name!r} in {self.path} takes {as_size(stored)} in the file and would take {as_size(size)} in "
+                f"memory; expected at most {RATIO} times its size in the file; if it is what it should be, save it "
+                "with numpy.savez, uncompressed."
+            )
+
+    def _read(self, name: str, stream: IO[bytes], available: int) -> np.ndarray:
+        """Return an array of a stream that holds ``available`` bytes; its size is checked before it is read."""
+        shape, dtype = _read_header(stream)
+        if dtype.hasobject:
+            kind = "float" if name in ("x", "x_test") else "str"
+            raise DataError(
+                f"array {name!r} in {self.path} holds Python objects, which could run code; expected numbers or text; "
+                f"save it again with numpy.savez(path, {name}={name}.astype({kind}), ...)."
+            )
+        if dtype.itemsize == 0 or dtype.subdtype is not None or dtype.fields is not None or min(shape, default=1) < 0:
+            raise DataError(
+                f"array {name!r} in {self.path} has shape {shape} and type {dtype}; expected numbers or text; "
+                "convert it and save it again."
+            )
+        size, available = math.prod(shape) * dtype.itemsize, available - stream.tell()
+        if size > available:
+            raise DataError(
+                f"array {name!r} in {self.path} has shape {shape}, which takes {as_size(size)}, but the file holds "
+                f"{as_size(available)} of it; expected a complete file; save the arrays again."
+            )
+        if size > self._left:
+            raise DataError(
+                f"array {name!r} in {self.path} takes {as_size(size)} and there is room for {as_size(self._left)}; "
+                "expected arrays that fit memory; use fewer rows or smaller numbers."
+            )
+        self._left -= size
+        stream.seek(0)
+        values: np.ndarray = npy.read_array(stream, allow_pickle=False, max_header_size=LONGEST_HEADER)
+        return values
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[ArrayFile]:
+    """Open a file of numpy.savez or numpy.save; whatever is damaged in it is a DataError of one line."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; expected a file of numpy.savez or numpy.save; name another.")
+    with ExitStack() as stack:
+        with _damage_named(path):
+            arrays = ArrayFile(path, stack.enter_context(path.open("rb")))
+        yield arrays
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """Turn what zipfile and numpy raise on a damaged file into a DataError."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FAULTS as error:
+        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"cannot read {path}: {reason}; expected a file of numpy.savez or numpy.save; save the arrays again."
+        ) from error
+
+
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version == (1, 0):
+        shape, _, dtype = npy.read_array_header_1_0(stream, max_header_size=LONGEST_HEADER)
+    elif version == (2, 0):
+        shape, _, dtype = npy.read_array_header_2_0(stream, max_header_size=LONGEST_HEADER)
+    else:
+        raise ValueError(f"an array has the npy format {version[0]}.{version[1]}, which only records need")
+    return shape, dtype
+
+
+def memory_limit() -> int:
+    """Return the bytes of memory of this machine, or of the container that this process runs in."""
+    try:
+        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not on Windows
+        limit = 2**63
+    try:
+        allowed = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return limit
+    return min(limit, int(allowed)) if allowed.isdigit() else limit
+
+
+def as_size(count: int) -> str:
+    """Return a number of bytes in words."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} bytes"
+
+
+def list_names(names: tuple[str, ...]) -> str:
+    """Return the names of arrays for a message."""
+    return shorten(names, 12) or "none"

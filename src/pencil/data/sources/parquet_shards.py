@@ -1,0 +1,174 @@
+"""A folder of Parquet files: the small columns of all of them in memory, images read when they are needed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.data.columns import LABEL_COLUMNS, Columns, refuse_repeated_columns, refuse_unknown, usual_column
+from pencil.data.given.given_labels import shorten
+from pencil.data.inputs.images import cell_bytes
+from pencil.data.sources.image_columns import bytes_field, image_column
+from pencil.data.sources.regular_files import version_of
+from pencil.data.sources.shard_files import ShardFiles, ShardImages, refuse_changed
+from pencil.errors import DataError
+
+SUFFIXES = (".parquet",)
+HELD = 2
+"""Row groups of images that a process holds: neighbours in the data are neighbours in the file."""
+ImageColumn = tuple[str, str | None]
+"""A column of images, and the field of it that holds the bytes, where it is not the column itself."""
+
+
+@dataclass(frozen=True)
+class ParquetImages(ShardImages):
+    """Images in a column of several Parquet files; the row group of an image is read when it is asked for.
+
+    Parameters
+    ----------
+    shards, names
+        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
+    column
+        Where the bytes are.
+    starts
+        The first row of each row group.
+    shard, group
+        The file of each row group, and its number in it.
+    """
+
+    column: ImageColumn
+    starts: np.ndarray
+    shard: np.ndarray
+    group: np.ndarray
+
+    def read(self, row: int) -> bytes:
+        """Return the bytes of an image, as :class:`~pencil.data.inputs.images.Encoded` asks."""
+        place = self._place(row)
+        values = _row_group(*self.shards.place(self.shard[place]), int(self.group[place]), self.column)
+        return cell_bytes(values[row - int(self.starts[place])])
+
+    def version(self, row: int) -> bytes:
+        """Return what changes with the shard, and with the place of the image in it."""
+        return b"%s %d" % (self.shards.versions[self.shard[self._place(row)]], row)
+
+    def _place(self, row: int) -> int:
+        """Return the row group that a row is in, counted over all shards."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+
+@lru_cache(maxsize=HELD)
+def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> Any:
+    """Return a column of a row group, read without threads: worker processes are forked from one that may have some."""
+    from pyarrow import parquet
+
+    refuse_changed(path, version)
+    name, field = column
+    try:
+        with parquet.ParquetFile(path, pre_buffer=False) as file:
+            wanted = name if field is None else f"{name}.{field}"
+            values = file.read_row_group(group, columns=[wanted], use_threads=False)[name]
+    except pa.ArrowException as error:
+        raise ValueError(f"{path.name} cannot be read: {str(error).splitlines()[0]}") from error
+    if field is not None:
+        values = pa.chunked_array([chunk.field(field) for chunk in values.chunks])
+    return values.cast(pa.large_binary()).combine_chunks()
+
+
+class ParquetIndex:
+    """The small columns of several shards and where their images are, as it is built.
+
+    Parameters
+    ----------
+    folder
+        Of the shards.
+    columns
+        Which column is what; ignored ones need not be there.
+    """
+
+    def __init__(self, folder: Path, columns: Columns):
+        self.folder, self.columns = folder, columns
+        self.versions: dict[str, bytes] = {}
+        self.rows: list[int] = []
+        self.image: ImageColumn | None = None
+        self._names: list[str] = []
+        self._tables: list[pa.Table] = []
+        self._groups: list[tuple[int, int, int]] = []
+
+    def __len__(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def shards(self) -> list[str]:
+        """The shards that have been added."""
+        return list(self.versions)
+
+    def add(self, shard: str) -> None:
+        """Add the rows of a shard; an error leaves the index as it was.
+
+        Raises
+        ------
+        DataError
+            If it has not the columns that are named, or others than the first shard.
+        OSError, pyarrow.ArrowException
+            If it is damaged.
+        """
+        from pyarrow import parquet
+
+        path = self.folder / shard
+        version = version_of(path)  # first: a change while it is read is seen later
+        with parquet.ParquetFile(path) as file:
+            empty = file.schema_arrow.empty_table()
+            refuse_repeated_columns(path, empty.column_names)
+            refuse_unknown(path, empty, self.columns.model_copy(update={"ignore": None}))
+            name = image_column(empty, self.columns)
+            image = None if name is None else (name, bytes_field(path, empty, name))
+            small = empty.column_names if name is None else self._small(empty)
+            self._refuse_others(path, image, small)
+            table = file.read(columns=small).select(small)
+            counts = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        self._groups += [(len(self.versions), number, count) for number, count in enumerate(counts)]
+        self.image, self._names, self.versions[shard] = image, small, version
+        self.rows.append(sum(counts))
+        self._tables.append(table)
+
+    def _small(self, empty: pa.Table) -> list[str]:
+        """Return the columns beside images that are needed: those that are named, or the usual one of labels."""
+        label = usual_column(empty, LABEL_COLUMNS)
+        wanted = {*self.columns.beside_inputs, *([] if label is None else [label])}
+        return [name for name in empty.column_names if name in wanted]
+
+    def _refuse_others(self, path: Path, image: ImageColumn | None, small: Sequence[str]) -> None:
+        """Raise if a shard has its images or labels in other columns than the first: they would be left out."""
+        if not self.versions or (image == self.image and sorted(small) == sorted(self._names)):
+            return
+        (seen, first), name = (_described(*one) for one in ((image, small), (self.image, self._names))), self.shards[0]
+        raise DataError(
+            f"the files of {self.folder} have different columns: {path.name} {seen}, {name} {first}; expected the same "
+            "columns in all of them; convert them."
+        )
+
+    def table(self) -> pa.Table:
+        """Return the columns that are in memory, of all shards."""
+        return pa.concat_tables(self._tables, promote_options="permissive")
+
+    def names(self) -> Sequence[str]:
+        """Return shard and row number of each row."""
+        counts = zip(self.shards, self.rows, strict=True)
+        return [f"{shard}/{row}" for shard, count in counts for row in range(count)]
+
+    def images(self, names: np.ndarray) -> ParquetImages:
+        """Return the images of all shards."""
+        assert self.image is not None
+        shard, group, counts = (np.array(part, dtype=np.int64) for part in zip(*self._groups, strict=True))
+        starts = np.cumsum(counts) - counts
+        shards = ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
+        return ParquetImages(shards, names, self.image, starts, shard, group)
+
+
+def _described(image: ImageColumn | None, small: Sequence[str]) -> str:
+    images = "no images" if image is None else f"images in {'.'.join(filter(None, image))!r}"
+    return f"has {images} and {shorten(list(map(repr, sorted(small))), 12) or 'no other column'}"

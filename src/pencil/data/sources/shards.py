@@ -1,0 +1,285 @@
+"""Data in shards, which no memory need hold: a folder of WebDataset tar files or of Parquet files.
+
+A row is known by its shard and its name or number in it. Labels are read as those of a table are; an image is read by
+the process that needs it, when it needs it.
+"""
+
+import os
+import re
+import tarfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, refuse_unknown, usual_column
+from pencil.data.examples import Splits
+from pencil.data.inputs.base import Inputs
+from pencil.data.inputs.images import SUFFIXES as IMAGES
+from pencil.data.inputs.images import ImageInputs
+from pencil.data.keys import as_keys, refuse_repeated_keys
+from pencil.data.settings import DataSettings
+from pencil.data.sources.folder import find_images
+from pencil.data.sources.image_columns import has_images
+from pencil.data.sources.key_column import read_keys
+from pencil.data.sources.parquet_shards import SUFFIXES as PARQUET
+from pencil.data.sources.parquet_shards import ParquetIndex
+from pencil.data.sources.regular_files import is_within, refuse_undecodable
+from pencil.data.sources.table import SPLIT_NAMES, Known, read_splits, unlabelled_inputs
+from pencil.data.sources.tar_shards import SUFFIXES as TAR
+from pencil.data.sources.tar_shards import TarIndex
+from pencil.errors import DataError, setting
+
+IN_NAME = re.compile(r"([a-z]+)[-_.]")
+"""The split at the beginning of the name of a shard, such as ``train-00000-of-00004.parquet``."""
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+MARKS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""What files that gzip, bzip2, xz and zstd have compressed begin with."""
+
+
+def find_shards(folder: Path) -> list[str]:
+    """Return the shards of a folder by their relative paths, sorted; none for a folder of something else.
+
+    They are in the folder itself, which then has no sub-folder and no image, or in sub-folders named after splits.
+
+    Raises
+    ------
+    DataError
+        If there are shards of both kinds.
+    """
+    files, inner = _look(folder)
+    found = _shards_in(folder, files)
+    if inner:
+        splits = inner if set(inner) <= set(SPLIT_NAMES) else []
+        by_split = {name: _shards_in(folder / name, _look(folder / name)[0]) for name in splits}
+        whole = "train" in by_split and all(by_split.values())
+        found = [f"{name}/{file}" for name, files in by_split.items() for file in files] if whole else []
+    if len({Path(name).suffix.lower() for name in found}) > 1:
+        raise DataError(f"{folder} has .tar and .parquet files; expected shards of one kind; separate them.")
+    return sorted(found)
+
+
+def refuse_misplaced(folder: Path) -> None:
+    """Raise if a folder holds no image and no shard that :func:`find_shards` takes, but others: say where they are."""
+    files, inner = _look(folder)
+    packed = [name for name in files if name.lower().endswith(COMPRESSED)]
+    within = [name for name in inner if _shards_in(folder / name, _look(folder / name)[0])]
+    beside = _shards_in(folder, files) if inner else []
+    if not (packed or within or beside) or next(find_images(folder, folder), None) is not None:
+        return
+    if beside:
+        raise DataError(
+            f"{folder} has shards, such as {beside[0]!r}, beside the folder {min(inner)!r}; expected no other folders "
+            "than train, val and test, with all shards in them; move it away."
+        )
+    if within:
+        raise DataError(
+            f"{folder} holds no image; expected images or shards in the folder itself, or in train, val and test; "
+            f"there are shards in {within[0]}/; name that folder: {folder / within[0]}."
+        )
+    raise DataError(
+        f"{folder} has compressed tar files, such as {packed[0]!r}; expected {' or '.join((*TAR, *PARQUET))} files, in "
+        "which an image can be read from its place; unpack them to .tar files."
+    )
+
+
+def _look(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the files of a folder, and those of its sub-folders."""
+    try:
+        with os.scandir(folder) as entries:
+            visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(
+            f"cannot read the folder {folder}: {error.strerror}; expected a folder of data; check its permissions."
+        ) from error
+    return [name for name, is_folder in visible if not is_folder], [name for name, is_folder in visible if is_folder]
+
+
+def _shards_in(folder: Path, files: Sequence[str]) -> list[str]:
+    """Return which files of a folder are shards; none where images lie beside them."""
+    shards = [name for name in files if name.lower().endswith((*TAR, *PARQUET)) and (folder / name).is_file()]
+    return [] if shards and any(name.lower().endswith(IMAGES) for name in files) else shards
+
+
+class _Read(NamedTuple):
+    """What was read of some shards: columns in memory, what else is known, and how many rows each shard has."""
+
+    table: pa.Table
+    known: Known
+    shards: Sequence[str]
+    rows: Sequence[int]
+
+
+def from_shards(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
+    """Return the splits of a folder of shards, or of one tar file; see ``docs/data.md``."""
+    table, known, shards, rows = _read(path, settings)
+    columns = settings.columns
+    if known.inputs is not None:
+        columns = columns.model_copy(update=dict.fromkeys(OF_INPUTS))
+        if not columns.labels and usual_column(table, LABEL_COLUMNS) is None:
+            raise DataError(
+                f"{path} has no labels; expected NAME.cls, or NAME.json with the field 'label', beside each NAME.jpg "
+                "of a tar file, or a column 'label'; name another one with "
+                f"{setting('data.columns.label', 'NAME')}."
+            )
+    if columns.split is None:
+        known = replace(known, splits=_splits(path, shards, rows))
+    with _arrow_errors(path):
+        splits = read_splits(
+            path, table, columns, classes, _root(path, settings), settings.multilabel, settings.bad_rows, known
+        )
+    refuse_repeated_keys(np.concatenate([part.keys for part in vars(splits).values() if part is not None]))
+    return splits
+
+
+def read_shard_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
+    """Return the inputs of a folder of shards, or of one tar file, and their keys; labels are not read."""
+    columns = settings.columns.model_copy(update=dict.fromkeys({*NOT_INPUTS} - {"ignore"}))
+    table, known, _, _ = _read(path, settings.model_copy(update={"columns": columns}))
+    inputs, keys = known.inputs, None
+    with _arrow_errors(path):
+        if inputs is None:
+            inputs, keys = unlabelled_inputs(path, table, columns, _root(path, settings))
+        elif columns.key is not None:
+            refuse_unknown(path, table, columns.model_copy(update=dict.fromkeys(OF_INPUTS)))
+            keys = read_keys(path, table, columns)
+    found = known.keys if columns.key is None and known.keys is not None else keys
+    assert found is not None
+    return inputs, found.tolist()
+
+
+@contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    """Raise a cast that a column does not allow as :class:`DataError`."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected labels, keys and splits as text or numbers, "
+            "or labels as lists; convert them, or name other columns with data.columns."
+        ) from error
+
+
+def _root(path: Path, settings: DataSettings) -> Path:
+    """Return the folder of relative paths of images."""
+    if settings.root is not None:
+        return settings.root.expanduser()
+    return path if path.is_dir() else path.parent
+
+
+def _read(path: Path, settings: DataSettings) -> _Read:
+    """Index all shards; those behind a link that leads out of their folder are refused."""
+    if not path.is_dir():
+        refuse_undecodable(path)
+        return _read_tar(path, path.parent, [path.name], settings)
+    shards = find_shards(path)
+    within = (path,) if settings.root is None else (settings.root.expanduser(), path)
+    for shard in shards:
+        refuse_undecodable(path / shard)
+        if not is_within(path / shard, within):
+            raise DataError(
+                f"{path / shard} is behind a link that leads out of {path}; expected a file in the folder; copy "
+                f"it, or name a folder that holds both with {setting('data.root', 'FOLDER')}."
+            )
+    read = _read_tar if Path(shards[0]).suffix.lower() in TAR else _read_parquet
+    return read(path, path, shards, settings)
+
+
+def _read_tar(path: Path, folder: Path, shards: Sequence[str], settings: DataSettings) -> _Read:
+    if settings.columns.encoded:
+        raise DataError(
+            f"data.columns names columns to encode, and {path} holds images in tar files; expected names of fields "
+            "for labels, keys and splits only; remove the others."
+        )
+    index, rows = TarIndex(folder, settings.columns, str(path)), list[int]()
+    for shard in shards:
+        before, reason = len(index), None
+        try:
+            index.add(shard)
+        except (OSError, tarfile.TarError) as error:
+            reason = str(error)
+        rows.append(len(index) - before)
+        _settle_damaged(folder / shard, reason, rows[-1], "an uncompressed tar file", settings)
+    images = index.images()
+    _refuse_empty(path, len(images), "a sample with an image")
+    return _Read(index.table(), Known(ImageInputs(images), images.names, bad=index.bad), shards, rows)
+
+
+def _read_parquet(path: Path, folder: Path, shards: Sequence[str], settings: DataSettings) -> _Read:
+    index = ParquetIndex(folder, settings.columns)
+    for shard in shards:
+        reason = None
+        try:
+            index.add(shard)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+        _settle_damaged(folder / shard, reason, 0, "a Parquet file", settings)
+    _refuse_empty(path, len(index), "a row")
+    try:
+        table = index.table()
+    except pa.ArrowException as error:
+        raise DataError(
+            f"the files of {path} have different columns: {str(error).splitlines()[0]}; expected the same columns in "
+            "all of them; convert them."
+        ) from error
+    if index.image is None and has_images(table, settings.columns):  # in files, whose paths are the keys
+        return _Read(table, Known(), index.shards, index.rows)
+    keys = as_keys(index.names())
+    images = None if index.image is None else ImageInputs(index.images(keys))
+    return _Read(table, Known(images, keys), index.shards, index.rows)
+
+
+def _settle_damaged(shard: Path, reason: str | None, rows: int, expected: str, settings: DataSettings) -> None:
+    """Raise if a shard is damaged, or warn that only the rows before the damage are used, as ``bad_rows`` asks."""
+    if reason is None:
+        return
+    packed = _is_compressed(shard)
+    seen = f"{shard} is compressed" if packed else f"{shard} is damaged: {reason}"
+    if settings.bad_rows == "error":
+        raise DataError(
+            f"{seen}; expected {expected}; {'unpack it' if packed else 'copy it again'}, or leave its damaged rows out "
+            f"with {setting('data.bad_rows', 'skip')} ({rows:,} rows of it would be left)."
+        )
+    warnings.warn(f"{seen}; of its rows the first {rows:,} are used", stacklevel=4)
+
+
+def _is_compressed(shard: Path) -> bool:
+    """Return whether a file is one that was compressed as a whole; False for one that cannot be opened."""
+    try:
+        with shard.open("rb") as file:
+            return file.read(8).startswith(MARKS)
+    except OSError:  # which is the reason why it could not be read as a shard
+        return False
+
+
+def _refuse_empty(path: Path, rows: int, expected: str) -> None:
+    if not rows:
+        raise DataError(f"{path} has no rows; expected at least {expected}; check the files.")
+
+
+def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarray | None:
+    """Return the split of each row by the folders or the names of the shards; None where they name none.
+
+    Raises
+    ------
+    DataError
+        If some names begin with a split and others do not: rows to test on might be trained on.
+    """
+    names = []
+    for shard in shards:
+        inner, _, file = shard.rpartition("/")
+        match = IN_NAME.match(file.lower())
+        names.append(SPLIT_NAMES.get(inner or (match[1] if match else ""), ""))
+    if "" in names and any(names):
+        first, other = (shards[names.index(name)] for name in (next(filter(None, names)), ""))
+        raise DataError(
+            f"the name of {first!r} in {path} begins with a split, and that of {other!r} does not; expected all names "
+            f"to begin with one ({', '.join(SPLIT_NAMES)}) or none; rename or move such shards, or name the column of "
+            f"splits with {setting('data.columns.split', 'NAME')}."
+        )
+    return None if "train" not in names else np.repeat(np.array(names), rows)

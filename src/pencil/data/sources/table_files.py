@@ -1,0 +1,129 @@
+"""The file of a table, CSV or Parquet: all of it in memory, the columns of a text file as their use demands."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.data.bad_rows import OnBadRows
+from pencil.data.columns import Columns, as_names, label_names, refuse_repeated_columns, taken_names
+from pencil.data.given.text_labels import label_values, same_numbers
+from pencil.data.sources import delimited
+from pencil.data.sources.image_columns import has_images, image_column
+from pencil.data.sources.key_column import settle_key
+from pencil.errors import DataError, setting
+
+
+def read_table(
+    path: Path,
+    columns: Columns | None = None,
+    delimiter: str | None = None,
+    bad_rows: OnBadRows = "error",
+    *,
+    labelled: bool = True,
+) -> pa.Table:
+    """Read a table into memory, with the metadata of its schema.
+
+    Parameters
+    ----------
+    path
+        A CSV, TSV or Parquet file. An empty CSV cell is missing.
+    columns
+        Which column is what: keys, labels, categories and texts of a text file are read exactly as written.
+    delimiter
+        What stands between two cells of a text file; None finds it out.
+    bad_rows
+        Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
+    labelled
+        Whether there are labels: otherwise a column with a usual name of labels is one like others.
+    """
+    return read_rows(path, columns or Columns(), delimiter, bad_rows, labelled=labelled).table
+
+
+class TableRows(NamedTuple):
+    """Rows of a table, the number of each as people count, and which column is what, with the key decided."""
+
+    table: pa.Table
+    numbers: np.ndarray
+    columns: Columns
+
+
+def first_number(path: Path | str, columns: Columns) -> int:
+    """Return the number of the first row: in a text file that of its line, below the header."""
+    is_text = Path(path).suffix.lower() in delimited.SUFFIXES
+    return delimited.FIRST_LINE if is_text and columns.numbering != "places" else 0
+
+
+def read_rows(
+    path: Path, columns: Columns, delimiter: str | None, bad_rows: OnBadRows, *, labelled: bool = True
+) -> TableRows:
+    """Read a table as :func:`read_table` does, with the number of each row in the file; its key is decided."""
+    from pyarrow import parquet
+
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
+    try:
+        if path.suffix.lower() == ".parquet":
+            dialect, table = None, parquet.read_table(path)
+            numbers = np.arange(table.num_rows)
+        else:
+            dialect = delimited.find_dialect(path, delimiter)
+            texts = _read_as_text(path, dialect, columns, labelled)
+            table, numbers = delimited.read_delimited(path, dialect, texts, bad_rows)
+        if table.num_rows == 0:
+            raise DataError(f"{path} has no rows; expected at least one; check the file.")
+        refuse_repeated_columns(path, table.column_names)
+        columns = key_decided(table, columns, labelled=labelled)
+        table = table if dialect is None else _with_key_as_text(path, dialect, table, columns)
+    except (OSError, UnicodeError, pa.ArrowException) as error:
+        raise DataError(
+            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
+        ) from error
+    return TableRows(table, numbers + first_number(path, columns), columns)
+
+
+def key_decided(table: pa.Table, columns: Columns, *, labelled: bool = True) -> Columns:
+    """Return the columns with the key decided, as :func:`~pencil.data.sources.key_column.settle_key` does.
+
+    Image files have their paths as keys; there no column is searched.
+    """
+    named = [name for names in columns.roles.values() for name in names]
+    taken = {*taken_names(columns, table.column_names, labelled=labelled), *named, *as_names(columns.image)}
+    in_files = has_images(table, columns) and image_column(table, columns) is None
+    return settle_key(table, columns, set(table.column_names) if in_files else taken)
+
+
+def _with_key_as_text(path: Path, dialect: delimited.Dialect, table: pa.Table, columns: Columns) -> pa.Table:
+    """Return the table with a key column that was found as it is written: ``0017`` stays ``0017``."""
+    if columns.key is None or columns.key not in table.column_names or not pa.types.is_integer(table[columns.key].type):
+        return table
+    place = table.column_names.index(columns.key)
+    return table.set_column(place, columns.key, delimited.read_as_text(path, dialect, columns.key))
+
+
+def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labelled: bool) -> tuple[str, ...]:
+    """Return the columns of a text file in which ``01`` is not ``1``, whatever else they hold in this file."""
+    labels = label_names(columns, delimited.read_names(path, dialect)) if labelled else ()
+    inputs = (columns.key, columns.path, columns.categories, columns.text)
+    return (*labels, *(name for value in inputs for name in as_names(value)))
+
+
+def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> pa.Table:
+    """Return a table of a text file with labels as integers, where they are written so; other tables as they are."""
+    names = [name for name in label_names(columns, table.column_names) if name in table.column_names]
+    if path.suffix.lower() not in delimited.SUFFIXES:
+        return table
+    for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
+        same = same_numbers(values) if classes is None else None
+        if same is not None:
+            warnings.warn(
+                f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number, and two "
+                f"classes; write them in one way if they are one, or name all classes with "
+                f"{setting('data.classes', ['NAME', 'NAME'])}",
+                stacklevel=2,
+            )
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table

@@ -1,0 +1,316 @@
+"""WebDataset shards: tar files whose members ``NAME.jpg`` and ``NAME.cls`` (or ``NAME.json``) make one sample.
+
+The headers are read once, to an index of where each image is; an image is read when it is needed, from its place.
+"""
+
+import json
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from sys import intern
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.dtypes import StringDType
+
+from pencil.data.bad_rows import BadRows
+from pencil.data.columns import LABEL_COLUMNS, Columns, as_names
+from pencil.data.inputs.images import SUFFIXES as IMAGE_SUFFIXES
+from pencil.data.keys import as_keys
+from pencil.data.sources.regular_files import read_slice, version_of
+from pencil.data.sources.shard_files import ShardFiles, ShardImages, refuse_changed
+
+SUFFIXES = (".tar",)
+CLASS, FIELDS = ".cls", ".json"
+LONGEST = 2**20
+"""A label file, or a header with a long name, of more bytes is refused."""
+LONGEST_NAME = 4096
+"""A member with a name of more characters is refused, as by file systems."""
+DIGITS = 18
+"""Labels that are whole numbers of at most so many digits are numbers."""
+EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+"""Headers whose content tarfile reads into memory."""
+HEADER_FAULTS = (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+"""What tarfile raises for some headers that make no sense."""
+
+
+@dataclass(frozen=True)
+class TarImages(ShardImages):
+    """Images in tar files, each read from its place when it is asked for.
+
+    Parameters
+    ----------
+    shards, names
+        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
+    shard, offset, size
+        Where the bytes of each image are; a row without an image has the size -1.
+    """
+
+    shard: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+
+    def read(self, row: int) -> bytes:
+        """Return the bytes of an image, as :class:`~pencil.data.inputs.images.Encoded` asks."""
+        if self.size[row] < 0:
+            raise ValueError("there is no image beside its label")
+        path, version = self.shards.place(self.shard[row])
+        refuse_changed(path, version)
+        return read_slice(path, int(self.offset[row]), int(self.size[row]))
+
+    def version(self, row: int) -> bytes:
+        """Return what changes with the shard, and with the place of the image in it."""
+        return b"%s %d %d" % (self.shards.versions[self.shard[row]], self.offset[row], self.size[row])
+
+
+@dataclass
+class Sample:
+    """The members of one sample: where its image is, and what its labels say."""
+
+    name: str
+    offset: int = 0
+    size: int = -1
+    fields: dict[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+    is_known: bool = False
+
+    def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, wanted: frozenset[str]) -> None:
+        """Add a member; those that are neither an image nor a label are passed over."""
+        if suffix in IMAGE_SUFFIXES:
+            if self.size >= 0:
+                self.fault = self.fault or f"there is a second image, {member.name!r}"
+                return
+            self.name, self.offset, self.size, self.is_known = member.name, member.offset_data, member.size, True
+        elif suffix in (CLASS, FIELDS):
+            self.is_known = True
+            self._add_label(tar, member, suffix, wanted)
+
+    def _add_label(self, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, wanted: frozenset[str]) -> None:
+        if member.size > LONGEST:
+            self.fault = f"{member.name!r} has {member.size:,} bytes; expected a label"
+            return
+        content = tar.extractfile(member)
+        assert content is not None  # it is a regular file
+        try:
+            text = content.read().decode()
+            if suffix == CLASS:
+                self.fields["label"] = intern(text.strip()) or None
+                return
+            found = json.loads(text)
+            if isinstance(found, dict):
+                found = {name: value for name, value in found.items() if name in wanted}
+                json.dumps(found, ensure_ascii=False).encode()  # raises for text that UTF-8 cannot hold
+        except (ValueError, RecursionError) as error:
+            self.fault = f"{member.name!r} cannot be read as {'text' if suffix == CLASS else 'JSON'}: {error}"
+            return
+        if not isinstance(found, dict):
+            self.fault = (
+                f"{member.name!r} holds a {type(found).__name__}; expected an object with a field for the label"
+            )
+            return
+        self.fields = found | self.fields
+
+
+def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
+    """Yield the samples of a tar file; consecutive members with one name up to the first dot are a sample.
+
+    Parameters
+    ----------
+    path
+        A tar file that is not compressed.
+    wanted
+        The fields of ``NAME.json`` that are kept.
+
+    Raises
+    ------
+    OSError, tarfile.TarError
+        If the file is damaged; the samples before that have been yielded, and not the one that it may lie in.
+    """
+    end = path.stat().st_size
+    with _opened(path) as tar:
+        sample, name = Sample(""), ""
+        for member in _members(tar):
+            stem, suffix = _taken_apart(member.name)
+            if not suffix:
+                continue
+            if stem != name:
+                if sample.is_known:
+                    yield sample
+                sample, name = Sample(member.name), stem
+            if member.offset_data + member.size > end:
+                raise tarfile.ReadError(f"{member.name!r} is cut off")
+            sample.add(tar, member, suffix, wanted)
+        _refuse_incomplete(path, tar.offset)
+        if sample.is_known:
+            yield sample
+
+
+class _Header(tarfile.TarInfo):
+    """A header of a tar file that others may have made: no size can make tarfile go back, or fill the memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0 or (header.type in EXTENDED and header.size > LONGEST):
+            raise _impossible(header)
+        return header
+
+
+def _impossible(header: tarfile.TarInfo) -> tarfile.ReadError:
+    return tarfile.ReadError(f"{header.name[:80]!r} has an impossible size ({header.size:,} bytes)")
+
+
+@contextmanager
+def _header_faults() -> Iterator[None]:
+    """Raise what tarfile raises for headers that make no sense as one of its own errors."""
+    try:
+        yield
+    except HEADER_FAULTS as error:
+        raise tarfile.ReadError(f"a header cannot be read: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+    with _header_faults():
+        tar = tarfile.open(path, "r:", tarinfo=_Header)  # noqa: SIM115 - it reads the first header, and is closed below
+    with tar:
+        yield tar
+
+
+def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield the regular files of a tar file."""
+    last = -1
+    with _header_faults():
+        while (member := tar.next()) is not None:
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all that it has seen
+            if member.size < 0 or member.offset_data <= last:  # as further headers may have it
+                raise _impossible(member)
+            last = member.offset_data
+            if member.isreg() and not member.issparse():
+                yield member
+
+
+def _taken_apart(name: str) -> tuple[str, str]:
+    """Return the name of the sample, and the suffix: what follows the first dot of the file name.
+
+    The suffix is empty where the file belongs to no sample: ``README``, or ``._0.png`` of macOS.
+    """
+    folder, slash, file = name.rpartition("/")
+    stem, dot, suffix = file.partition(".")
+    return f"{folder}{slash}{stem}", f"{dot}{suffix.lower()}" if stem else ""
+
+
+def _refuse_incomplete(path: Path, end: int) -> None:
+    """Raise if the members do not end in the block of zeros that every tar file ends in: tarfile would not tell."""
+    with path.open("rb") as file:
+        file.seek(end)
+        block = file.read(tarfile.BLOCKSIZE)
+    if block != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError(f"the members end at byte {end:,} without the mark of the end")
+
+
+def wanted_fields(columns: Columns) -> frozenset[str]:
+    """Return the fields of ``NAME.json`` that labels, keys and splits are read from."""
+    return frozenset({*columns.beside_inputs, *LABEL_COLUMNS})
+
+
+class TarIndex:
+    """The index of several shards, as it is built.
+
+    Parameters
+    ----------
+    folder
+        Of the shards.
+    columns
+        Which field is what.
+    where
+        Names the data in messages.
+    """
+
+    def __init__(self, folder: Path, columns: Columns, where: str):
+        self.folder, self.wanted = folder, wanted_fields(columns)
+        self.versions: dict[str, bytes] = {}
+        self.names: list[str] = []
+        self.places = array("q"), array("q"), array("q")
+        self.fields: dict[str, list[Any]] = {}
+        self.bad = BadRows(where)
+        self._texts = {*as_names(columns.key), *as_names(columns.split)}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, shard: str) -> None:
+        """Add the samples of a shard; raises as :func:`read_samples` does, when those before the damage are added."""
+        path, number = self.folder / shard, len(self.versions)
+        self.versions[shard] = version_of(path)  # first: a change while it is read is seen later
+        for sample in read_samples(path, self.wanted):
+            row = len(self)
+            name, fault = _usable_name(sample.name, row)
+            self.names.append(f"{shard}/{name}")
+            for numbers, value in zip(self.places, (number, sample.offset, sample.size), strict=True):
+                numbers.append(value)
+            for field_name, value in sample.fields.items():
+                values = self.fields.setdefault(field_name, [])
+                values += [None] * (row - len(values)) + [value]
+            fault = fault or sample.fault or ("there is no image beside its label" if sample.size < 0 else None)
+            if fault is not None:
+                self.bad.add(row, fault)
+
+    def images(self) -> TarImages:
+        """Return the images of all shards."""
+        names = as_keys(np.array(self.names, dtype=StringDType()))
+        shards = ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
+        return TarImages(shards, names, *(np.array(place, dtype=np.int64) for place in self.places))
+
+    def table(self) -> pa.Table:
+        """Return the labels and other fields, a row for each sample; without fields there are no columns."""
+        return pa.table({name: self._column(name, values) for name, values in self.fields.items()})
+
+    def _column(self, name: str, values: Sequence[Any]) -> pa.Array:
+        """Return the values of a field: whole numbers, what JSON has, or text where they are mixed.
+
+        Keys and splits stay as they are written. A list or an object beside values of another type is a bad row.
+        """
+        every = [*values, *[None] * (len(self) - len(values))]
+        texts = [value for value in every if isinstance(value, str)]
+        if name not in self._texts and texts and all(map(_is_whole_number, texts)):
+            every = [int(value) if isinstance(value, str) else value for value in every]
+        try:
+            return pa.array(every)
+        except (pa.ArrowException, OverflowError):
+            for row, value in enumerate(every):
+                if isinstance(value, (list, dict)):
+                    kind = "a list" if isinstance(value, list) else "an object"
+                    self.bad.add(row, f"the field {name!r} is {kind} (expected values of one type in all samples)")
+                    every[row] = None
+            return pa.array([None if value is None else str(value) for value in every], pa.string())
+
+
+def _is_whole_number(text: str) -> bool:
+    """Return whether a text is a number as it would be written again: ``007`` is a name."""
+    return len(text) <= DIGITS and text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
+
+
+def _usable_name(name: str, row: int) -> tuple[str, str | None]:
+    """Return the name of a sample as part of its key, and what is wrong with it."""
+    if len(name) > LONGEST_NAME:
+        fault = f"the name of its member has {len(name):,} characters (expected at most {LONGEST_NAME:,})"
+        name = f"{name[:80]}... (sample {row})"
+    else:
+        fault = None
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        name = name.encode(errors="backslashreplace").decode()
+        fault = fault or "the name of its member is not UTF-8 (rename it)"
+    return name, fault
