@@ -250,7 +250,7 @@ def test_a_run_is_the_same_on_a_pretended_gpu(name, kind, monkeypatch):
         assert_equal(found_probs[1], probs[1])
 
 
-@pytest.mark.parametrize("name", ["auto", "pencil"])
+@pytest.mark.parametrize("name", [pytest.param("auto", marks=pytest.mark.slow), "pencil"])
 def test_a_run_with_top_k_labels(name):
     runs = [
         trained(METHODS[name], "hard", device, OPTIONS.get(name), epochs=EPOCHS[name], label_top_k=2)
