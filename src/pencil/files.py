@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -350,6 +350,15 @@ def _error_number(error: OSError | SafetensorError) -> int:
     """Return the number of the system's error, which safetensors has in its text only; 0 where there is none."""
     named = re.search(r"\(os error (\d+)\)", str(error))
     return getattr(error, "errno", None) or (int(named[1]) if named else 0)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the innermost first, up to the first that holds something."""
+    for folder in folders:
+        try:
+            folder.rmdir()
+        except OSError:  # it holds a run by now, this one or another
+            return
 
 
 def remove(path: Path) -> None:

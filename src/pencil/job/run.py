@@ -30,7 +30,7 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
-from pencil.runs.claim import claimed, clear_finished, start_or_resume
+from pencil.runs.claim import Start, clear_finished, start_or_resume
 from pencil.runs.directory import RunReader, RunWriter
 from pencil.runs.label_files import write_part
 from pencil.runs.label_parts import build_label_parts
@@ -110,14 +110,14 @@ def run_recipe(
             loaded = load(recipe.data) if data is None else data
             if start.claims_later:
                 world.all_gather_ints(0)  # all ranks have listed the folders of the data
-                _on_first_rank(world, lambda: stack.enter_context(claimed(cast(Path, start.path))))
+                _on_first_rank(world, lambda: start.claim(stack))
             if model is None:
                 gpu = device.type == "cuda"
                 trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, held_out_accuracy, gpu=gpu))
                 recipe = recipe if trial is None else trial.chosen(recipe)
             job, restore = assemble(recipe, loaded, model=model, method=method), None
         try:
-            execution = Execution(job, start.path, world, device, request, progress, trial, started, engine)
+            execution = Execution(job, start, world, device, request, progress, trial, started, engine)
             return execution.run(stack, restore)
         except Stopped as stopped:
             stopped.path = start.path
@@ -214,7 +214,7 @@ class Execution:
     """A job with where it runs: directory, processes, device, stop request, progress."""
 
     job: Job
-    path: Path | None
+    start: Start
     world: World
     device: torch.device
     request: StopRequest | None = None
@@ -223,13 +223,17 @@ class Execution:
     started: float = field(default_factory=time.monotonic)
     engine: str = "local"
 
+    @property
+    def path(self) -> Path | None:
+        """The run directory."""
+        return self.start.path
+
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
         """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
         job, first = self.job, self.world.rank == 0
         refuse_missing(job.recipe.training.log, self.path)
         display = stack.enter_context(show_progress(self.progress if first else False))
-        writes = self.path is not None and first
-        directory = RunWriter(cast(Path, self.path), resume=restore is not None) if writes else None
+        directory = self.start.writer
         metrics = None if directory is None else MetricsFile(directory)
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)

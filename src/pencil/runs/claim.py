@@ -2,16 +2,16 @@
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pencil.data.settings import DataSettings
 from pencil.errors import RunError
 from pencil.runs.directory import RunWriter
 from pencil.runs.layout import is_run, is_unfinished
-from pencil.runs.leftovers import clear_leftovers, left_checkpoints, remove_checkpoints
+from pencil.runs.leftovers import left_checkpoints, remove_checkpoints
 from pencil.runs.lock import NAME as LOCK
 from pencil.runs.lock import InUseError, RunLock
 
@@ -20,13 +20,24 @@ from pencil.runs.lock import InUseError, RunLock
 class Start:
     """Where a run is written, and whether it is started, resumed, or finished already.
 
-    ``claims_later``: the directory is inside of the data, so it is made after these are read.
+    ``claims_later``: the directory is inside of the data, so it is claimed after these are read. Only rank 0 has the
+    ``writer``.
     """
 
     path: Path | None
     resumes: bool = False
     finished: bool = False
     claims_later: bool = False
+    writer: RunWriter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the other ranks get."""
+        return {**vars(self), "writer": None}
+
+    def claim(self, stack: ExitStack) -> None:
+        """Lock the directory until the stack ends."""
+        assert self.writer is not None
+        stack.enter_context(self.writer)
 
 
 def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: ExitStack) -> Start:
@@ -48,19 +59,16 @@ def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: 
     if path is None:
         return Start(path)
     if not (resume and is_run(path)):
-        RunWriter(path)  # refuses one that is not empty
-        later = is_inside_data(path, data)
-        if not later:
-            stack.enter_context(claimed(path))
-        return Start(path, claims_later=later)
+        start = Start(path, claims_later=is_inside_data(path, data), writer=RunWriter(path))
+        if not start.claims_later:
+            start.claim(stack)
+        return start
     if is_unfinished(path):
-        lock = RunLock(path)
-        lock.__enter__()
-        if is_unfinished(path):
-            stack.push(lock.__exit__)
-            clear_leftovers(path)
-            return Start(path, resumes=True)
-        lock.__exit__()
+        with ExitStack() as locked:
+            writer = locked.enter_context(RunWriter(path, resume=True))
+            if is_unfinished(path):
+                stack.enter_context(locked.pop_all())
+                return Start(path, resumes=True, writer=writer)
     return Start(path, finished=True)
 
 
@@ -80,29 +88,6 @@ def clear_finished(path: Path) -> None:
             warnings.warn(f"what is left in a finished run stays: {error}", stacklevel=3)
             return
         remove_checkpoints(path)
-
-
-@contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Hold a new run directory: it is empty, can be written to, and is locked.
-
-    If no run has begun in it at the end, it is removed again, with the folders above it that were made for it.
-
-    Raises
-    ------
-    RunError
-        If it is not empty, cannot be written to, or is in use by another process.
-    """
-    made = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
-    try:
-        with RunWriter(path):
-            yield
-    finally:
-        for folder in made:
-            try:
-                folder.rmdir()
-            except OSError:  # it holds this run, or another one by now
-                break
 
 
 def is_inside_data(path: Path, settings: DataSettings) -> bool:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -25,6 +26,7 @@ from pencil.files import (
     refuse_irregular,
     refuse_links,
     remove,
+    remove_empty,
     sync_folder,
     write,
     write_json,
@@ -282,7 +284,8 @@ class RunWriter:
     """Writes a run directory while training runs. No other process can write to it meanwhile.
 
     Use it as a context manager, which holds the lock of the directory. No existing file is overwritten, and no file is
-    left half-written.
+    left half-written. If no run has begun in the directory at the end, it is removed again, with the folders above it
+    that were made for it.
 
     Parameters
     ----------
@@ -296,15 +299,17 @@ class RunWriter:
         self.path, self.resume = path, resume
         self._check_empty()
         self._lock = RunLock(path)
+        self._made: list[Path] = []
         self._environment: dict[str, Any] | None = None
 
     def __enter__(self) -> Self:
-        self._lock.__enter__()
+        self._made = [folder for folder in (self.path, *self.path.parents) if not os.path.lexists(folder)]
         try:
+            self._lock.__enter__()
             self._check_empty()  # once more: another process may have written here before we had the lock
             clear_leftovers(self.path)
         except BaseException:
-            self._lock.__exit__()
+            self.__exit__()
             raise
         return self
 
@@ -315,6 +320,7 @@ class RunWriter:
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()
+        remove_empty(self._made)
 
     @property
     def environment(self) -> dict[str, Any]:
