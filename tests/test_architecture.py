@@ -14,7 +14,6 @@ ORDER = [
         "errors",
         "seeding",
         "files",
-        "trees",
         "terminal",
         "user_file",
         "decisions",

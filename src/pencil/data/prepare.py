@@ -137,6 +137,8 @@ def prepare(
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
     columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
+    if columns.key is None and columns.numbering is None:  # stored with every run; see `read_recipe`
+        columns = columns.model_copy(update={"numbering": "lines"})
     resolved["columns"] = columns
     if train.inputs.records is not None:
         resolved["columns"] = columns.model_copy(update=named_columns(train.inputs.records.roles))

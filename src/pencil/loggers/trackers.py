@@ -20,8 +20,8 @@ from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
 from pencil.runs.label_table import LabelTable
 from pencil.runs.run import Run
+from pencil.runs.trees import flatten
 from pencil.training import Observer, Record
-from pencil.trees import flatten
 
 NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic", "pandas")}
 """The packages behind each name that ``training.log`` may have."""

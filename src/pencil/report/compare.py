@@ -12,7 +12,7 @@ from pencil.report.words import percent
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import Summary
-from pencil.trees import flatten
+from pencil.runs.trees import flatten
 
 PAIRS = 15
 """At most this many pairs of runs are compared label by label: those of six runs."""

@@ -24,7 +24,7 @@ from pencil.runs.advice import explain_difference, next_commands, next_step
 from pencil.runs.directory import Record, RunData, RunReader
 from pencil.runs.layout import METRICS, RECIPE, is_unfinished
 from pencil.runs.run import Run
-from pencil.trees import flatten
+from pencil.runs.trees import flatten
 
 REPORT = "report.html"
 GENERATOR = "pencil report"

@@ -24,8 +24,8 @@ from pencil.runs.directory import RunReader
 from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import check_first_files
 from pencil.runs.results import describe_environment
+from pencil.runs.trees import flatten
 from pencil.training import Trainer
-from pencil.trees import flatten
 
 FREE_KEYS = {
     "data": ("root", "cache", "workers", "fingerprint"),
