@@ -16,6 +16,7 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data import from_arrays
+from pencil.data.columns import Columns
 from pencil.data.examples import check_trainable
 from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import from_npz
@@ -250,3 +251,112 @@ def assert_names(message, row, label, source):
     assert label.strip("'") in message
     if row is not None and source != "folder":
         assert re.search(rf"\brow {row + (FIRST_LINE if source == 'csv' else 0)}\b", message), message
+
+
+def matrix_sources(rows, folder, multilabel=None):
+    """Yield the examples of a matrix of labels: as an array, lists in a cell, and where there are names, columns."""
+    values = np.array(rows, dtype=np.float32)
+    yield from_arrays(np.zeros((len(rows), 2)), values, multilabel=multilabel)
+    yield from_arrays(np.zeros((len(rows), 2)), torch.from_numpy(values), multilabel=multilabel)
+    yield from_dataset([(torch.zeros(2), torch.from_numpy(row)) for row in values], multilabel=multilabel)
+    np.savez(folder / "t.npz", x=np.zeros((len(rows), 2)), y=values)
+    yield from_npz(folder / "t.npz", multilabel=multilabel).train
+    lists = [row.tolist() for row in values]
+    pq.write_table(pa.table({"x": x(rows), "label": lists}), folder / "t.parquet")
+    yield from_table(folder / "t.parquet", multilabel=multilabel).train
+    settings = DataSettings(multilabel=multilabel)
+    yield from_frame(pd.DataFrame({"x": x(rows), "label": lists}), settings).train
+    yield from_frame(pl.DataFrame({"x": x(rows), "label": lists}), settings).train
+    yield read_hugging_face(lists, None, folder)
+
+
+def column_sources(rows, folder, form):
+    """Yield the examples of a table with a column for each class."""
+    names = [str(number) for number in range(len(rows[0]))]
+    frame = pd.DataFrame(rows, columns=names).assign(x=x(rows))
+    columns = Columns(**{form: names})
+    frame.to_csv(folder / "c.csv", index=False)
+    frame.to_parquet(folder / "c.parquet")
+    yield from_table(folder / "c.csv", columns).train
+    yield from_table(folder / "c.parquet", columns).train
+    yield from_frame(frame, DataSettings(columns=columns)).train
+    yield from_frame(pl.from_pandas(frame), DataSettings(columns=columns)).train
+
+
+@pytest.mark.parametrize(
+    ("rows", "form"),
+    [
+        ([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]], "probabilities"),
+        ([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], "indicators"),
+    ],
+)
+def test_a_matrix_of_labels_is_the_same_in_every_source(rows, form, tmp_path):
+    for examples in (*matrix_sources(rows, tmp_path), *column_sources(rows, tmp_path, form)):
+        assert examples.multilabel == (form == "indicators")
+        assert examples.classes == tuple(map(str, range(len(rows[0])))) and examples.given_labels.tolist() == rows
+
+
+@pytest.mark.parametrize(
+    ("ann", "ben", "classes", "expected", "given"),
+    [
+        ([10, 2, 10], [2, 2, None], None, ("2", "10"), [[0.5, 0.5], [1, 0], [0, 1]]),
+        ([10, 2, 10], [None, None, None], None, ("2", "10"), [[0, 1], [1, 0], [0, 1]]),
+        (["b", "a", "b"], ["a", "a", None], None, ("a", "b"), [[0.5, 0.5], [1, 0], [0, 1]]),
+        ([1, 0, 1], [0, 0, -1], ("b", "a"), ("b", "a"), [[0.5, 0.5], [1, 0], [0, 1]]),
+    ],
+)
+def test_votes_are_the_same_in_every_table(ann, ben, classes, expected, given, tmp_path):
+    columns, votes = Columns(label=("ann", "ben")), {"x": x(ann), "ann": ann, "ben": ben}
+    pl.DataFrame(votes).write_csv(tmp_path / "t.csv")
+    pq.write_table(pa.table(votes), tmp_path / "t.parquet")
+    read = [
+        from_table(tmp_path / "t.csv", columns, classes).train,
+        from_table(tmp_path / "t.parquet", columns, classes).train,
+        *(
+            from_frame(frame(votes), DataSettings(columns=columns), classes).train
+            for frame in (pd.DataFrame, pl.DataFrame)
+        ),
+    ]
+    for examples in read:
+        assert examples.classes == expected and examples.given_labels.tolist() == given
+
+
+def test_the_targets_of_an_image_folder_are_indices_whatever_its_folders_are_called(tmp_path):
+    """Twelve folders 0 to 11 are in the order of their names: target 2 is the folder 10."""
+    from torchvision.datasets import ImageFolder
+
+    for number in range(12):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / f"{number}.png").write_bytes(picture())
+    dataset = ImageFolder(str(tmp_path))
+    whole, again = from_dataset(dataset), from_dataset(torch.utils.data.Subset(dataset, [2, 5]), classes=range(12))
+    for examples in (whole, again, from_folder(tmp_path).train):
+        named = [examples.classes[index] for index in examples.given_labels.tolist()]
+        assert [key.split("/")[0] for key in examples.keys.tolist()] == named
+    assert whole.classes == from_folder(tmp_path).train.classes
+    renamed = from_dataset(dataset, classes=list("abcdefghijkl"))
+    assert renamed.given_labels.tolist() == list(range(12))  # other names, in the order of the folders
+    dataset.targets[3] = 12
+    dataset.samples[3] = (dataset.samples[3][0], 12)
+    with pytest.raises(DataError, match=r"label 12 at row 3 does not fit the 12 classes of the dataset \(0..11\)"):
+        from_dataset(dataset)
+
+
+def test_labels_with_class_names_of_hugging_face_are_indices_whatever_the_names_are():
+    datasets = pytest.importorskip("datasets")
+    from pencil.data.sources.hugging_face_datasets import from_hugging_face
+
+    stars = datasets.ClassLabel(names=["1", "2", "3"])
+    features = datasets.Features(
+        {"x": datasets.Sequence(datasets.Value("float32")), "label": stars, "sure": stars, "tags": [stars]}
+    )
+    rows = {"x": [[0.0], [1.0], [2.0]], "label": [0, 2, -1], "sure": [1, 2, 0], "tags": [[0, 1], None, [2]]}
+    dataset = datasets.Dataset.from_dict(rows, features=features)
+    examples = from_hugging_face(dataset, Columns(clean="sure"))
+    assert examples.classes == ("1", "2", "3") and examples.given_labels.tolist() == [0, 2, -1]
+    assert examples.clean_labels.tolist() == [1, 2, 0]
+    assert from_hugging_face(dataset, None, ("3", "2", "1")).given_labels.tolist() == [2, 0, -1]
+    assert from_hugging_face(dataset, None, ("bad", "fair", "good")).given_labels.tolist() == [0, 2, -1]
+    several = from_hugging_face(dataset.select(range(1, 3)), Columns(label="tags"))
+    assert several.multilabel and several.given_labels[1].tolist() == [0, 0, 1]
+    assert several.given_labels[0].isnan().all()

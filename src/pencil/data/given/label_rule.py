@@ -20,14 +20,22 @@ NOT_A_CLASS = -2
 
 
 def as_labels(column: Any) -> Any:
-    """Return a column as labels: without a dictionary, with null in place of NaN and of blank text."""
+    """Return a column as labels: without a dictionary, with null in place of NaN and of blank text.
+
+    Raises
+    ------
+    DataError
+        If a float is infinite, or too large to be exact.
+    """
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
         return column
     if pa.types.is_floating(column.type):
         column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
-        return pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+        _refuse_inexact(column)
+        return column
     text = column.cast(pa.string())
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(text), ""), pa.scalar(None, pa.string()), text)
 
@@ -60,7 +68,7 @@ def class_names(
             "some rows; label them."
         )
     if not all(type(label) is int for label in found):
-        return as_class_names(sorted(map(_as_name, found)))
+        return as_class_names(sorted({_as_name(label) for label in found}))
     if UNLABELLED in found and min(found) == UNLABELLED and len(found) > 2:
         places = np.unique(np.concatenate([_places(column, UNLABELLED) for column in columns]))
         named = name_rows((places if rows is None else np.unique(rows[places])).tolist(), keys)
@@ -139,10 +147,17 @@ def _distinct(column: Any) -> list[Label]:
     if not pa.types.is_floating(values.type):
         return labels
     texts = values.cast(pa.string()).to_pylist()
-    whole = np.abs(values) <= LARGEST_INDEX
-    whole &= np.floor(values) == values
-    return [int(label) if exact else text for label, exact, text in zip(labels, whole, texts, strict=True)]
+    return [int(label) if float(label).is_integer() else text for label, text in zip(labels, texts, strict=True)]
 
 
 def _places(column: Any, label: int) -> np.ndarray:
     return np.flatnonzero(pc.fill_null(pc.equal(column, label), False).to_numpy(zero_copy_only=False))
+
+
+def _refuse_inexact(floats: Any) -> None:
+    rows = np.flatnonzero(pc.fill_null(pc.greater(pc.abs(floats), float(LARGEST_INDEX)), False)).tolist()
+    if rows:
+        raise DataError(
+            f"label {floats[rows[0]].as_py()} at {name_rows(rows)} is not a class; expected a name, or a whole number "
+            f"that a float holds exactly (up to {LARGEST_INDEX:,}); fix the label."
+        )

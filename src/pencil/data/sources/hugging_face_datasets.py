@@ -126,8 +126,8 @@ def from_hugging_face(
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, chosen)
     classes = _class_names(dataset, table, chosen) if classes is None else classes
-    table = _with_names(dataset, table, chosen, classes)
-    labels = read_labels(WHERE, table, chosen, classes, multilabel)
+    named = _with_names(dataset, table, chosen, classes)
+    labels = read_labels(WHERE, named, chosen, classes, multilabel)
     inputs, keys = _read_inputs(table, chosen)
     return Examples(
         inputs,
@@ -135,7 +135,7 @@ def from_hugging_face(
         labels.given,
         labels.classes,
         keys,
-        read_clean(WHERE, table, chosen, labels),
+        read_clean(WHERE, named, chosen, labels),
         labels.multilabel,
     )
 
@@ -172,7 +172,7 @@ def _with_names(dataset: Any, table: pa.Table, columns: Columns, classes: Sequen
     """
     for column in label_names(columns, table.column_names):
         names, values = _names_of(dataset, column), table[column].combine_chunks()
-        if names is None or not set(names) <= set(classes or ()):
+        if names is None or not set(names) <= set(map(str, classes or ())):
             continue
         flat = pc.list_flatten(values) if is_list(values) else values
         named = pa.array(as_named(pc.fill_null(flat, UNLABELLED).to_numpy(), names), pa.string())

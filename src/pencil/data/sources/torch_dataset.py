@@ -4,7 +4,7 @@ The key of a row is its index, or its path below the root of a torchvision ``Ima
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -243,8 +243,8 @@ def _named(dataset: Any, labels: Any, classes: Sequence[str] | int | None) -> An
         or values.dtype.kind not in "iu"
     ):
         return labels
-    declared = classes if isinstance(classes, Sequence) else ()
-    return as_named(values, names) if set(names) <= set(declared) else labels
+    declared = set(map(str, classes)) if isinstance(classes, Iterable) else set()
+    return as_named(values, names) if declared >= set(names) else labels
 
 
 def _whole(dataset: Any) -> Any:
