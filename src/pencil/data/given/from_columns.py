@@ -70,7 +70,7 @@ def column_labels(
         _ask_about_several(column, classes, bad)
     if is_list(column):
         return _lists(column, classes, bad, multilabel)
-    names = _classes([column], classes, bad)
+    names = class_names([column], classes, bad.where, bad.numbers)
     return GivenLabels(torch.from_numpy(hard_column(column, names, bad)), names)
 
 
@@ -98,21 +98,11 @@ def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Ten
 
 def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarray | None = None) -> np.ndarray:
     """Return the class of each label, ``UNLABELLED`` where there is none; ``rows`` are their rows, else places."""
-    labels = as_labels(column)
-    indices, wrong = class_indices(labels, classes)
+    indices, wrong = class_indices(column, classes)
     for place in np.flatnonzero(wrong).tolist():
-        label = labels[place].as_py()
+        label = column[place].as_py()
         bad.add(place if rows is None else int(rows[place]), f"label {label!r} {not_one_of(classes, label)}")
     return indices
-
-
-def _classes(
-    columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows, rows: np.ndarray | None = None
-) -> tuple[str, ...]:
-    """Return the classes as given, or the labels that occur."""
-    if classes is not None:
-        return as_class_names(classes)
-    return class_names(list(map(as_labels, columns)), bad.where, bad.numbers if rows is None else rows)
 
 
 def find_separator(column: Any) -> str | None:
@@ -145,7 +135,7 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows)
 
 def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
     """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
-    names = _classes(columns, classes, bad)
+    names = class_names(columns, classes, bad.where, bad.numbers)
     votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
     for column in columns:
         codes = hard_column(column, names, bad)
@@ -172,7 +162,7 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
         values = (_without_odd_entries if several else _without_odd_rows)(values, bad)
         return resolve_labels(values, classes, multilabel=several or multilabel)
     rows = np.repeat(np.arange(len(column)), lengths)
-    names = _classes([flat], classes, bad, rows)
+    names = class_names([flat], classes, where, rows)
     bad.add_where(np.asarray(flat.is_null()), lambda _: "a class in its list is empty", rows)
     codes = hard_column(flat, names, bad, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)

@@ -5,6 +5,7 @@ Labels are columns of Arrow here, whatever held them: numbers, truth values or t
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,14 +42,20 @@ def as_labels(column: Any) -> Any:
 
 
 def class_names(
-    columns: Sequence[Any], where: str = "", rows: np.ndarray | None = None, keys: Keys = None
+    columns: Sequence[Any],
+    declared: Sequence[str] | None,
+    where: str = "",
+    rows: np.ndarray | None = None,
+    keys: Keys = None,
 ) -> tuple[str, ...]:
-    """Return the labels that occur as class names: integers by size, anything else by alphabet.
+    """Return the declared classes, or the labels that occur: integers by size, anything else by alphabet.
 
     Parameters
     ----------
     columns
         Labels that have the same classes.
+    declared
+        Class names in order, where they are known.
     where
         Names the source in messages.
     rows
@@ -61,6 +68,9 @@ def class_names(
     DataError
         If there is no label, or nobody knows whether -1 is a class.
     """
+    if declared is not None:
+        return as_class_names(declared)
+    columns = [as_labels(column) for column in columns]
     found = {label for column in columns for label in _distinct(column)}
     if not found:
         raise DataError(
@@ -92,6 +102,7 @@ def class_indices(column: Any, classes: Sequence[str], *, numbered: bool = False
     numbered
         Whether the classes are just numbers from 0, so that -1 means that there is no label.
     """
+    column = as_labels(column)
     found = np.array([*map(_rule_for(classes, numbered), _distinct(column)), UNLABELLED])
     places = pc.index_in(column, value_set=pc.unique(column).drop_null()).fill_null(len(found) - 1)
     indices = found[places.to_numpy()]
@@ -129,8 +140,9 @@ def has_integers(classes: Sequence[str]) -> bool:
     return any(isinstance(number, Decimal) and number == number.to_integral_value() for number in numbers)
 
 
-def not_one_of(classes: Sequence[str], label: Label | float) -> str:
-    """Return what is wrong with a label that is not one of the classes."""
+@lru_cache(maxsize=16)
+def not_one_of(classes: tuple[str, ...], label: Label | float) -> str:
+    """Return what is wrong with a label that is not one of the classes; cached, as many rows may have it."""
     seen = f"is not one of the {len(classes)} classes ({shorten(list(map(repr, classes)))})"
     as_index = not isinstance(label, str) and not has_integers(classes)
     return f"{seen} and not an index into them (0 to {len(classes) - 1})" if as_index else seen

@@ -26,7 +26,7 @@ from pencil.data.given.given_labels import (
     name_rows,
     shorten,
 )
-from pencil.data.given.label_rule import as_labels, class_indices, class_names, not_one_of
+from pencil.data.given.label_rule import class_indices, class_names, not_one_of
 from pencil.errors import DataError, setting
 
 
@@ -65,7 +65,7 @@ def resolve_labels(
         return GivenLabels(given, names or tuple(map(str, range(given.shape[1]))), multilabel=True)
     values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
     if values.ndim == 1 and len(values):
-        return _one_class_each(as_labels(_as_column(values)), names, count, keys)
+        return _one_class_each(_as_column(values), names, count, keys)
     hint = multilabel_hint() if multilabel is None else ""
     given, count = _distributions(values, count, keys, hint)
     return GivenLabels(given, names or tuple(map(str, range(count))))
@@ -77,7 +77,7 @@ def _one_class_each(column: Any, names: tuple[str, ...] | None, count: int | Non
     if numbered:
         names = tuple(map(str, range(count or 0)))
     elif names is None:
-        names = class_names([column], keys=keys)
+        names = class_names([column], None, keys=keys)
         if count is not None and len(names) > count:
             raise DataError(
                 f"the labels have {len(names)} classes ({shorten(list(map(repr, names)))}) and classes is {count}; "
