@@ -214,7 +214,7 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(here):
     assert (
         "t.csv has 8 bad rows of 10: row 3: there is no path in column 'path'; row 4 ('../x.png'): its path" in message
     )
-    assert "row 5 ('1.png'): label 'z' is not one of the 2 classes (a, b); row 6 ('2.png'): the split is" in message
+    assert "row 5 ('1.png'): label 'z' is not one of the 2 classes ('a', 'b'); row 6 ('2.png'): the split is" in message
     assert "row 8 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
     assert message.endswith(
         '3 more; fix such rows, or leave them out with settings={"data.bad_rows": "skip"} when you check or train.'

@@ -38,7 +38,7 @@ def test_splits_in_sub_folders(tmp_path):
     assert splits.sizes() == {"train": 4, "validation": 2, "test": 3}
     assert splits.test.keys.tolist() == ["test/a/0.png", "test/a/2.png", "test/b/1.png"]  # no key is shared
     paint(tmp_path / "test/c/0.png")
-    with pytest.raises(DataError, match=r"has the sub-folder 'c', which is not one of the 2 classes \(a, b\)"):
+    with pytest.raises(DataError, match=r"has the sub-folder 'c', which is not one of the 2 classes \('a', 'b'\)"):
         read(tmp_path)
 
 

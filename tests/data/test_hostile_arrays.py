@@ -156,7 +156,7 @@ def archive(path, **members):
         ({"classes": [0.5, 1.5]}, r"the array classes is float64"),
         ({"classes": ["a", "a"]}, r"the array classes: classes 0 and 1 have the same name 'a'"),
         ({"classes": ["a", ""]}, r"the array classes: .*1 is missing"),
-        ({"classes": ["a", "b"], "y": [0, 1, 2, 0]}, r"label 2 at row 2 does not fit 2 classes"),
+        ({"classes": ["a", "b"], "y": [0, 1, 2, 0]}, r"label 2 at row 2 is not one of the 2 classes \('a', 'b'\)"),
         ({"keys": np.array(3)}, r"the keys have shape \(\)"),
         ({"keys": [["a"]] * 4}, r"the keys have shape \(4, 1\)"),
         ({"keys": ["a", "b"]}, r"there are 4 inputs but 2 keys"),

@@ -98,7 +98,7 @@ def test_what_is_wrong_in_a_batch_is_named(cifar10_folder):
     with pytest.raises(DataError, match=r"test_batch holds images of type uint8 and shape \(3, 3072\) with 2 labels"):
         cifar10(cifar10_folder)
     (folder / "test_batch").write_bytes(pickle.dumps({"data": pixels(3), "labels": [9, 8, 10]}, protocol=2))
-    with pytest.raises(DataError, match=r"label 10 at row 2 \('test-00002'\) does not fit 10 classes"):
+    with pytest.raises(DataError, match=r"label 10 at row 2 \('test-00002'\) is not one of the 10 classes"):
         cifar10(cifar10_folder)
     (folder / "data_batch_4").unlink()
     with pytest.raises(DataError, match=r"lacks data_batch_4; download cifar-10-python\.tar\.gz.* data\.root=FOLDER"):

@@ -150,7 +150,7 @@ def test_a_list_of_names_is_several_labels(here):
     train = read(parquet(here, label=[["sky", "sea"], [], ["sea"]])).train
     assert train.multilabel and train.classes == ("sea", "sky")
     assert train.given_labels.tolist() == [[1, 1], [0, 0], [1, 0]]
-    with pytest.raises(DataError, match=r"row 2 .*: label 'sun' is not one of the 2 classes \(sea, sky\)"):
+    with pytest.raises(DataError, match=r"row 2 .*: label 'sun' is not one of the 2 classes \('sea', 'sky'\)"):
         read(parquet(here, label=[["sky", "sea"], [], ["sun"]]), classes=("sea", "sky"))
 
 
@@ -172,7 +172,7 @@ def test_a_column_per_class_holds_probabilities(here):
 
 
 def test_a_number_that_is_no_class_is_not_taken_for_an_index(here):
-    with pytest.raises(DataError, match=r"row 2 .*: label 0 is not one of the 3 classes \(1, 2, 5\)"):
+    with pytest.raises(DataError, match=r"row 2 .*: label 0 is not one of the 3 classes \('1', '2', '5'\)"):
         read(csv(here, rows("label", "0", "2")), classes=("1", "2", "5"))
 
 
@@ -239,7 +239,7 @@ def test_a_path_that_turns_back_inside_is_mended(here):
         (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'; name another"),
         (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
         ("where,label\na.png,a\n", {}, r"column 'where' .* names images, .*train on the images with .*columns.path"),
-        (rows("label", "", "", ""), {}, r"none of the 3 training rows has a label; expected labels of some rows"),
+        (rows("label", "", "", ""), {}, r"none of the 3 rows of .* has a label; expected labels of some rows"),
         ("path,label\na.png,x\n,y\n", {}, r"1 bad row of 2: row 3: there is no path in column 'path'"),
         ("path,label\na.png,x\na.png,y\n", {}, r"has the path 'a.png' more than once in the table; expected one row"),
         (rows("label,id", "a,1", "b,1"), {"key": "id"}, r"has the key '1' more than once in column 'id'"),
@@ -256,7 +256,7 @@ def test_what_is_wrong_with_a_table_is_named(here, text, columns, message):
 
 def test_a_label_that_is_not_in_the_class_list(here):
     table = csv(here, rows("label", "cat", "cow"))
-    with pytest.raises(DataError, match=r"row 3 .*: label 'cow' is not one of the 2 classes \(cat, dog\)"):
+    with pytest.raises(DataError, match=r"row 3 .*: label 'cow' is not one of the 2 classes \('cat', 'dog'\)"):
         read(table, classes=("cat", "dog"))
     with pytest.raises(DataError, match=r"row 3 .*: label 5 is not one of the 2 classes"):
         read(csv(here, rows("label", 0, 5)), classes=("cat", "dog"))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pencil.data.bad_rows import BadRows
 from pencil.data.given.given_labels import (
-    UNLABELLED,
     GivenLabels,
     as_class_names,
     as_indicators,
@@ -19,10 +18,10 @@ from pencil.data.given.given_labels import (
     is_distribution,
     is_multilabel,
     name_rows,
-    shorten,
 )
-from pencil.data.given.resolving import as_clean_labels, ask_about_negative, resolve_labels
-from pencil.data.given.same_values import are_truth, find_places, truth_as_numbers, truth_of
+from pencil.data.given.label_rule import as_labels, class_indices, class_names, not_one_of
+from pencil.data.given.resolving import as_clean_labels, resolve_labels
+from pencil.data.given.same_values import are_truth, truth_as_numbers
 from pencil.errors import DataError, setting
 from pencil.formulas import as_meant
 
@@ -64,15 +63,15 @@ def column_labels(
         return resolve_labels(_without_odd_rows(_matrix(columns, bad.where), bad), classes, multilabel=False)
     if form == "votes":
         return _votes(columns, classes, bad)
-    column = _whole_numbers(columns[0])
+    column = columns[0]
     if _is_text(column) and multilabel:
         column = _taken_apart(column)
     elif _is_text(column):
         _ask_about_several(column, classes, bad)
-    if _is_list(column):
+    if is_list(column):
         return _lists(column, classes, bad, multilabel)
     names = class_names([column], classes, bad.where, bad.numbers)
-    return GivenLabels(hard_column(column, names, bad), names)
+    return GivenLabels(torch.from_numpy(hard_column(column, names, bad)), names)
 
 
 def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Tensor | None:
@@ -84,11 +83,11 @@ def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Ten
             "column; name it."
         )
     if not given.multilabel:
-        clean = hard_column(_whole_numbers(columns[0]), given.classes, bad)
-        bad.add_where((clean < 0).numpy(), lambda _: "there is no label")
+        clean = hard_column(columns[0], given.classes, bad)
+        bad.add_where(clean < 0, lambda _: "there is no label")
         bad.refuse(total=len(clean), remedy="")
-        return clean
-    if len(columns) == 1 and _is_list(columns[0]):
+        return torch.from_numpy(clean)
+    if len(columns) == 1 and is_list(columns[0]):
         values: Any = _lists(columns[0], given.classes, bad, multilabel=True).given
         bad.refuse(total=len(values), remedy="")
     else:
@@ -97,48 +96,13 @@ def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Ten
         return as_clean_labels(values, given.classes, given.multilabel)
 
 
-def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows) -> Tensor:
-    """Return one class index per row, ``UNLABELLED`` where there is none.
-
-    Integers are indices, unless classes have such names; other values are names.
-    """
-    return torch.from_numpy(_indices(column, classes, bad, np.arange(len(column))))
-
-
-def class_names(
-    columns: Sequence[Any], classes: Sequence[str] | None, where: str, rows: np.ndarray | None = None
-) -> tuple[str, ...]:
-    """Return the classes as given, or every value that occurs: numbers by size, words by alphabet.
-
-    Parameters
-    ----------
-    columns
-        Arrow columns of labels.
-    classes
-        Class names in order, where they are given.
-    where
-        Names the table in messages.
-    rows
-        The row of each label; by default its place in the column.
-
-    Raises
-    ------
-    DataError
-        If nobody knows whether -1 is a class.
-    """
-    if classes is not None:
-        return as_class_names(classes)
-    found = {value for column in columns for value in pc.unique(_names(column)).to_pylist()} - {None}
-    if not all(pa.types.is_integer(column.type) for column in columns):
-        return as_class_names(sorted(found))
-    numbers = sorted(map(int, found))
-    places = np.unique(np.concatenate([_places_of(column, UNLABELLED) for column in columns]))
-    ask_about_negative(numbers, (places if rows is None else np.unique(rows[places])).tolist(), where)
-    return as_class_names(numbers)
-
-
-def _places_of(column: Any, label: int) -> np.ndarray:
-    return np.flatnonzero(pc.fill_null(pc.equal(_names(column), str(label)), False).to_numpy(zero_copy_only=False))
+def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarray | None = None) -> np.ndarray:
+    """Return the class of each label, ``UNLABELLED`` where there is none; ``rows`` are their rows, else places."""
+    indices, wrong = class_indices(column, classes)
+    for place in np.flatnonzero(wrong).tolist():
+        label = column[place].as_py()
+        bad.add(place if rows is None else int(rows[place]), f"label {label!r} {not_one_of(classes, label)}")
+    return indices
 
 
 def find_separator(column: Any) -> str | None:
@@ -148,7 +112,8 @@ def find_separator(column: Any) -> str | None:
 
 def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows) -> None:
     """Raise if a label looks like several classes: all of its parts are labels of other rows."""
-    distinct = pc.unique(_names(column)).drop_null().to_pylist()
+    labels = as_labels(column)
+    distinct = pc.unique(labels).drop_null().to_pylist()
     known = {*distinct, *(classes or ())}
     for separator in SEPARATORS:
         several = [
@@ -160,7 +125,7 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows)
         ]
         if not several:
             continue
-        rows = np.flatnonzero(pc.is_in(_names(column), value_set=pa.array(several)).to_numpy()).tolist()
+        rows = np.flatnonzero(pc.is_in(labels, value_set=pa.array(several)).to_numpy()).tolist()
         raise DataError(
             f"label {column[rows[0]].as_py()!r} at {name_rows(bad.numbered(rows))} of {bad.where} looks like several "
             f"classes; expected one class per row; write {setting('data.multilabel', True)} if a row may have several, "
@@ -168,29 +133,12 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows)
         )
 
 
-def _indices(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.ndarray) -> np.ndarray:
-    """Return the indices of the classes that these values name; ``rows`` are their rows in the table."""
-    empty = np.array(_names(column).is_null())
-    if pa.types.is_integer(column.type) and not any(name.lstrip("-").isdigit() for name in classes):
-        values: np.ndarray = pc.fill_null(column, UNLABELLED).to_numpy().astype(np.int64)
-        empty |= values == UNLABELLED
-        wrong = ((values < 0) | (values >= len(classes))) & ~empty
-    else:
-        codes = find_places(_names(column), classes, truth_of)
-        values = codes.fill_null(0).to_numpy().astype(np.int64)
-        wrong = np.asarray(codes.is_null()) & ~empty
-    expected = f"is not one of the {len(classes)} classes ({shorten(classes)})"
-    bad.add_where(wrong, lambda place: f"label {column[place].as_py()!r} {expected}", rows)
-    return np.where(wrong | empty, UNLABELLED, values)
-
-
 def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
     """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
-    columns = [_whole_numbers(column) for column in columns]
     names = class_names(columns, classes, bad.where, bad.numbers)
     votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
     for column in columns:
-        codes = _indices(column, names, bad, np.arange(len(column)))
+        codes = hard_column(column, names, bad)
         voted = np.flatnonzero(codes >= 0)
         votes[voted, codes[voted]] += 1
     counts = votes.sum(axis=1, keepdims=True)
@@ -216,7 +164,7 @@ def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel:
     rows = np.repeat(np.arange(len(column)), lengths)
     names = class_names([flat], classes, where, rows)
     bad.add_where(np.asarray(flat.is_null()), lambda _: "a class in its list is empty", rows)
-    codes = _indices(flat, names, bad, rows)
+    codes = hard_column(flat, names, bad, rows)
     present = np.zeros((len(column), len(names)), dtype=np.float32)
     np.add.at(present, (rows[codes >= 0], codes[codes >= 0]), 1)
     twice = np.asarray((present > 1).any(axis=1))
@@ -253,7 +201,8 @@ def _numbers_of(row: np.ndarray) -> str:
     return np.array2string(row, precision=3, threshold=6)
 
 
-def _is_list(column: Any) -> bool:
+def is_list(column: Any) -> bool:
+    """Return whether the cells of a column are lists."""
     kind = column.type
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
@@ -263,30 +212,12 @@ def _is_text(column: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def _names(column: Any) -> Any:
-    """Return labels as text; one that is blank, or NaN, is null."""
-    text = column.cast(pa.string())
-    missing = pc.equal(pc.utf8_trim_whitespace(text), "")
-    if pa.types.is_floating(column.type):
-        missing = pc.or_(missing, pc.is_nan(column))
-    return pc.if_else(missing, pa.scalar(None, pa.string()), text)
-
-
 def _taken_apart(column: Any) -> Any:
     """Return cells such as ``sea; sky`` as lists of classes; an empty cell is an empty list."""
     separator = find_separator(column) or SEPARATORS[0]
     cells = (cell or "" for cell in column.to_pylist())
     lists = [[as_meant(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
     return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
-
-
-def _whole_numbers(column: Any) -> Any:
-    """Return floats that are whole numbers as integers, as which they were written before some were left out."""
-    if not pa.types.is_floating(column.type):
-        return column
-    filled = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    whole = pc.all(pc.equal(filled, pc.round(filled))).as_py() and pc.all(pc.is_finite(filled)).as_py()
-    return filled.cast(pa.int64()) if whole else column
 
 
 def _is_matrix(flat: Any, lengths: np.ndarray) -> bool:

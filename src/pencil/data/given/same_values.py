@@ -4,6 +4,7 @@ Text files of several programs, Parquet and data frames differ in this; a networ
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from decimal import Decimal
 from typing import Any
@@ -45,6 +46,13 @@ def value_of(text: str) -> Hashable | None:
     return Decimal(plain) if NUMBER.fullmatch(plain) else truth_of(plain)
 
 
+def only_places(names: Sequence[str], value: Value) -> dict[Hashable, int]:
+    """Return the place of each value that exactly one of some names has."""
+    values = [value(name) for name in names]
+    counts = Counter(values)
+    return {one: place for place, one in enumerate(values) if one is not None and counts[one] == 1}
+
+
 def find_places(cells: Any, names: Sequence[str], value: Value) -> Any:
     """Return the place of each cell among some names: the same text, else the only one of the same value.
 
@@ -66,12 +74,8 @@ def find_places(cells: Any, names: Sequence[str], value: Value) -> Any:
     unknown = pc.unique(cells.filter(codes.is_null())).drop_null().to_pylist()
     if not unknown:
         return codes
-    by_value: dict[Hashable, list[int]] = {}
-    for place, name in enumerate(names):
-        by_value.setdefault(value(name), []).append(place)
-    by_value.pop(None, None)
-    found = {text: by_value.get(value(text), []) for text in unknown}
-    alike = {text: places[0] for text, places in found.items() if len(places) == 1}
+    by_value = only_places(names, value)
+    alike = {text: by_value[value(text)] for text in unknown if value(text) in by_value}
     if not alike:
         return codes
     others = pc.index_in(cells, value_set=pa.array(alike, cells.type))

@@ -44,7 +44,9 @@ def label_values(columns: Sequence[Any], classes: Sequence[str] | None = None) -
         if cells and whole:
             column = _as_integers(plain)
         elif truth:
-            column = pc.utf8_lower(plain)  # as those of Parquet and data frames are
+            column = pc.equal(
+                pc.utf8_lower(pc.if_else(pc.equal(plain, ""), pa.scalar(None, pa.string()), plain)), "true"
+            )
         found.append(column)
     return found
 

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.dtypes import StringDType
 
 from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import as_class_names, shorten
+from pencil.data.given.label_rule import class_indices, not_one_of
 from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.errors import DataError
@@ -60,15 +62,15 @@ def read_classes(
     images = {name: np.array(sorted(find_images(root, folder / name)), dtype=StringDType()) for name in found}
     images = _without_empty(folder, images)
     expected = as_class_names(images if classes is None else classes)
-    unknown = [name for name in images if name not in expected]
-    if unknown:
+    names = list(images)
+    indices, wrong = class_indices(pa.array(names), expected)
+    if wrong.any():
+        name = names[int(wrong.argmax())]
         raise DataError(
-            f"{folder} has the sub-folder {unknown[0]!r}, which is not one of the {len(expected)} classes "
-            f"({shorten(expected)}); move it away or add the class."
+            f"{folder} has the sub-folder {name!r}, which {not_one_of(expected, name)}; move it away or add the class."
         )
     every = np.concatenate(list(images.values()))
-    labels = [np.full(len(paths), expected.index(name), dtype=np.int64) for name, paths in images.items()]
-    given = torch.from_numpy(np.concatenate(labels))
+    given = torch.from_numpy(np.repeat(indices, [len(paths) for paths in images.values()]))
     within = (root,) if links is None else (links.expanduser(), root)
     return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
 

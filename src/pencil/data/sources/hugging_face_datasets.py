@@ -10,9 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pencil.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, Columns, find_column, refuse_unknown, usual_column
+from pencil.data.columns import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Columns,
+    find_column,
+    label_names,
+    refuse_unknown,
+    usual_column,
+)
 from pencil.data.examples import Examples, Splits
-from pencil.data.given.given_labels import error_context
+from pencil.data.given.from_columns import is_list
+from pencil.data.given.given_labels import UNLABELLED, error_context
+from pencil.data.given.resolving import as_named
 from pencil.data.inputs.base import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
@@ -116,7 +126,8 @@ def from_hugging_face(
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, chosen)
     classes = _class_names(dataset, table, chosen) if classes is None else classes
-    labels = read_labels(WHERE, table, chosen, classes, multilabel)
+    named = _with_names(dataset, table, chosen, classes)
+    labels = read_labels(WHERE, named, chosen, classes, multilabel)
     inputs, keys = _read_inputs(table, chosen)
     return Examples(
         inputs,
@@ -124,7 +135,7 @@ def from_hugging_face(
         labels.given,
         labels.classes,
         keys,
-        read_clean(WHERE, table, chosen, labels),
+        read_clean(WHERE, named, chosen, labels),
         labels.multilabel,
     )
 
@@ -144,9 +155,33 @@ def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[st
     if columns.indicators is not None:
         return None
     label = columns.label or find_column(WHERE, table, LABEL_COLUMNS, "label", "data.columns.label")
-    feature = dataset.features[label if isinstance(label, str) else label[0]]
+    return _names_of(dataset, label if isinstance(label, str) else label[0])
+
+
+def _names_of(dataset: Any, column: str) -> Sequence[str] | None:
+    """Return the names that the feature of a column, or of its lists, has for integers."""
+    feature = dataset.features[column]
     names: Sequence[str] | None = getattr(getattr(feature, "feature", feature), "names", None)
     return names
+
+
+def _with_names(dataset: Any, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> pa.Table:
+    """Return the table with the names of integer labels in their place: these are indices into the feature's names.
+
+    Where the classes have other names, labels stay as they are.
+    """
+    for column in label_names(columns, table.column_names):
+        names, values = _names_of(dataset, column), table[column].combine_chunks()
+        if names is None or not set(names) <= set(map(str, classes or ())):
+            continue
+        flat = pc.list_flatten(values) if is_list(values) else values
+        named = pa.array(as_named(pc.fill_null(flat, UNLABELLED).to_numpy(), names), pa.string())
+        if is_list(values):
+            lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+            offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+            named = pa.ListArray.from_arrays(offsets, named, mask=values.is_null())
+        table = table.set_column(table.column_names.index(column), column, pa.chunked_array([named]))
+    return table
 
 
 def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:

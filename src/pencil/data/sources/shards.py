@@ -31,6 +31,7 @@ from pencil.data.sources.parquet_shards import SUFFIXES as PARQUET
 from pencil.data.sources.parquet_shards import ParquetIndex
 from pencil.data.sources.regular_files import is_within, refuse_undecodable
 from pencil.data.sources.table import SPLIT_NAMES, Known, read_splits, unlabelled_inputs
+from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
 from pencil.errors import DataError, setting
@@ -127,6 +128,8 @@ def from_shards(path: Path, settings: DataSettings, classes: Sequence[str] | Non
                 "of a tar file, or a column 'label'; name another one with "
                 f"{setting('data.columns.label', 'NAME')}."
             )
+    if Path(shards[0]).suffix.lower() in TAR:
+        table = with_label_values(path, table, columns, classes)
     if columns.split is None:
         known = replace(known, splits=_splits(path, shards, rows))
     with _arrow_errors(path):

@@ -109,7 +109,9 @@ def from_table(
     chosen = columns or Columns()
     try:
         table, numbers, chosen = read_rows(path, chosen, delimiter, bad_rows)
-        table, known = with_label_values(path, table, chosen, classes), Known(numbers=numbers)
+        if path.suffix.lower() in delimited.SUFFIXES:
+            table = with_label_values(path, table, chosen, classes)
+        known = Known(numbers=numbers)
         return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows, known)
     except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
         raise DataError(

@@ -112,10 +112,9 @@ def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labe
 
 
 def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Sequence[str] | None) -> pa.Table:
-    """Return a table of a text file with labels as integers, where they are written so; other tables as they are."""
-    names = [name for name in label_names(columns, table.column_names) if name in table.column_names]
-    if path.suffix.lower() not in delimited.SUFFIXES:
-        return table
+    """Return a table of a text or tar file with labels that are text as integers, where they are written so."""
+    known = [name for name in label_names(columns, table.column_names) if name in table.column_names]
+    names = [name for name in known if pa.types.is_string(table[name].type)]
     for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
         same = same_numbers(values) if classes is None else None
         if same is not None:

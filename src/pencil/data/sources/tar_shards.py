@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.dtypes import StringDType
 
 from pencil.data.bad_rows import BadRows
-from pencil.data.columns import LABEL_COLUMNS, Columns, as_names
+from pencil.data.columns import LABEL_COLUMNS, Columns
 from pencil.data.inputs.images import SUFFIXES as IMAGE_SUFFIXES
 from pencil.data.keys import as_keys
 from pencil.data.sources.regular_files import read_slice, version_of
@@ -30,8 +30,6 @@ LONGEST = 2**20
 """A label file, or a header with a long name, of more bytes is refused."""
 LONGEST_NAME = 4096
 """A member with a name of more characters is refused, as by file systems."""
-DIGITS = 18
-"""Labels that are whole numbers of at most so many digits are numbers."""
 EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -244,7 +242,6 @@ class TarIndex:
         self.places = array("q"), array("q"), array("q")
         self.fields: dict[str, list[Any]] = {}
         self.bad = BadRows(where)
-        self._texts = {*as_names(columns.key), *as_names(columns.split)}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -277,14 +274,11 @@ class TarIndex:
         return pa.table({name: self._column(name, values) for name, values in self.fields.items()})
 
     def _column(self, name: str, values: Sequence[Any]) -> pa.Array:
-        """Return the values of a field: whole numbers, what JSON has, or text where they are mixed.
+        """Return the values of a field: what JSON has, or text where they are mixed.
 
-        Keys and splits stay as they are written. A list or an object beside values of another type is a bad row.
+        A list or an object beside values of another type is a bad row.
         """
         every = [*values, *[None] * (len(self) - len(values))]
-        texts = [value for value in every if isinstance(value, str)]
-        if name not in self._texts and texts and all(map(_is_whole_number, texts)):
-            every = [int(value) if isinstance(value, str) else value for value in every]
         try:
             return pa.array(every)
         except (pa.ArrowException, OverflowError):
@@ -294,11 +288,6 @@ class TarIndex:
                     self.bad.add(row, f"the field {name!r} is {kind} (expected values of one type in all samples)")
                     every[row] = None
             return pa.array([None if value is None else str(value) for value in every], pa.string())
-
-
-def _is_whole_number(text: str) -> bool:
-    """Return whether a text is a number as it would be written again: ``007`` is a name."""
-    return len(text) <= DIGITS and text.removeprefix("-").isdecimal() and text.isascii() and str(int(text)) == text
 
 
 def _usable_name(name: str, row: int) -> tuple[str, str | None]:

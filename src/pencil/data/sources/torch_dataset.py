@@ -4,7 +4,7 @@ The key of a row is its index, or its path below the root of a torchvision ``Ima
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +16,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from pencil.data.examples import Examples
 from pencil.data.given.given_labels import as_array, error_context
-from pencil.data.given.resolving import as_clean_labels, resolve_labels
+from pencil.data.given.resolving import as_clean_labels, as_named, resolve_labels
 from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
 from pencil.data.inputs.images import ImageFiles, ImageInputs
@@ -72,7 +72,7 @@ def from_dataset(
     known = _class_names(dataset)
     if known is not None and classes in (None, len(known)):
         classes = known
-    labels = resolve_labels(read_labels(dataset), classes, multilabel=multilabel)
+    labels = resolve_labels(_named(dataset, read_labels(dataset), classes), classes, multilabel=multilabel)
     rows, paths = torch.arange(len(labels.given)), _paths(dataset)
     inputs = _in_memory(dataset) or (paths and _image_files(dataset, paths)) or DatasetInputs(dataset, workers)
     clean, keys = as_clean_labels(clean_labels, labels.classes, labels.multilabel), as_keys(paths or rows.numpy())
@@ -226,10 +226,32 @@ def _same(label: Any, stored: Any) -> bool:
 
 
 def _class_names(dataset: Any) -> tuple[str, ...] | None:
+    names = getattr(_whole(dataset), "classes", None)
+    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else None
+
+
+def _named(dataset: Any, labels: Any, classes: Sequence[str] | int | None) -> Any:
+    """Return integer labels as names where the dataset says that they are indices (``class_to_idx`` of torchvision).
+
+    Where the classes have other names, labels stay as they are.
+    """
+    names, values = _class_names(dataset), as_array(labels)
+    if (
+        names is None
+        or not hasattr(_whole(dataset), "class_to_idx")
+        or values.ndim != 1
+        or values.dtype.kind not in "iu"
+    ):
+        return labels
+    declared = set(map(str, classes)) if isinstance(classes, Iterable) else set()
+    return as_named(values, names) if declared >= set(names) else labels
+
+
+def _whole(dataset: Any) -> Any:
+    """Return the dataset that a subset was taken from."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    names = getattr(dataset, "classes", None)
-    return tuple(map(str, names)) if isinstance(names, (list, tuple)) else None
+    return dataset
 
 
 def _paths(dataset: Any) -> list[str] | None:
@@ -256,8 +278,7 @@ def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
     """
     from torchvision.datasets.folder import DatasetFolder, default_loader
 
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+    dataset = _whole(dataset)
     if not isinstance(dataset, DatasetFolder) or type(dataset).__getitem__ is not DatasetFolder.__getitem__:
         return None
     if dataset.transform is not None or dataset.loader is not default_loader:
