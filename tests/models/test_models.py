@@ -159,7 +159,7 @@ def test_a_users_own_file(tmp_path):
     )
     with pytest.raises(ModelError, match=r"returns a int; expected a torch.nn.Module"):
         build(ModelSettings(name=f"{path}:wrong"), (5,), 3, seed=0, trust=ANY_FILE)
-    with pytest.raises(ModelError, match="defines no model 'Other'"):
+    with pytest.raises(ModelError, match="does not define 'Other'"):
         build(ModelSettings(name=f"{path}:Other"), (5,), 3, seed=0, trust=ANY_FILE)
     with pytest.raises(ModelError, match="does not take the options"):
         build(ModelSettings(name=f"{path}:Net", options={"depth": 7}), (5,), 3, seed=0, trust=ANY_FILE)
@@ -242,5 +242,5 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     (tmp_path / "cut.safetensors").write_bytes(b"\x08")
     for name in ("evil.pt", "list.pt", "cut.safetensors", "none.pt"):
-        with pytest.raises(ModelError, match=r"cannot read weights|holds no plain weights"):
+        with pytest.raises(ModelError, match=r"cannot read weights|does not contain plain weights"):
             build(settings(tmp_path / name), (3, 8, 8), 5, seed=0)
