@@ -100,8 +100,8 @@ def broken(value, name="weight"):
         (Holds(threading.Lock()), r"the model cannot be copied: cannot pickle '_thread.lock' object"),
         (Holds(torch.ones(2, requires_grad=True) * 2), r"the model cannot be copied: "),
         (broken(torch.nan), r"1 tensors of the model have NaN or infinity \(1.weight\)"),
-        (broken(torch.inf), r"hold NaN or infinity \(1.weight\)"),
-        (broken(torch.inf, "statistics"), r"hold NaN or infinity \(0.running_var\)"),
+        (broken(torch.inf), r"have NaN or infinity \(1.weight\)"),
+        (broken(torch.inf, "statistics"), r"have NaN or infinity \(0.running_var\)"),
     ],
 )
 def test_networks_that_cannot_train_are_refused(tmp_path, model, message):

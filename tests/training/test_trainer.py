@@ -188,7 +188,7 @@ def test_a_budget_keeps_each_phases_share():
     for budget in range(3, 400):
         counts = [phase.epochs for phase in fit_budget(phases, budget)]
         assert sum(counts) == budget and min(counts) >= 1
-    with pytest.raises(RecipeError, match="2 epochs cannot hold the 3 phases a, b, c; give at least 3"):
+    with pytest.raises(RecipeError, match="2 epochs are too few for 3 phases a, b, c; set at least 3"):
         fit_budget(phases, 2)
 
 
