@@ -75,7 +75,7 @@ def test_features_that_half_precision_cannot_hold_are_refused(value):
     (found,) = extractor.chunks(TensorInputs(images), chunks)
     assert (found.features == 65504).all()
     images[4, 1, 0, 0] = value
-    with pytest.raises(ModelError, match=r"NaN, infinity or numbers beyond 65,504 as features; expected numbers"):
+    with pytest.raises(ModelError, match=r"NaN, infinity or numbers beyond 65,504 as features; expected values"):
         list(extractor.chunks(TensorInputs(images), chunks))
 
 

@@ -373,7 +373,7 @@ def test_precision_and_device_are_resolved_with_care():
 
 def test_bf16_on_a_cpu_that_has_it_keeps_labels_in_fp32(blobs):
     if not cpu_runs_bf16():
-        with pytest.raises(RecipeError, match="cannot run it"):
+        with pytest.raises(RecipeError, match="does not support it"):
             pick_precision("bf16", torch.device("cpu"))
         return
     settings = TrainingSettings(batch_size=16, precision="bf16", device="cpu")
