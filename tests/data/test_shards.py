@@ -337,7 +337,7 @@ def pax_record(keyword, value):
         (header("long", 2**70, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
         (header("long", -1024, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
         (header("pax", 2**40, tarfile.XHDTYPE), "'pax' has an impossible size"),
-        (header("0002.png", 2**70), "'0002.png' is cut off"),
+        (header("0002.png", 2**70), "'0002.png' is truncated"),
         (header("0002.png", 0, pax=pax_record("GNU.sparse.map", "1,x")), "a header cannot be read: ValueError"),
         (header("name", 512, tarfile.GNUTYPE_LONGNAME).ljust(1024, b"x") * 2000, "a header cannot be read: Recursion"),
     ],

@@ -349,7 +349,7 @@ def test_a_whole_networks_file_is_loaded_whole(saved):
 
 def test_for_other_classes_the_layers_that_know_them_start_fresh(saved):
     path, original = saved
-    with pytest.warns(UserWarning, match=r"no fitting head.classes.weight, .*head.gather.bias; they start fresh"):
+    with pytest.warns(UserWarning, match=r"no matching head.classes.weight, .*head.gather.bias; they start fresh"):
         network = attend("small_cnn", (3, 32, 32), 9, weights=path)  # with a map of another size, too
     assert torch.equal(network.head.expand.weight, original.head.expand.weight)
     assert network.head.gather.weight.shape == (9, 1, 8, 8)
@@ -367,7 +367,7 @@ def test_a_head_for_another_map_is_refused_with_the_size_to_use(saved):
 def test_a_head_left_out_of_the_file_starts_fresh(saved):
     path, original = saved
     save_file({name: value for name, value in load_file(path).items() if name.startswith("backbone.")}, path)
-    with pytest.warns(UserWarning, match=r"no fitting head.expand.weight"):
+    with pytest.warns(UserWarning, match=r"no matching head.expand.weight"):
         network = attend("small_cnn", (3, 32, 32), weights=path)
     assert torch.equal(network.backbone.state_dict()["0.weight"], original.backbone.state_dict()["0.weight"])
 

@@ -168,7 +168,7 @@ def test_outputs_that_are_not_finite_are_an_error_with_the_rows(finished):
     np.savez(finished / "huge.npz", x=huge, y=Y)
     for words in (("predict", "run", "huge.npz"), ("evaluate", "run", "--data", "huge.npz")):
         done = pencil(*words, cwd=finished, code=2)
-        assert "returns NaN or infinity for 2 of 24 inputs (row 3, row 7); expected numbers" in done.stderr
+        assert "returns NaN or infinity for 2 of 24 inputs (row 3, row 7); expected finite numbers" in done.stderr
         assert done.stdout == ""
     with pytest.raises(ModelError, match=r"for 2 of 24 inputs \(row 3, row 7\)"):
         package.open_run(finished / "run").predict_probs(huge)
