@@ -212,7 +212,7 @@ def _stored_labels(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     if getattr(dataset, "target_transform", None) is not None:
-        return None  # the stored labels are not those of the items
+        return None  # the stored labels differ from the items' labels
     for name in LABEL_ATTRIBUTES:
         stored = getattr(dataset, name, None)
         if isinstance(stored, (Tensor, np.ndarray, list)):
@@ -235,7 +235,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
 def _paths(dataset: Any) -> list[str] | None:
     """Return the path of each row below the root of a folder of files; None for other datasets.
 
-    None too where rows were drawn more than once, as then a path does not tell them apart.
+    Also None if rows were drawn more than once, because paths are then not unique.
     """
     if isinstance(dataset, Subset):
         inner = _paths(dataset.dataset)
@@ -250,9 +250,9 @@ def _paths(dataset: Any) -> list[str] | None:
 
 
 def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
-    """Return the files of a folder dataset whose images are left as they are; None if it changes or reads them itself.
+    """Return the files of a folder dataset with unchanged images; None if it transforms or loads them itself.
 
-    Then they are decoded, resized and cached as those of a folder per class.
+    The files are then decoded, resized and cached like a folder per class.
     """
     from torchvision.datasets.folder import DatasetFolder, default_loader
 
@@ -267,7 +267,7 @@ def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
 
 
 def _in_memory(dataset: Any) -> TensorInputs | None:
-    """Return the inputs of a TensorDataset, or of a subset of one, which need no reading item by item."""
+    """Return the inputs of a TensorDataset, or of a subset of one, without reading item by item."""
     if isinstance(dataset, Subset):
         inner = _in_memory(dataset.dataset)
         if inner is None:
