@@ -162,7 +162,7 @@ def test_bad_samples_are_all_named_or_left_out(tmp_path):
         "a second image, '0007.jpg'",
     ):
         assert reason in str(found.value)
-    with pytest.warns(UserWarning, match="3 bad rows of 7.*left out"):
+    with pytest.warns(UserWarning, match="3 bad rows of 7.*skipped"):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
 
 

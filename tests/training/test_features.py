@@ -147,7 +147,7 @@ def test_unreadable_photos_are_skipped_or_named(photos, tmp_path):
     truncate(next(iter(sorted((folder / "dark").iterdir()))))
     with pytest.raises(DataError, match="cannot be read"):
         run_recipe(photo_recipe(folder))
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         run = run_recipe(photo_recipe(folder, ("data.bad_rows", "skip")))
     assert len(run.labels) == 39 and run.summary.data.unread == 1
 
