@@ -98,7 +98,7 @@ def test_sparse_matrices_become_dense(form):
 
 def test_sparse_matrices_that_do_not_fit_or_hold():
     wide = sparse.csr_matrix((len(Y), 10**15))
-    with pytest.raises(DataError, match=r"x is a sparse matrix of shape .* takes .* TB when dense;  .*TruncatedSVD"):
+    with pytest.raises(DataError, match=r"x is a sparse matrix of shape .* takes .* TB when dense; .*TruncatedSVD"):
         from_arrays(wide, Y)
     with pytest.raises(DataError, match=r"x is of type complex128; expected numbers"):
         from_arrays(sparse.csr_matrix(VALUES.astype(complex)), Y)

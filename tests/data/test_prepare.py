@@ -79,7 +79,7 @@ def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examp
     [
         (
             MapNoise(kind="map", rate=0.5, classes={"cat": "cow"}),
-            r"contains class 'cow';  expected .* \(cat, dog, fish\)",
+            r"contains class 'cow'; expected .* \(cat, dog, fish\)",
         ),
         (MatrixNoise(kind="matrix", matrix=((1, 0), (0, 1))), r"of 2 numbers; expected 3 x 3 for the 3 classes"),
     ],

@@ -282,7 +282,7 @@ def test_a_shard_without_a_split_beside_others_is_refused(tmp_path):
 
 def test_shards_in_another_place_are_named(tmp_path):
     write_parquet(tmp_path / "repo/data/0.parquet", 0, 4)
-    with pytest.raises(DataError, match=r"there are shards in data/; use that folder:  .*repo/data"):
+    with pytest.raises(DataError, match=r"there are shards in data/; use that folder: .*repo/data"):
         load(settings(tmp_path / "repo"))
     (tmp_path / "repo/data/logs").mkdir()
     for read in (load, lambda found: read_inputs([tmp_path / "repo/data"], found)):
