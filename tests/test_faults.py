@@ -301,7 +301,7 @@ def test_a_run_goes_on_to_its_end_with_rows_that_came_or_went(step, tmp_path, mo
         warnings.simplefilter("ignore", UserWarning)
         run = resume_run(path, data=splits, model=Net(), allow_changed=True, progress=False)
     assert len(run.labels) == 90 and len(run.metrics) >= 8
-    assert any("the rows have changed after epoch" in choice for choice in run.summary.findings["choices"])
+    assert any("the rows changed after epoch" in choice for choice in run.summary.findings["choices"])
 
 
 def resumed_state(path, data, monkeypatch):

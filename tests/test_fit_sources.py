@@ -48,7 +48,7 @@ def test_a_table_in_a_file_with_a_named_label(tmp_path):
 
 
 def test_refused(tmp_path):
-    with pytest.raises(DataError, match=r"'photoz' does not exist and is neither a dataset by name \(.*name one of"):
+    with pytest.raises(DataError, match=r"'photoz' does not exist and is neither a dataset by name \(.*pass one of"):
         fit("photoz")
     with pytest.raises(DataError, match=r"the test set: 'wines' does not exist"):
         fit("wine", "mlp", test="wines")

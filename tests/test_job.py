@@ -228,7 +228,7 @@ def refit(x, y, settings):
         (
             lambda x, y: pencil.fit(net(), (x, y), epochs=2, method="pencil", settings={"method.step": 2.0}, out="r"),
             RecipeError,
-            r"2 epochs cannot hold the 3 phases",
+            r"2 epochs are too few for 3 phases",
         ),
         (
             lambda x, y: refit(x, y, {"method.name": "pencil", "method.init_probability": 1.5}),

@@ -100,10 +100,10 @@ def test_unknown_rows_are_warned_of_in_training_and_counted_in_a_check(tmp_path)
     x, given, _ = scenes(rows=60)
     labels = given.astype(np.float32)
     labels[:3], labels[5, 1] = np.nan, np.nan
-    with pytest.warns(UserWarning, match="have no known label and teach nothing") as seen:
+    with pytest.warns(UserWarning, match="have no known labels and are ignored in training") as seen:
         run = pencil.fit("mlp", (x, labels), method="pencil", epochs=3, settings={"data.validation": 0.0})
     assert [str(warning.message) for warning in seen] == [
-        "3 of 60 training rows have no known label and teach nothing; label them or leave them out"
+        "3 of 60 training rows have no known labels and are ignored in training; label them or remove them"
     ]
     assert run.summary.labels.entries == 60 * 4 - 13
     unchanged = np.array(run.labels["distribution"].to_pylist())[:3]

@@ -47,7 +47,7 @@ def test_errors_name_what_works_where_they_are_read(tmp_path):
     with pytest.raises(DataError, match=r'settings={"data.bad_rows": "skip"}') as refused:
         pencil.fit("mlp", frame, epochs=1)
     assert "--set" not in str(refused.value)
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         run = pencil.fit("mlp", frame, epochs=1, method="cross_entropy", settings={"data.bad_rows": "skip"})
     assert len(run.labels) == 19
 

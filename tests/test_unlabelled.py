@@ -112,7 +112,7 @@ def test_the_review_page_and_the_audit(home):
 @pytest.mark.filterwarnings("default")  # the command line prints them
 def test_evaluation_leaves_them_out(home):
     done = pencil("evaluate", "run", "--data", "t.csv", "--json", cwd=home)
-    assert json.loads(done.stdout)["rows"] == 55 and "5 rows of t.csv have no label and are left out" in done.stderr
+    assert json.loads(done.stdout)["rows"] == 55 and "5 rows of t.csv have no label and are ignored" in done.stderr
 
 
 def test_a_person_labels_some_and_they_are_trained_on(home, tmp_path):

@@ -51,7 +51,7 @@ def test_one_step_is_that_of_the_weighted_mean():
         (
             {"sample_weight": np.ones(64), "method": "co_teaching", "epochs": 1},
             TrainingError,
-            r"the loss of CoTeaching is no mean over rows; expected a method that declares row_losses",
+            r"CoTeaching does not support sample_weight; expected a method that declares row_losses",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def test_labels_with_the_columns_of_their_table(home):
     assert [row["note"] for row in found] == [f"{int(row['key'][1:]):03}, x" for row in plain]
 
 
-@pytest.mark.filterwarnings("ignore:.*they are left out")
+@pytest.mark.filterwarnings("ignore:.*they are skipped")
 def test_a_table_comes_back_with_the_rows_that_the_run_left_out(tmp_path):
     lines = [f"p{i},{i / 10},{i % 2},{'xyz'[i % 2]},{'test' if i % 5 == 0 else 'train'}" for i in range(30)]
     lines[7] = "p7,0.7,1,?,train"  # a label that is none of the classes
@@ -139,9 +139,9 @@ def test_predict_files_and_folders(home):
     (alone,) = lines_of(pencil("predict", "run", "pets/1/3.png", cwd=home).stdout)
     assert alone == {**rows[4], "key": "3.png"}
     for word, message in (
-        ("table.csv", "table.csv is no image"),
+        ("table.csv", "table.csv is not an image"),
         ("gone.png", "gone.png does not exist; expected an image"),
-        ("run", "run holds no image"),
+        ("run", "run contains no images"),
     ):
         assert message in pencil("predict", "run", "pets/1/3.png", word, cwd=home, code=2).stderr
 

@@ -74,7 +74,7 @@ def test_predict_a_folder_a_table_and_one_image(home):
         rows = list(csv.DictReader(io.StringIO(pencil("predict", *words, cwd=home).stdout)))
         assert {row["key"] for row in rows} == keys and {row["class"] for row in rows} <= {"dark", "light"}
     (home / "nothing").mkdir(exist_ok=True)
-    assert "holds no image" in pencil("predict", "runs/folder", "nothing", cwd=home, code=2).stderr
+    assert "contains no images" in pencil("predict", "runs/folder", "nothing", cwd=home, code=2).stderr
     assert "does not exist" in pencil("predict", "runs/folder", "nothing.png", cwd=home, code=2).stderr
 
 
@@ -133,13 +133,13 @@ def test_check_says_all_that_is_wrong_and_refuses(messy):
     done = pencil("check", "pets", cwd=messy.parent, code=2)
     for words in (
         "21 rows, images of 8 x 8 to 8 x 16 pixels, 95% of them 8 x 8", "unreadable images: 2", "dog/5.png: ",
-        "cat/text.jpg: it is not an image that Pillow knows", "groups of exact duplicates: 1",
+        "cat/text.jpg: it is not an image that Pillow can read", "groups of exact duplicates: 1",
         "groups of duplicates with different labels: 1", "cat/1.png (cat), dog/copy.png (dog)",
     ):  # fmt: skip
         assert words in done.stdout, done.stdout
     assert "ready to train" not in done.stdout
     assert "2 of 23 train images cannot be read: 'cat/text.jpg' (row " in done.stderr and "; 'dog/5.png'" in done.stderr
-    assert "hold no image and are no class: 'fish'" in done.stderr
+    assert "contain no images and are not used as classes: 'fish'" in done.stderr
     tree = json.loads(pencil("check", "pets", "--json", cwd=messy.parent, code=2).stdout)
     assert tree["ready"] is False and len(tree["problems"]) == 1
     assert tree["data"]["train"]["class_counts"] == {"cat": 11, "dog": 10}
@@ -274,7 +274,7 @@ def test_check_refuses_a_size_that_no_probe_would_meet(pets, monkeypatch):
     monkeypatch.setattr("pencil.data.inputs.images.PROBES", 2)
     paint(pets / "cat/5.png", size=(8, 9))
     done = pencil("check", "pets", "--set", "data.resize=none", cwd=pets.parent, code=2)
-    assert "train images have from 8 x 8 to 8 x 9 pixels; expected one size" in done.stderr
+    assert "train images range from 8 x 8 to 8 x 9 pixels; expected one size" in done.stderr
 
 
 def test_check_of_tables_and_arrays(home, tmp_path):

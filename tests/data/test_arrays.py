@@ -75,7 +75,7 @@ def test_npz_round_trip(tmp_path):
 
 def test_bad_files_are_named_and_pickles_never_run(tmp_path):
     np.savez(tmp_path / "part.npz", x=np.eye(2))
-    with pytest.raises(DataError, match="holds the arrays x; expected y too"):
+    with pytest.raises(DataError, match="contains the arrays x; expected y too"):
         from_npz(tmp_path / "part.npz")
     (tmp_path / "junk.npz").write_bytes(b"PK\x03\x04 not really a zip")
     with pytest.raises(DataError, match="cannot read"):
@@ -86,7 +86,7 @@ def test_bad_files_are_named_and_pickles_never_run(tmp_path):
             return (print, ("executed",))
 
     np.save(tmp_path / "bomb.npy", np.array([Bomb()], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="holds Python objects, which could run code"):
+    with pytest.raises(DataError, match="has Python objects, which could run code"):
         read_arrays(tmp_path / "bomb.npy")
 
 

@@ -77,14 +77,14 @@ def test_a_cache_that_lost_its_pixels_is_made_anew(pets, tmp_path, decoded):
 
 def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
     truncate(pets / "cat/0.png"), truncate(pets / "dog/4.png")
-    with pytest.warns(UserWarning, match="the row is left out"):
+    with pytest.warns(UserWarning, match="the row is skipped"):
         first = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
     second = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
     assert len(decoded) == 20 and len(second) == 20  # rows keep their place, as without a cache
     assert second.keys.tolist() == first.keys.tolist() and int(second.inputs.readable.sum()) == 18
     plain = ready(pets, "none", bad_rows="skip", normalize="none")
     assert plain.keys.tolist() == second.keys.tolist()
-    with pytest.warns(UserWarning, match="the row is left out"):
+    with pytest.warns(UserWarning, match="the row is skipped"):
         assert torch.equal(values(second), values(plain)) and len(values(second)) == 18
 
 
@@ -109,7 +109,7 @@ def test_a_cache_that_cannot_be_a_folder_is_reported(pets, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(
         DataError,
-        match=r"cannot write the cache .*File exists; .*make room, or .*settings=.*data.cache",
+        match=r"cannot write the cache .*File exists; .*free some space, or .*settings=.*data.cache",
     ):
         ready(pets, tmp_path / "file")
 

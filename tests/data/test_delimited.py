@@ -45,7 +45,7 @@ def test_the_delimiter_is_found(here, delimiter, name):
 
 def test_the_delimiter_can_be_set(here):
     path = write(here, "~")
-    with pytest.raises(DataError, match="no label column under a usual name"):
+    with pytest.raises(DataError, match="no label column with a common name"):
         read(path)
     assert read(path, delimiter="~").train.classes == ("hund", "kätzchen")
 
@@ -102,7 +102,7 @@ def test_windows_has_letters_where_latin_1_has_none(here):
 def test_text_that_is_unicode_up_to_some_byte_is_refused(here):
     (here / "t.csv").write_bytes("path,label\n0.png,kätzchen\n1.png,".encode() + b"h\xfcnd\n")
     with pytest.raises(
-        DataError, match=r"t.csv is UTF-8 up to byte 34 and something else from there; .* save it again"
+        DataError, match=r"t.csv is UTF-8 up to byte 34 and something else after that; .* save it again"
     ):
         read(here / "t.csv")
 
@@ -155,7 +155,7 @@ def test_broken_lines_are_counted_and_named_or_left_out(here):
     message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cells; expected 2, as the header has; row 4: it has 3 cells"
     with pytest.raises(DataError, match=message + r'.*settings={"data.bad_rows": "skip"}'):
         read(here / "t.csv")
-    with pytest.warns(UserWarning, match=message + ".*; they are left out"):
+    with pytest.warns(UserWarning, match=message + ".*; they are skipped"):
         assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
     (here / "t.csv").write_text("path,label\n0.png\n")
     with pytest.raises(DataError, match="1 bad row of 1"):
@@ -180,7 +180,7 @@ def test_rows_keep_their_numbers_when_broken_lines_are_left_out(here):
     path = numbered(here, *lines)
     with pytest.warns(UserWarning, match="cells"), pytest.warns(UserWarning, match=r"1 bad row of 4: row 7: label 'z'"):
         assert read(path, bad_rows="skip", classes=("a", "b")).train.keys.tolist() == ["2", "4", "6"]
-    with pytest.warns(UserWarning, match="left out"):  # a key column is what it was
+    with pytest.warns(UserWarning, match="skipped"):  # a key column is what it was
         assert read(path, bad_rows="skip", columns={"key": "size"}).train.keys[1] == "2.5"
 
 
@@ -217,13 +217,13 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(here):
     assert "row 5 ('1.png'): label 'z' is not one of the 2 classes ('a', 'b'); row 6 ('2.png'): the split is" in message
     assert "row 8 ('gone0.png'): label 'z'" in message and "gone1.png" not in message
     assert message.endswith(
-        '3 more; fix such rows, or leave them out with settings={"data.bad_rows": "skip"} when you check or train.'
+        '3 more; fix these rows, or skip them with settings={"data.bad_rows": "skip"} when you check or train.'
     )
 
 
 def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):
     settings = bad_table(here).model_copy(update={"bad_rows": "skip"})
-    with pytest.warns(UserWarning, match=r"8 bad rows of 10: .*; they are left out"):
+    with pytest.warns(UserWarning, match=r"8 bad rows of 10: .*; they are skipped"):
         train = load(settings).train
     assert train.keys.tolist() == ["0.png", "3.png"] and train.given_labels.tolist() == [0, 1]
     assert train.rows.tolist() == [0, 5] and len(next(iter(train.batches(2))).rows) == 2
@@ -303,7 +303,7 @@ def test_labels_are_classes_as_they_are_written(here, cells, classes):
 
 
 def test_one_number_written_in_two_ways_is_warned_of(here):
-    with pytest.warns(UserWarning, match=r"labels '1' and '1.0' in column 'label' of .* are the same number, and two"):
+    with pytest.warns(UserWarning, match=r"labels '1' and '1.0' in column 'label' of .* are the same number but two"):
         read(several(here, ("2", "1.0", "1", "2")))
     assert read(several(here, ("1", "1.0", "2", "2")), classes=["1", "1.0", "2"]).train.classes == ("1", "1.0", "2")
 

@@ -40,7 +40,7 @@ def test_a_row_without_text_of_a_file(tmp_path, name, first, second, empty):
     message = rf"2 bad rows of 40: row {first}: there is no text in column 'text'; row {second}: there is no text"
     with pytest.raises(DataError, match=message):
         load(settings)
-    with pytest.warns(UserWarning, match=message + ".*left out"):
+    with pytest.warns(UserWarning, match=message + ".*skipped"):
         splits = load(settings.model_copy(update={"bad_rows": "skip"}))
     assert len(splits.train) == 38
     assert prepare(settings, splits, seed=0).splits.train.inputs.shape  # encoded without a row too few

@@ -110,7 +110,7 @@ def test_an_encoder_is_the_same_after_reading_it(tmp_path):
     for broken in ({**arrays, "scale": arrays["scale"][1:]}, {**arrays, "center": arrays["center"] * np.nan}):
         with pytest.raises(ValueError, match="its array"):
             read_encoder(header, broken)
-    with pytest.raises(ValueError, match="holds no encoder"):
+    with pytest.raises(ValueError, match="does not contain an encoder"):
         read_encoder({"plan": '{"numbers": 3}'}, arrays)
 
 
@@ -283,5 +283,5 @@ def test_other_models_of_text(tmp_path):
     vectors = embed_texts(["win money", "", "dinner with the family"], str(tmp_path / "bert"), None)
     alone = embed_texts(["dinner with the family"], str(tmp_path / "bert"), None)
     np.testing.assert_allclose(vectors[2], alone[0], atol=1e-5)  # padding does not matter
-    with pytest.raises(DataError, match=r"data.text_model .* cannot be loaded: .*; name its folder, or use"):
+    with pytest.raises(DataError, match=r"data.text_model .* cannot be loaded: .*; pass its folder, or use"):
         fit_encoder(examples.inputs.records, examples.rows, str(tmp_path / "none"))

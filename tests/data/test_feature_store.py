@@ -48,5 +48,5 @@ def test_a_cut_file_loses_only_its_end(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot keep features in .*data.cache"):
+    with pytest.raises(DataError, match=r"cannot store features in .*data.cache"):
         FeatureStore(tmp_path / "file/folder", 5)

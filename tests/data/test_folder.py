@@ -57,7 +57,9 @@ def test_classes_in_an_order_of_the_users(pets):
 
 def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
     (pets / "fish").mkdir()
-    with pytest.warns(UserWarning, match=r"1 of 3 sub-folders of .*pets hold no image and are no class: 'fish'"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 3 sub-folders of .*pets contain no images and are not used as classes: 'fish'"
+    ):
         splits = read(pets)
     assert splits.train.classes == ("cat", "dog") and len(splits.train) == 20
     assert prepare(DataSettings(), splits, seed=0).splits.train.classes == ("cat", "dog")
@@ -66,7 +68,7 @@ def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
 def test_an_empty_class_is_refused_where_it_is_named(pets):
     (pets / "fish").mkdir()
     with (
-        pytest.warns(UserWarning, match="hold no image"),
+        pytest.warns(UserWarning, match="contain no images"),
         pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"),
     ):
         prepare(DataSettings(), load(DataSettings(source=str(pets), classes=("cat", "dog", "fish"))), seed=0)
@@ -77,7 +79,7 @@ def test_an_empty_folder_beside_the_classes_of_training(tmp_path):
         for name in ("cat", "dog"):
             paint(tmp_path / split / name / "1.png")
         (tmp_path / split / "fish").mkdir()
-    with pytest.warns(UserWarning, match="hold no image") as notes:
+    with pytest.warns(UserWarning, match="contain no images") as notes:
         splits = read(tmp_path)
     assert len(notes) == 2 and splits.sizes() == {"train": 2, "validation": 2}
 
@@ -98,7 +100,7 @@ def test_a_link_in_a_circle_counts_no_image_twice(pets):
     ("names", "message"),
     [
         (["1.png"], "has no sub-folders; expected one per class"),
-        (["cat/a.heic", "dog/b.heic"], r"hold no image; expected files that end in .jpg, "),
+        (["cat/a.heic", "dog/b.heic"], r"contain no images; expected files that end in .jpg, "),
     ],
 )
 def test_folders_that_make_no_sense_are_refused(tmp_path, names, message):

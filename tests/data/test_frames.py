@@ -160,11 +160,11 @@ def pair(y, **options):
         ),
         (
             lambda: from_frame(pd.DataFrame({"age": [1.0], "tag": ["a"]}), DataSettings()),
-            r"no label column under a usual name .*; it has 'age', 'tag'; name it with data.columns.label",
+            r"no label column with a common name .*; it has 'age', 'tag'; name it with data.columns.label",
         ),
         (
             lambda: from_frame(pd.DataFrame({**CELLS, "odd": [1, "b", 2, 3]}), SETTINGS),
-            r"the table, a DataFrame, has no form in Arrow \(.*column odd.*\); expected values of one type in each",
+            r"the table, a DataFrame, is not Arrow data \(.*column odd.*\); expected values of one type in each",
         ),
         (lambda: from_frame(pd.DataFrame(CELLS).head(0), SETTINGS), r"the table has no rows; expected at least one"),
         (
@@ -186,7 +186,7 @@ def pair(y, **options):
         ),
         (
             pair(pd.DataFrame({"a": list("xyxy"), "b": [1, 0, 1, 0]}, index=KEYS)),
-            r"y has the columns a, b and not all hold numbers; expected one column of labels",
+            r"y has the columns a, b and not all are numbers; expected one column of labels",
         ),
     ],
 )

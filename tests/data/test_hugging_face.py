@@ -80,12 +80,12 @@ def test_saved_splits_from_a_recipe(tmp_path, pictures):
 def test_what_cannot_be_read_is_named(tmp_path, pictures):
     with pytest.raises(DataError, match=r"the dataset has no column 'y'; it has 'image', 'label'"):
         from_hugging_face(pictures, Columns(label="y"))
-    with pytest.raises(DataError, match=r"no label column under a usual name .*; name it with label="):
+    with pytest.raises(DataError, match=r"no label column with a common name .*; name it with label="):
         from_hugging_face(pictures.rename_column("label", "what"))
     with pytest.raises(DataError, match=r"column 'image' is of type string; expected images, or lists of numbers"):
         from_hugging_face(datasets.Dataset.from_dict({"image": ["a"], "label": [0]}))
     datasets.DatasetDict({"extra": pictures}).save_to_disk(str(tmp_path / "saved"))
-    with pytest.raises(DataError, match=r"has the splits extra; expected one named train"):
+    with pytest.raises(DataError, match=r"has the splits extra; expected a split named train"):
         load(DataSettings(source=f"hf/{tmp_path / 'saved'}"))
     images = [picture(1), picture(2)]
     unlabelled = datasets.Dataset.from_dict({"image": images, "label": [0, -1]}, features=pictures.features)

@@ -139,7 +139,7 @@ def test_rows_that_cannot_be_read_are_left_out(tmp_path):
     names = as_keys([paint(tmp_path / f"{row}.png", row, (40, 40)).name for row in range(4)])
     truncate(tmp_path / "1.png")
     inputs = ImageInputs(ImageFiles(tmp_path, names), size=(40, 40), unreadable="skip")
-    with pytest.warns(UserWarning, match="the row is left out"):
+    with pytest.warns(UserWarning, match="the row is skipped"):
         cached = inputs.cached(torch.arange(4))
     chunks, view = [torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2, 3])], View(0, 0, PHOTOS)
     parts = [list(some.batches(chunks, view)) for some in (inputs, cached, replace(cached, workers=2))]
@@ -147,7 +147,7 @@ def test_rows_that_cannot_be_read_are_left_out(tmp_path):
         assert all(torch.equal(one.values.float(), loaded[0].values.float()) for one in loaded if len(one.values))
         assert len({len(one.values) for one in loaded}) == 1
     assert [len(one.values) for one in parts[0]] == [1, 0, 2]
-    with pytest.raises(DataError, match=r"without a size .* set one with"):
+    with pytest.raises(DataError, match=r"of different sizes .* set one with"):
         list(replace(inputs, size=None).batches(chunks, view))
 
 

@@ -164,7 +164,7 @@ def test_a_row_that_cannot_be_read(make, tmp_path, kind):
     skipping = encoded.with_options(ReadOptions(size=(8, 10), unreadable="skip"))
     some = skipping
     if kind == "mapped":
-        with pytest.warns(UserWarning, match="the row is left out"):
+        with pytest.warns(UserWarning, match="the row is skipped"):
             some = skipping.cached(torch.arange(N))
     values, kept = some.raw(torch.tensor([0, 1, 2]))
     assert len(values) == 2 and kept.tolist() == [True, False, True] and not some.complete

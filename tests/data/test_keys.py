@@ -80,7 +80,7 @@ def test_examples_and_splits_made_by_hand_are_checked_before_training():
         prepare(DataSettings(), Splits(twice), 0)
     with pytest.raises(DataError, match="the test set: rows 0 and 2 have the same key 'p'"):
         prepare(DataSettings(), Splits(data, test=twice), 0)
-    with pytest.raises(DataError, match="of one source: rows 0 and 4 have the same key 'p'"):
+    with pytest.raises(DataError, match="from one source: rows 0 and 4 have the same key 'p'"):
         prepare(DataSettings(), Splits(data, validation=data), 0)
     other = from_arrays(X.copy(), Y, keys=list("pqrs"))  # another source may use the same names
     assert prepare(DataSettings(), Splits(data, validation=other, test=other), 0).splits.sizes()["test"] == 4

@@ -259,7 +259,9 @@ def test_classes_of_which_nothing_is_known_or_that_are_never_there():
 
 def test_rows_without_a_class_are_welcome_and_unknown_rows_are_warned_of_once():
     prepared([[1, 1], [0, 0], [0, 0]])
-    with pytest.warns(UserWarning, match=r"^2 of 4 training rows have no known label and teach nothing; label") as seen:
+    with pytest.warns(
+        UserWarning, match=r"^2 of 4 training rows have no known labels and are ignored in training; label"
+    ) as seen:
         prepared([[1, 1], [NAN, NAN], [NAN, 0], [NAN, NAN]])
     assert len(seen) == 1
 

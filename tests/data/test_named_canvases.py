@@ -77,7 +77,7 @@ def test_noise_is_for_entries_where_examples_are_of_several_classes():
 
 def test_noise_of_the_wrong_kind_is_refused():
     by_entry = EntryNoise(kind="entries", false_positives=0.1, false_negatives=0.1)
-    with pytest.raises(DataError, match='kind "symmetric" and the labels are multi-label; expected'):
+    with pytest.raises(DataError, match='kind "symmetric", but the labels are multi-label; expected'):
         corrupt(canvases(None, images=5, test_images=1).train, RateNoise(kind="symmetric", rate=0.1), 0)
-    with pytest.raises(DataError, match='kind "entries" and the labels are single-label; expected'):
+    with pytest.raises(DataError, match='kind "entries", but the labels are single-label; expected'):
         corrupt(digits().train, by_entry, 0)

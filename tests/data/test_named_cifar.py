@@ -95,7 +95,7 @@ def test_a_pickle_that_would_run_code_is_refused(cifar10_folder):
 def test_what_is_wrong_in_a_batch_is_named(cifar10_folder):
     folder = cifar10_folder / "cifar-10-batches-py"
     (folder / "test_batch").write_bytes(pickle.dumps({"data": pixels(3), "labels": [9, 8]}, protocol=2))
-    with pytest.raises(DataError, match=r"test_batch holds images of type uint8 and shape \(3, 3072\) with 2 labels"):
+    with pytest.raises(DataError, match=r"test_batch has images of type uint8 and shape \(3, 3072\) with 2 labels"):
         cifar10(cifar10_folder)
     (folder / "test_batch").write_bytes(pickle.dumps({"data": pixels(3), "labels": [9, 8, 10]}, protocol=2))
     with pytest.raises(DataError, match=r"label 10 at row 2 \('test-00002'\) is not one of the 10 classes"):

@@ -109,7 +109,7 @@ def test_clothing1m_is_balanced_by_noisy_labels(clothing):
     assert len(clothing1m(clothing, per_class=2).train) == 28
     for everything in (None, "all"):
         assert len(clothing1m(clothing, per_class=everything).train) == 62
-    with pytest.raises(DataError, match=r"data\.options\.per_class is 0; expected a whole number of at least 1"):
+    with pytest.raises(DataError, match=r"data\.options\.per_class is 0; expected an integer of at least 1"):
         clothing1m(clothing, per_class=0)
 
 

@@ -84,7 +84,7 @@ def test_without_a_list_of_trainable_classes_all_count(folder):
 
 
 def test_what_is_missing_or_wrong_is_named(folder):
-    with pytest.raises(DataError, match=r"data\.options\.train_images is 0; expected a whole number of at least 1"):
+    with pytest.raises(DataError, match=r"data\.options\.train_images is 0; expected an integer of at least 1"):
         open_images(folder, train_images=0)
     machine = next(folder.rglob("train-annotations-machine-imagelabels.csv"))
     good = machine.read_text()
@@ -102,7 +102,7 @@ def test_what_is_missing_or_wrong_is_named(folder):
     machine.write_text(good)
     for image in ("y", "z"):
         (folder / "test" / f"{image}.jpg").unlink()
-    with pytest.raises(DataError, match=r"test holds no image; expected files ID\.jpg"):
+    with pytest.raises(DataError, match=r"test contains no images; expected files ID\.jpg"):
         open_images(folder, classes=2)
     write(folder / "test" / "other.jpg")
     with pytest.raises(DataError, match=r"no image in .*test is positive .* data\.options\.test_images=0"):

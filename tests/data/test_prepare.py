@@ -68,7 +68,7 @@ def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examp
     assert prepare(DataSettings(), Splits(examples), 0).settings.normalize != "none"
     assert prepare(DataSettings(normalize="none"), Splits(examples), 0).settings.normalize == "none"
     own = from_dataset([(torch.randn(3), i % 3) for i in range(20)])
-    with pytest.raises(DataError, match="in memory and normalised, the test inputs are read item by item"):
+    with pytest.raises(DataError, match="in memory and normalised, but the test inputs are read item by item"):
         prepare(DataSettings(), Splits(examples, test=own), 0)
     assert prepare(DataSettings(normalize="none"), Splits(examples, test=own), 0).splits.test is own
     assert prepare(DataSettings(), Splits(own), 0).settings.normalize == "none"
@@ -79,7 +79,7 @@ def test_vectors_in_memory_are_standardised_and_a_users_own_dataset_is_not(examp
     [
         (
             MapNoise(kind="map", rate=0.5, classes={"cat": "cow"}),
-            r"names class 'cow'; expected .* \(cat, dog, fish\)",
+            r"contains class 'cow'; expected .* \(cat, dog, fish\)",
         ),
         (MatrixNoise(kind="matrix", matrix=((1, 0), (0, 1))), r"of 2 numbers; expected 3 x 3 for the 3 classes"),
     ],

@@ -41,11 +41,11 @@ def test_a_dictionary_is_a_category():
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
-        ("id", list(range(ROWS)), "numbers of rows"),
-        ("Unnamed: 0", list(range(ROWS)), "numbers of rows"),
-        ("customer_id", list(range(500, 500 + ROWS)), "numbers of rows"),
-        ("customer_id", [500, 500, *range(502, 500 + ROWS)], "numbers of rows"),
-        ("patient id", [None, *map(float, range(ROWS - 1))], "numbers of rows"),
+        ("id", list(range(ROWS)), "row numbers"),
+        ("Unnamed: 0", list(range(ROWS)), "row numbers"),
+        ("customer_id", list(range(500, 500 + ROWS)), "row numbers"),
+        ("customer_id", [500, 500, *range(502, 500 + ROWS)], "row numbers"),
+        ("patient id", [None, *map(float, range(ROWS - 1))], "row numbers"),
         ("code", [f"A-{i}" for i in range(ROWS)], "60 different values in 60 rows"),
         ("nothing", pa.nulls(ROWS, pa.float64()), "empty"),
         ("split", ["train", "test"] * 30, "looks like a split"),

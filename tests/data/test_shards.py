@@ -162,7 +162,7 @@ def test_bad_samples_are_all_named_or_left_out(tmp_path):
         "a second image, '0007.jpg'",
     ):
         assert reason in str(found.value)
-    with pytest.warns(UserWarning, match="3 bad rows of 7.*left out"):
+    with pytest.warns(UserWarning, match="3 bad rows of 7.*skipped"):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_tar_is_refused_or_used_up_to_the_damage(cut, left, tmp_path):
     path.write_bytes(content[:end] + (b"x" * 2000 if cut == "garbage" else b""))
     with pytest.raises(DataError, match=r"0.tar is damaged: .*; expected an uncompressed tar file; copy it again, or "):
         load(settings(path.parent))
-    with pytest.warns(UserWarning, match=f"is damaged: .*the first {left} are used"):
+    with pytest.warns(UserWarning, match=f"is damaged: .*its first {left} rows are used"):
         assert load(settings(path.parent, bad_rows="skip")).sizes() == {"train": left}
 
 
@@ -274,7 +274,7 @@ def test_a_shard_that_changes_while_it_is_indexed(kind, tmp_path, monkeypatch):
 def test_a_shard_without_a_split_beside_others_is_refused(tmp_path):
     for number, name in enumerate(("train-0", "test-0", "unsupervised-0")):
         write_parquet(tmp_path / f"data/{name}.parquet", 4 * number, 4, part="train")
-    with pytest.raises(DataError, match=r"'test-0.parquet' in .* begins with a split, and that of 'unsupervised-0"):
+    with pytest.raises(DataError, match=r"'test-0.parquet' in .* begins with a split, but 'unsupervised-0"):
         load(settings(tmp_path / "data"))
     assert load(settings(tmp_path / "data", columns={"split": "part"})).sizes() == {"train": 12}
     assert len(read_inputs([tmp_path / "data"], settings(tmp_path / "data"))[0]) == 12
@@ -282,7 +282,7 @@ def test_a_shard_without_a_split_beside_others_is_refused(tmp_path):
 
 def test_shards_in_another_place_are_named(tmp_path):
     write_parquet(tmp_path / "repo/data/0.parquet", 0, 4)
-    with pytest.raises(DataError, match=r"there are shards in data/; name that folder: .*repo/data"):
+    with pytest.raises(DataError, match=r"there are shards in data/; use that folder: .*repo/data"):
         load(settings(tmp_path / "repo"))
     (tmp_path / "repo/data/logs").mkdir()
     for read in (load, lambda found: read_inputs([tmp_path / "repo/data"], found)):
@@ -291,10 +291,12 @@ def test_shards_in_another_place_are_named(tmp_path):
     packed = tmp_path / "packed/0.tar.gz"
     packed.parent.mkdir()
     packed.write_bytes(gzip.compress(write_tar(tmp_path / "one.tar", samples(0, 4)).read_bytes()))
-    with pytest.raises(DataError, match=r"has compressed tar files, such as '0.tar.gz'; .*unpack them"):
+    with pytest.raises(DataError, match=r"has compressed tar files, such as '0.tar.gz'; .*decompress them"):
         load(settings(packed.parent))
     packed.rename(tmp_path / "packed.tar")
-    with pytest.raises(DataError, match=r"is compressed; expected an uncompressed tar file; unpack it, or leave its"):
+    with pytest.raises(
+        DataError, match=r"is compressed; expected an uncompressed tar file; decompress it, or skip its"
+    ):
         load(settings(tmp_path / "packed.tar"))
 
 
@@ -337,7 +339,7 @@ def pax_record(keyword, value):
         (header("long", 2**70, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
         (header("long", -1024, tarfile.GNUTYPE_LONGNAME), "'long' has an impossible size"),
         (header("pax", 2**40, tarfile.XHDTYPE), "'pax' has an impossible size"),
-        (header("0002.png", 2**70), "'0002.png' is cut off"),
+        (header("0002.png", 2**70), "'0002.png' is truncated"),
         (header("0002.png", 0, pax=pax_record("GNU.sparse.map", "1,x")), "a header cannot be read: ValueError"),
         (header("name", 512, tarfile.GNUTYPE_LONGNAME).ljust(1024, b"x") * 2000, "a header cannot be read: Recursion"),
     ],
@@ -348,7 +350,7 @@ def test_headers_that_make_no_sense(damage, reason, first, tmp_path):
     with tarfile.open(path) as tar:
         start = tar.getmember(f"{first:04}.png").offset
     path.write_bytes(path.read_bytes()[:start] + damage + bytes(1024))
-    with pytest.raises(DataError, match=rf"0.tar is damaged: {reason}.*leave its damaged rows out with .*bad_rows"):
+    with pytest.raises(DataError, match=rf"0.tar is damaged: {reason}.*skip its damaged rows with .*bad_rows"):
         load(settings(path))
 
 

@@ -221,7 +221,7 @@ def test_a_split_column(here):
 def test_a_path_that_leads_out_is_refused(here, path):
     table = csv(here, f"path,label\nimages/0.png,a\n{path},b\n")
     with pytest.raises(
-        DataError, match=r"row 3 \('.*'\): its path leads out of .* \(name the folder .* with .*data.root"
+        DataError, match=r"row 3 \('.*'\): its path leads out of .* \(set the folder .* with .*data.root"
     ):
         read(table)
 
@@ -237,7 +237,7 @@ def test_a_path_that_turns_back_inside_is_mended(here):
     [
         (rows("label", "a", "b"), {"label": "labl"}, r"has no column 'labl'; it has 'path', 'label'; name another"),
         (rows("label", "a", "b"), {"indicators": ["x"]}, r"has no column 'x'; it has 'path', 'label'; name another"),
-        (rows("what", "a", "b"), {}, r"no label column under a usual name .*; it has 'path', 'what'; name it with"),
+        (rows("what", "a", "b"), {}, r"no label column with a common name .*; it has 'path', 'what'; name it with"),
         ("where,label\na.png,a\n", {}, r"column 'where' .* names images, .*train on the images with .*columns.path"),
         (rows("label", "", "", ""), {}, r"none of the 3 rows of .* has a label; expected labels of some rows"),
         ("path,label\na.png,x\n,y\n", {}, r"1 bad row of 2: row 3: there is no path in column 'path'"),

@@ -491,7 +491,7 @@ def test_lines_that_were_left_out_stay_out(tmp_path):
     labels = single(keys=keys)[0]
     settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip")
     for all_rows, paths in ((False, labels["key"].to_pylist()), (True, [*keys[:6], None, *keys[6:]])):
-        with pytest.warns(UserWarning, match=r"t.csv has 2 lines with too many or too few cells, left out"):
+        with pytest.warns(UserWarning, match=r"t.csv has 2 lines with too many or too few cells, skipped"):
             found = with_columns(labels, settings, all_rows=all_rows).read_all()
         assert found["path"].to_pylist() == paths
 

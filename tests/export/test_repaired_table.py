@@ -21,7 +21,7 @@ from pencil.export import rewritten_text
 from pencil.export.repaired_table import save_repaired
 from pencil.runs.results import build_label_table
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is not UTF-8", "ignore:.*left out")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not UTF-8", "ignore:.*skipped")
 
 
 def believing(settings, rows):

@@ -41,7 +41,7 @@ def test_it_agrees_with_cleanlab_about_the_order():
     [
         ([0, 1], np.ones((3, 2)), r"shape \(3, 2\); expected \(2, classes\)"),
         ([0, 1], [[0.5, np.nan], [0.5, 0.5]], "NaN, infinity or negative"),
-        ([0, 2], [[0.5, 0.5], [0.5, 0.5]], "class 2 and pred_probs have 2 columns"),
+        ([0, 2], [[0.5, 0.5], [0.5, 0.5]], "class 2, but pred_probs have 2 columns"),
     ],
 )
 def test_what_does_not_fit_is_refused(labels, probs, words):
@@ -78,15 +78,15 @@ def test_frames_name_the_classes_and_keep_their_index():
 @pytest.mark.parametrize(
     ("labels", "probs", "options", "words"),
     [
-        (["a", "b"], np.eye(2), {}, r"labels are names, and nobody says which column .* pass classes in the order"),
+        (["a", "b"], np.eye(2), {}, r"labels are names; .* pass `classes=` in column order"),
         (
             ["a", "c"],
             pd.DataFrame(np.eye(2), columns=["a", "b"]),
             {},
             r"label 'c' at row 1 is not one of the 2 classes",
         ),
-        (["a", None], np.eye(2), {"classes": ["a", "b"]}, r"label at row 1 is missing; expected a class; leave out"),
-        (["a", "b"], np.eye(2), {"classes": ["a", "b", "c"]}, r"there are 3 classes and pred_probs have 2 columns"),
+        (["a", None], np.eye(2), {"classes": ["a", "b"]}, r"label at row 1 is missing; expected a class"),
+        (["a", "b"], np.eye(2), {"classes": ["a", "b", "c"]}, r"there are 3 classes, but pred_probs have 2 columns"),
         ([0, 1], pd.DataFrame({"a": [1.0, 0.0], "b": ["x", "y"]}), {}, r"pred_probs has the columns a, b and not all"),
         (
             pd.Series([0, 1], index=["p", "q"]),

@@ -117,7 +117,7 @@ def test_reading_counts_no_unknown_entry():
 
 
 def test_bad_values_are_refused():
-    with pytest.raises(RecipeError, match=r"expected one between 0.5 and 1"):
+    with pytest.raises(RecipeError, match=r"expected a value between 0.5 and 1"):
         MultilabelStore(torch.ones(1, 2), probability=0.4)
     labels = MultilabelStore(torch.ones(2, 2))
     with pytest.raises(TrainingError, match="row 1 are not finite"):

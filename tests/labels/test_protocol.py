@@ -108,7 +108,9 @@ def test_every_form_builds_its_store(multilabel, top_k, kind):
 
 
 def test_forms_refuse_what_is_for_single_label_data():
-    with pytest.raises(RecipeError, match="label_top_k is 2 and the data is multi-label; expected single-label data"):
+    with pytest.raises(
+        RecipeError, match="label_top_k is 2, but the data is multi-label; top-k labels need single-label data"
+    ):
         label_form(True).store(torch.ones(2, 3), 3, top_k=2)
-    with pytest.raises(RecipeError, match=r"init_scale is 10\.0 and the data is multi-label.*set init_probability"):
+    with pytest.raises(RecipeError, match=r"init_scale is 10\.0, but the data is multi-label.*set init_probability"):
         label_form(True, init_scale=10.0)

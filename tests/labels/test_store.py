@@ -181,7 +181,7 @@ def test_labels_that_have_not_moved_read_as_they_were_given(classes, pull):
 def test_update_refuses_logits_that_are_not_finite():
     store = LabelStore([0, 1, 1], 2)
     before = store.label_logits.clone()
-    with pytest.raises(TrainingError, match=r"logits of row 2 are not finite; .*no label has changed"):
+    with pytest.raises(TrainingError, match=r"logits of row 2 are not finite; .*no label was changed"):
         store.update(torch.tensor([0, 2]), torch.tensor([[0.0, 1.0], [torch.nan, 0.0]]), step=1.0)
     assert torch.equal(store.label_logits, before)
 

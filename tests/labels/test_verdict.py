@@ -23,8 +23,8 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"knows": False}, DO_NOT_USE, "no better than chance"),
         ({"expected_after": 0.8}, DO_NOT_USE, "fewer labels are right after correction than before: by 8.0 %"),
         ({"changed": 0.4}, DO_NOT_USE, "40.0 % of the labels changed"),
-        ({"score": 0.6}, DO_NOT_USE, "fell from 81.0 % at its best epoch to 60.0 %"),
-        ({"score": 0.74}, DOUBTFUL, "fell from 81.0 % at its best epoch to 74.0 %"),
+        ({"score": 0.6}, DO_NOT_USE, "fell from 81.0 % at the best epoch to 60.0 %"),
+        ({"score": 0.74}, DOUBTFUL, "fell from 81.0 % at the best epoch to 74.0 %"),
         ({"held_out_rows": 0, "score": None, "best_score": None}, DOUBTFUL, "no rows were held out"),
         ({"held_out_rows": 20}, DOUBTFUL, "only 20 rows were held out"),
         ({"epochs": 3}, DOUBTFUL, "only 3 epochs"),
@@ -35,14 +35,14 @@ def test_a_good_run_is_reliable_and_says_why():
         (
             {"low": 0.03, "score": 0.75, "best_score": 0.75},
             DOUBTFUL,
-            "changed, but the interval of the noise rate begins far below that",
+            "changed, but the interval of the noise rate starts far below that",
         ),
         ({"low": 0.03}, RELIABLE, "80.0 %"),  # the network disagrees with 20 %, no more than may be wrong
-        ({"gap": 0.05}, DOUBTFUL, "training shows clearly more wrong labels than held-out rows do"),
+        ({"gap": 0.05}, DOUBTFUL, "training shows clearly more wrong labels than held-out rows"),
         (
             {"network_high": 0.1},
             DOUBTFUL,
-            "is higher than the network's predictions of held-out labels support",
+            "is higher than the network's predictions for held-out labels support",
         ),
         ({"network_high": 0.11}, RELIABLE, "80.0 %"),  # hardly above
         ({"network_high": 0.1, "changed": 0.004}, RELIABLE, "80.0 %"),  # nothing to spoil

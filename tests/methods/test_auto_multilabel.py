@@ -136,7 +136,7 @@ def test_correction_that_does_harm_is_undone():
 
 
 def test_top_k_labels_are_refused():
-    with pytest.raises(RecipeError, match=r"label_top_k is 2 and the data is multi-label; .* leave label_top_k out"):
+    with pytest.raises(RecipeError, match=r"label_top_k is 2, but the data is multi-label; .* remove label_top_k"):
         trainer_of(Auto(), top_k=2)
 
 

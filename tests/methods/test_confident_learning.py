@@ -147,7 +147,7 @@ def test_from_a_recipe_and_within_a_budget(blobs):
     method = from_recipe("confident_learning", folds=2)
     outcome = trainer_for(blobs, method, epochs=7).run()
     assert [record["phase"] for record in outcome.records] == ["fold 1"] * 2 + ["fold 2"] * 1 + ["final"] * 4
-    with pytest.raises(RecipeError, match="3 epochs cannot hold the 4 phases fold 1, fold 2, fold 3, final"):
+    with pytest.raises(RecipeError, match="3 epochs are too few for 4 phases fold 1, fold 2, fold 3, final"):
         trainer_for(blobs, ConfidentLearning(), epochs=3)
 
 

@@ -34,5 +34,7 @@ def test_the_method_smooths_the_given_labels(smoothing):
 
 def test_multi_label_data_is_not_smoothed():
     task = Task(torch.zeros(3, 4), 4, 1, CPU, multilabel=True)
-    with pytest.raises(RecipeError, match=r"label_smoothing is 0.1 and the data is multi-label; .* leave .* out"):
+    with pytest.raises(
+        RecipeError, match=r"label_smoothing is 0.1, but the data is multi-label; .* remove label_smoothing"
+    ):
         CrossEntropy(label_smoothing=0.1).start(task)

@@ -82,5 +82,5 @@ def test_through_a_recipe_and_a_budget(blobs):
 def test_probabilities_that_cannot_be_are_refused():
     with pytest.raises(RecipeError, match=r"method.init_probability: .*less than 1; saw 1.0"):
         recipe.parse({"method": {"name": "dldl", "init_probability": 1.0}})
-    with pytest.raises(RecipeError, match=r"initial probability is 0\.2; expected one between 1/3 and 1"):
+    with pytest.raises(RecipeError, match=r"initial probability is 0\.2; expected a value between 1/3 and 1"):
         started(Dldl(init_probability=0.2), torch.tensor([0, 1, 2]), 3)

@@ -22,8 +22,8 @@ from pencil.training import Trainer, TrainingSettings
         ({"networks": 0}, "expected at least 1 and 0"),
         ({"held_out_rows": -1}, "expected at least 1 and 0"),
         ({"ema_logits": True}, "needs ema=True"),
-        ({"networks": 2, "row_losses": True}, "one network's logits"),
-        ({"ema": True, "ema_logits": True, "row_losses": True}, "one network's logits"),
+        ({"networks": 2, "row_losses": True}, "one network without ema_logits"),
+        ({"ema": True, "ema_logits": True, "row_losses": True}, "one network without ema_logits"),
     ],
 )
 def test_requirements_that_contradict_each_other_are_refused(wrong, message):

@@ -105,7 +105,7 @@ def test_attention_starts_as_a_mean_over_the_map():
 def test_inputs_of_another_size_are_refused(ask):
     network = attend("timm/test_resnet", (3, 64, 64))
     with pytest.raises(
-        ModelError, match=r"96 x 64 pixels have a feature map of 3 x 2; .* for one of 2 x 2; use .* 64 x 64"
+        ModelError, match=r"96 x 64 pixels have a feature map of 3 x 2; .* for a feature map of 2 x 2; use .* 64 x 64"
     ):
         ask(network, torch.zeros(2, 3, 96, 64))
 
@@ -153,7 +153,9 @@ def test_where_no_one_tells_channels_are_what_does_not_grow(last):
 
 
 def test_channels_that_cannot_be_told_are_refused():
-    with pytest.raises(ModelError, match=r"shape \(8, 8, 8\), and it is not clear which .* num_features"):
+    with pytest.raises(
+        ModelError, match=r"shape \(8, 8, 8\), in which the channel dimension is ambiguous.* num_features"
+    ):
         AttentionNetwork(OneSize(), (3, 16, 16), 5, WIDTH)
 
 
@@ -284,11 +286,11 @@ def test_a_users_network(own, kept, dropped, size, users):
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ("Branching", r"cannot be traced \(.*give it a method forward_features\(x\)"),
+        ("Branching", r"cannot be traced \(.*add a method forward_features\(x\)"),
         ("Two", "its output depends on several feature maps"),
         ("TwoWays", "continues differently after its feature map in training"),
         ("Tokens", r"its last features have shape \(16, 6\); expected \(channels, height, width\)"),
-        ("Fixed", "inputs of one size only"),
+        ("Fixed", "inputs of a single size"),
     ],
 )
 def test_a_users_network_whose_map_cannot_be_found(own, message, users):
@@ -347,7 +349,7 @@ def test_a_whole_networks_file_is_loaded_whole(saved):
 
 def test_for_other_classes_the_layers_that_know_them_start_fresh(saved):
     path, original = saved
-    with pytest.warns(UserWarning, match=r"no fitting head.classes.weight, .*head.gather.bias; they start fresh"):
+    with pytest.warns(UserWarning, match=r"no matching head.classes.weight, .*head.gather.bias; they start fresh"):
         network = attend("small_cnn", (3, 32, 32), 9, weights=path)  # with a map of another size, too
     assert torch.equal(network.head.expand.weight, original.head.expand.weight)
     assert network.head.gather.weight.shape == (9, 1, 8, 8)
@@ -357,7 +359,7 @@ def test_a_head_for_another_map_is_refused_with_the_size_to_use(saved):
     path, _ = saved
     with pytest.raises(
         ModelError,
-        match=r"for a feature map of 4 x 4; inputs of 32 x 32 pixels have one of 8 x 8; use inputs of 16 x 16 pixels",
+        match=r"a feature map of 4 x 4; inputs of 32 x 32 pixels give one of 8 x 8; use inputs of 16 x 16 pixels",
     ):
         attend("small_cnn", (3, 32, 32), weights=path)
 
@@ -365,14 +367,14 @@ def test_a_head_for_another_map_is_refused_with_the_size_to_use(saved):
 def test_a_head_left_out_of_the_file_starts_fresh(saved):
     path, original = saved
     save_file({name: value for name, value in load_file(path).items() if name.startswith("backbone.")}, path)
-    with pytest.warns(UserWarning, match=r"no fitting head.expand.weight"):
+    with pytest.warns(UserWarning, match=r"no matching head.expand.weight"):
         network = attend("small_cnn", (3, 32, 32), weights=path)
     assert torch.equal(network.backbone.state_dict()["0.weight"], original.backbone.state_dict()["0.weight"])
 
 
 def test_files_of_other_networks_are_refused(saved, tmp_path):
     path, _ = saved
-    with pytest.raises(ModelError, match="holds a network with the attention structure"):
+    with pytest.raises(ModelError, match="contains a network with the attention structure"):
         build(ModelSettings(name="small_cnn", weights=path), (3, 16, 16), 5, seed=0)
     wider = build(ModelSettings(name="small_cnn", options={"width": 64}), (3, 16, 16), 5, seed=0)
     save_file(wider.state_dict(), tmp_path / "wider.safetensors")
@@ -401,5 +403,5 @@ def test_a_finished_run_says_the_same_again_and_refuses_other_sizes(tmp_path):
         DataError, match=r"of shape \(1, 24, 24\); this network was trained on float of shape \(1, 16, 16\)"
     ):
         opened.predict_probs(np.zeros((2, 1, 24, 24), dtype=np.float32))
-    with pytest.raises(ModelError, match="this network was built for one of 4 x 4"):
+    with pytest.raises(ModelError, match="this network was built for a feature map of 4 x 4"):
         opened.model(torch.zeros(2, 1, 24, 24))

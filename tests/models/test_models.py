@@ -105,7 +105,7 @@ def test_pretrained_weights_that_cannot_be_fetched_say_what_to_do(monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     settings = ModelSettings(name="torchvision/mobilenet_v3_small", pretrained=True)
     with pytest.raises(
-        ModelError, match=r"cannot be downloaded \(no route to host\); take efficientnet_lite0.*or save them to a file"
+        ModelError, match=r"cannot be downloaded \(no route to host\); use efficientnet_lite0.*or save them to a file"
     ):
         build(settings, (3, 32, 32), 5, seed=0)
 
@@ -159,7 +159,7 @@ def test_a_users_own_file(tmp_path):
     )
     with pytest.raises(ModelError, match=r"returns a int; expected a torch.nn.Module"):
         build(ModelSettings(name=f"{path}:wrong"), (5,), 3, seed=0, trust=ANY_FILE)
-    with pytest.raises(ModelError, match="defines no model 'Other'"):
+    with pytest.raises(ModelError, match="does not define 'Other'"):
         build(ModelSettings(name=f"{path}:Other"), (5,), 3, seed=0, trust=ANY_FILE)
     with pytest.raises(ModelError, match="does not take the options"):
         build(ModelSettings(name=f"{path}:Net", options={"depth": 7}), (5,), 3, seed=0, trust=ANY_FILE)
@@ -216,7 +216,7 @@ def test_weights_from_a_file(weights_file):
 def test_a_head_of_another_width_starts_fresh_and_says_so(weights_file):
     path, original = weights_file
     settings = ModelSettings(name="small_cnn", options={"width": 4}, weights=path)
-    with pytest.warns(UserWarning, match=r"no fitting 18.weight, 18.bias; they start fresh"):
+    with pytest.warns(UserWarning, match=r"no matching 18.weight, 18.bias; they start fresh"):
         network = build(settings, (3, 8, 8), 9, seed=0)
     assert torch.equal(network[0].weight, original[0].weight)
     assert torch.equal(network[18].weight, build(settings, (3, 8, 8), 9, seed=0, fresh=True)[18].weight)
@@ -242,5 +242,5 @@ def test_files_that_are_no_weights_are_refused(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     (tmp_path / "cut.safetensors").write_bytes(b"\x08")
     for name in ("evil.pt", "list.pt", "cut.safetensors", "none.pt"):
-        with pytest.raises(ModelError, match=r"cannot read weights|holds no plain weights"):
+        with pytest.raises(ModelError, match=r"cannot read weights|does not contain plain weights"):
             build(settings(tmp_path / name), (3, 8, 8), 5, seed=0)

@@ -84,24 +84,24 @@ def broken(value, name="weight"):
         (nn.Identity(), r"the model has no parameters; expected at least one to train"),
         (nn.Flatten(), r"the model has no parameters"),
         (frozen(), r"all 2 parameters of the model are frozen \(requires_grad is False\)"),
-        (PartlyFrozen(), r"do not depend on a parameter that trains; expected logits with a gradient"),
-        (Odd(torch.detach), r"do not depend on a parameter that trains"),
+        (PartlyFrozen(), r"do not depend on a trainable parameter; expected logits with a gradient"),
+        (Odd(torch.detach), r"do not depend on a trainable parameter"),
         (Odd(lambda logits: (logits, logits)), r"returns a tuple in evaluation mode; expected a tensor of logits"),
         (Odd(lambda logits: {"logits": logits}), r"returns a dict in evaluation mode; expected a tensor of logits"),
         (Odd(lambda logits: (logits,), True), r"returns a tuple in training mode; expected a tensor of logits"),
-        (Odd(lambda logits: logits.argmax(1)), r"returns torch.int64 in evaluation mode; .*leave argmax out"),
+        (Odd(lambda logits: logits.argmax(1)), r"returns torch.int64 in evaluation mode; .*remove argmax"),
         (Odd(lambda logits: logits * 1j), r"returns torch.complex64 in evaluation mode"),
         (Odd(lambda logits: logits[:, :2]), r"returns \(2, 2\) for 2 inputs; expected \(2, 3\)"),
         (Odd(lambda logits: logits[:, :2], True), r"returns \(2, 2\) for 2 inputs; expected \(2, 3\)"),
         (Odd(lambda logits: logits.sum()), r"returns \(\) for 2 inputs"),
         (Odd(fail), r"cannot train on inputs of shape \(2, 4\): not today$"),
         (Odd(fail, True), r"cannot train on inputs of shape \(2, 4\): not today$"),
-        (Unbuilt(), r"has layers that no input builds \(other.weight, other.bias\)"),
+        (Unbuilt(), r"has lazy layers that were never built \(other.weight, other.bias\)"),
         (Holds(threading.Lock()), r"the model cannot be copied: cannot pickle '_thread.lock' object"),
         (Holds(torch.ones(2, requires_grad=True) * 2), r"the model cannot be copied: "),
-        (broken(torch.nan), r"1 tensors of the model hold NaN or infinity \(1.weight\)"),
-        (broken(torch.inf), r"hold NaN or infinity \(1.weight\)"),
-        (broken(torch.inf, "statistics"), r"hold NaN or infinity \(0.running_var\)"),
+        (broken(torch.nan), r"1 tensors of the model have NaN or infinity \(1.weight\)"),
+        (broken(torch.inf), r"have NaN or infinity \(1.weight\)"),
+        (broken(torch.inf, "statistics"), r"have NaN or infinity \(0.running_var\)"),
     ],
 )
 def test_networks_that_cannot_train_are_refused(tmp_path, model, message):
@@ -168,7 +168,7 @@ def test_outputs_that_are_not_finite_are_an_error_with_the_rows(finished):
     np.savez(finished / "huge.npz", x=huge, y=Y)
     for words in (("predict", "run", "huge.npz"), ("evaluate", "run", "--data", "huge.npz")):
         done = pencil(*words, cwd=finished, code=2)
-        assert "returns NaN or infinity for 2 of 24 inputs (row 3, row 7); expected numbers" in done.stderr
+        assert "returns NaN or infinity for 2 of 24 inputs (row 3, row 7); expected finite numbers" in done.stderr
         assert done.stdout == ""
     with pytest.raises(ModelError, match=r"for 2 of 24 inputs \(row 3, row 7\)"):
         package.open_run(finished / "run").predict_probs(huge)

@@ -150,7 +150,7 @@ def test_a_users_own_method_works_like_ours(tmp_path):
     assert made.build_method().q == 0.5
     with pytest.raises(RecipeError, match=r"method.qq: there is no such key"):
         recipe.parse({"method": {"name": f"{path}:Mine", "qq": 0.5}}, trust=True)
-    with pytest.raises(RecipeError, match=r"defines no method 'Other'.*it has Mine"):
+    with pytest.raises(RecipeError, match=r"does not define 'Other'.*it has Mine"):
         recipe.parse({"method": {"name": f"{path}:Other"}}, trust=True)
     path.write_text("def broken(:")
     with pytest.raises(RecipeError, match=r"mine.py cannot be loaded: SyntaxError"):

@@ -110,8 +110,11 @@ def test_evaluating_needs_trust_to_download(home, attempts):
 
 def test_why_there_are_no_pictures(tmp_path):
     for settings, reason in (
-        ({"source": "hf/some/name"}, "'hf/some/name' is not a saved folder on this machine, and nothing is downloaded"),
-        ({"source": "cifar10", "root": tmp_path / "none"}, "CIFAR-10 .* is not in .*none, and nothing is downloaded"),
+        (
+            {"source": "hf/some/name"},
+            "'hf/some/name' is not a saved folder on this machine, and downloads are disabled",
+        ),
+        ({"source": "cifar10", "root": tmp_path / "none"}, "CIFAR-10 .* is not in .*none, and downloads are disabled"),
     ):
         with pytest.raises(DataError, match=reason):
             load(DataSettings(**settings), local=True)

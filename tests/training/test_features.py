@@ -75,7 +75,7 @@ def test_features_that_half_precision_cannot_hold_are_refused(value):
     (found,) = extractor.chunks(TensorInputs(images), chunks)
     assert (found.features == 65504).all()
     images[4, 1, 0, 0] = value
-    with pytest.raises(ModelError, match=r"NaN, infinity or numbers beyond 65,504 as features; expected numbers"):
+    with pytest.raises(ModelError, match=r"NaN, infinity or numbers beyond 65,504 as features; expected values"):
         list(extractor.chunks(TensorInputs(images), chunks))
 
 
@@ -147,7 +147,7 @@ def test_unreadable_photos_are_skipped_or_named(photos, tmp_path):
     truncate(next(iter(sorted((folder / "dark").iterdir()))))
     with pytest.raises(DataError, match="cannot be read"):
         run_recipe(photo_recipe(folder))
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="skipped"):
         run = run_recipe(photo_recipe(folder, ("data.bad_rows", "skip")))
     assert len(run.labels) == 39 and run.summary.data.unread == 1
 

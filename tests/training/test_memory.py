@@ -54,7 +54,7 @@ def test_a_top_k_that_cannot_help_is_not_proposed(splits, room):
     with pytest.raises(TrainingError, match=r"no training.label_top_k makes them fit"):
         memory.refuse_too_large(splits, Elr().requirements, TrainingSettings(), in_python=False)
     room(memory.NOISE_MODEL * CLASSES**2 - 1)
-    with pytest.raises(TrainingError, match=r"estimate of the noise alone takes .* merge rare classes"):
+    with pytest.raises(TrainingError, match=r"noise estimate alone takes .* merge rare classes"):
         memory.refuse_too_large(splits, Auto().requirements, TrainingSettings(), in_python=False)
 
 

@@ -127,7 +127,7 @@ def test_unreadable_images_are_named_as_on_one_machine(photos, tmp_path, fake): 
     truncate(next(iter(sorted((folder / "dark").iterdir()))))
     with pytest.raises(DataError, match=r"1 of 40 images cannot be read: .*dark/"):
         as_job(folder).with_features(engine="ray")
-    with pytest.warns(UserWarning, match=r"image 'dark/.*cannot be read.*left out"):
+    with pytest.warns(UserWarning, match=r"image 'dark/.*cannot be read.*skipped"):
         job = as_job(folder, ("data.bad_rows", "skip")).with_features(engine="ray")
     unreadable = [part.inputs.readable for part in vars(job.features).values() if part and not part.inputs.complete]
     assert sum(int((~readable).sum()) for readable in unreadable) == 1

@@ -279,9 +279,9 @@ def test_new_rows_of_sharded_labels_begin_as_given():
 
 
 def test_a_state_of_another_version_is_refused():
-    with pytest.raises(RunError, match="has no best_epoch of AutoState; expected one of this version"):
+    with pytest.raises(RunError, match="has no best_epoch of AutoState; expected one of this pencil version"):
         load_state(AutoState(total=3), {k: v for k, v in state_tree(AutoState(total=3)).items() if k != "best_epoch"})
     trainer = build(make("cross_entropy"))
     state = trainer.state_dict()
-    with pytest.raises(RunError, match="has no known of RunningMeans; expected one of this version"):
+    with pytest.raises(RunError, match="has no known of RunningMeans; expected one of this pencil version"):
         trainer.load_state_dict({**state, "means": {k: v for k, v in state["means"].items() if k != "known"}})

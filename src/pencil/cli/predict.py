@@ -48,7 +48,7 @@ def predict(
     cut = pick_threshold(threshold, opened.multilabel)
     inputs, keys = read_inputs(data, opened.recipe.data)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*the row is left out")  # its reason is in the output
+        warnings.filterwarnings("ignore", message=".*the row is skipped")  # its reason is in the output
         if maps is not None:
             save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
         probs = opened.predict_inputs(inputs)

@@ -1,4 +1,4 @@
-"""Rows that cannot be used: all of them are counted, the first few are named, and they are refused or left out."""
+"""Rows that cannot be used: all are counted, the first few are named, and they are refused or skipped."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -10,30 +10,30 @@ from pencil.errors import DataError, setting
 
 OnBadRows = Literal["error", "skip"]
 SHOWN = 5
-"""This many bad rows are named; the others are counted."""
+"""Maximum number of bad rows that are named; the others are counted."""
 
 
 def skip_remedy() -> str:
-    """Return what leaves bad rows out, as the caller writes it; commands that only read a run do not take it."""
-    return f"leave them out with {setting('data.bad_rows', 'skip')} when you check or train"
+    """Return how to skip bad rows, as the caller would write it; commands that only read a run do not accept it."""
+    return f"skip them with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
 class BadRow(NamedTuple):
-    """A row that cannot be used: its number, and why."""
+    """A row that cannot be used: its number, and the reason."""
 
     row: int
     reason: str
 
 
 class BadRows:
-    """The bad rows of one source, as they are found.
+    """Collects the bad rows of one source.
 
     Parameters
     ----------
     where
-        Names the source in messages.
+        Name of the source in messages.
     numbers
-        The number of each row in messages; by default its place.
+        The number of each row in messages; by default its position.
     """
 
     def __init__(self, where: str, numbers: np.ndarray | None = None):
@@ -44,26 +44,26 @@ class BadRows:
         return len(self._reasons)
 
     def add(self, row: int, reason: str) -> None:
-        """Add a row; of several reasons the first is kept."""
+        """Add a row; the first of several reasons is kept."""
         self._reasons.setdefault(row, reason)
 
     def add_where(self, bad: np.ndarray, reason: Callable[[int], str], rows: np.ndarray | None = None) -> None:
-        """Add the rows that a mask marks.
+        """Add the rows marked by a mask.
 
         Parameters
         ----------
         bad
-            True at the places of bad rows.
+            True at the positions of bad rows.
         reason
-            Returns the reason for a place.
+            Returns the reason for a position.
         rows
-            The row of each place; by default the place itself.
+            The row of each position; by default the position itself.
         """
         for place in np.flatnonzero(bad).tolist():
             self.add(place if rows is None else int(rows[place]), reason(place))
 
     def found(self) -> list[BadRow]:
-        """Return the bad rows in their order."""
+        """Return the bad rows in order."""
         return [BadRow(row, self._reasons[row]) for row in sorted(self._reasons)]
 
     def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str | None = None) -> None:
@@ -72,19 +72,19 @@ class BadRows:
         Parameters
         ----------
         keys
-            The key of every row, by which a row is named besides its number.
+            The key of every row, shown beside its number.
         total
-            How many rows there are.
+            Number of rows.
         remedy
-            What to do if the rows cannot be fixed; by default they may be left out.
+            What to do if the rows cannot be fixed; by default, skip them.
         """
         if self._reasons:
             remedy = skip_remedy() if remedy is None else remedy
             rest = f", or {remedy}" if remedy else ""
-            raise DataError(f"{self.describe(keys, total)}; fix such rows{rest}.")
+            raise DataError(f"{self.describe(keys, total)}; fix these rows{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
-        """Raise, or say which rows are left out, as ``on_bad_rows`` asks.
+        """Raise, or warn about skipped rows, depending on ``on_bad_rows``.
 
         Parameters
         ----------
@@ -96,23 +96,23 @@ class BadRows:
         Returns
         -------
         ndarray or None
-            The numbers of the other rows; None where no row is bad.
+            The numbers of the other rows; None if no row is bad.
         """
         if not self._reasons:
             return None
         if on_bad_rows == "error" or len(self._reasons) == len(keys):
             self.refuse(keys, total=len(keys))
-        warnings.warn(f"{self.describe(keys, len(keys))}; they are left out", stacklevel=3)
+        warnings.warn(f"{self.describe(keys, len(keys))}; they are skipped", stacklevel=3)
         return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
-        """Return how many bad rows there are, and the first of them with their reasons."""
+        """Return the number of bad rows, and the first of them with their reasons."""
         count = len(self._reasons)
         of = "" if total is None else f" of {total:,}"
         return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {self._listed(keys)}"
 
     def _listed(self, keys: np.ndarray | None) -> str:
-        """Return the first bad rows with their reasons, and how many more there are."""
+        """Return the first bad rows with their reasons, and the number of further ones."""
         found = self.found()
         named = [f"{self._name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
         more = len(found) - len(named)

@@ -1,4 +1,4 @@
-"""Which column of a table is what: the keys of ``data.columns``, and the usual names of columns that are not named."""
+"""The roles of table columns: the keys of ``data.columns``, and the common names of columns that are not set."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,14 +17,14 @@ PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
 NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
-"""Keys of columns that new inputs need not have."""
+"""Keys of columns that new inputs do not need."""
 OF_INPUTS = ("path", "image", "numbers", "categories", "text", "vectors", "ignore")
-"""Keys of columns that say what the inputs are."""
+"""Keys of columns that define the inputs."""
 Names = str | tuple[str, ...] | None
 
 
 class Columns(BaseModel):
-    """Which column of a table is what. A column that is not named is searched under its usual names.
+    """The role of each column of a table. A role that is not set is searched under common column names.
 
     Parameters
     ----------
@@ -33,28 +33,27 @@ class Columns(BaseModel):
     image
         Encoded images as bytes.
     numbers, categories, text, vectors
-        Columns to learn from where there are no images: one or several of each kind. Columns that are not named are
-        judged by their name, type and values. Several texts are joined.
+        Columns to learn from if there are no images: one or several of each kind. Columns that are not listed are
+        classified by their name, type and values. Several texts are joined.
     ignore
         Columns that are not used.
     label
-        One column (classes, distributions, or lists of the classes present), or one column per annotator, whose votes
+        One column (classes, distributions, or lists of the classes present), or one column per annotator; their votes
         become a distribution.
     probabilities
-        One column per class instead of ``label``; they sum to 1 in every row.
+        One column per class instead of ``label``, which sum to 1 in every row.
     indicators
-        One column per class of multi-label data instead of ``label``, each from 0 to 1.
+        One column per class of multi-label data instead of ``label``, with values from 0 to 1.
     key
-        A stable, unique name for each row; by default its path, a column of ids with another one in each row, or the
-        number of the row.
+        A stable, unique name for each row; by default its path, a column of unique ids, or the row number.
     clean
         Labels known to be right: one column like ``label``, or one per class beside ``indicators``.
     split
         The split of each row: train, validation or test.
     numbering
-        How rows without a key are numbered: "lines" as an editor does, where the first row below a header is 2 (from 0
-        where there is no header, as in Parquet), or "places", from 0. A run stores it; where it is set, no column is
-        searched for keys.
+        How rows without a key are numbered: "lines" as in an editor, where the first row below a header is 2 (from 0
+        without a header, as in Parquet), or "places", from 0. A run stores it; if it is set, no column is searched for
+        keys.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -76,7 +75,7 @@ class Columns(BaseModel):
 
     @property
     def roles(self) -> dict[Role, tuple[str, ...]]:
-        """The columns to encode that are named, by their role."""
+        """The listed columns to encode, by role."""
         return {
             "number": as_names(self.numbers),
             "category": as_names(self.categories),
@@ -86,34 +85,34 @@ class Columns(BaseModel):
 
     @property
     def encoded(self) -> bool:
-        """Whether columns to encode are named."""
+        """Whether any columns to encode are listed."""
         return any(self.roles.values())
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The columns of labels that are named."""
+        """The listed label columns."""
         return (*as_names(self.label), *as_names(self.probabilities), *as_names(self.indicators))
 
     @property
     def beside_inputs(self) -> tuple[str, ...]:
-        """The columns that are named and are no inputs: labels, keys, splits."""
+        """The listed columns that are not inputs: labels, keys, splits."""
         return (*self.labels, *as_names(self.key), *as_names(self.clean), *as_names(self.split))
 
 
 @dataclass(frozen=True)
 class ColumnUses:
-    """What each column of a table is used for.
+    """The use of each column of a table.
 
     Parameters
     ----------
     used
-        The columns that are used: "label", "key", "clean label", "split", "image", or a role such as "text".
+        The columns in use: "label", "key", "clean label", "split", "image", or a role such as "text".
     unused
-        Why the others are not.
+        The reasons why the other columns are not used.
     columns
-        Which column is what, with the key decided.
+        The role of each column, with the key decided.
     named_by
-        In words, what the keys of the rows are.
+        A description of the keys of the rows.
     """
 
     used: Mapping[str, str]
@@ -126,7 +125,7 @@ class ColumnUses:
         return tuple(name for name, one in self.used.items() if one == use)
 
     def with_key(self, columns: Columns) -> Columns:
-        """Return other columns with the key as it was decided for this table."""
+        """Return other columns with the key that was decided for this table."""
         return columns.model_copy(update={"key": self.columns.key, "numbering": self.columns.numbering})
 
 
@@ -143,7 +142,7 @@ def refuse_repeated_columns(where: Path | str, names: Sequence[str]) -> None:
 
 
 def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None:
-    """Raise if ``columns`` names a column that the table does not have."""
+    """Raise if ``columns`` lists a column that the table does not have."""
     known = set(table.column_names)
     named: Iterable[tuple[str, Any]] = columns.model_dump(exclude={"numbering"}).items()
     missing = {name: use for use, value in named for name in as_names(value) if name not in known}
@@ -156,32 +155,32 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
 
 
 def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, *keys: str) -> str:
-    """Return the first column with one of the usual names; ``what`` and ``keys`` of a recipe name it in the message."""
+    """Return the first column with a common name; ``what`` and the recipe ``keys`` describe it in the message."""
     found = usual_column(table, usual)
     if found is None:
         raise DataError(
-            f"{where} has no {what} column under a usual name ({', '.join(usual)}); it has "
+            f"{where} has no {what} column with a common name ({', '.join(usual)}); it has "
             f"{_list(table.column_names)}; name it with {' or '.join(setting(key, 'NAME') for key in keys)}."
         )
     return found
 
 
 def usual_column(table: pa.Table, names: Sequence[str], fits: Any = lambda _kind: True) -> str | None:
-    """Return the first column with one of these names whose type fits; None if there is none."""
+    """Return the first column with one of these names and a matching type; None if there is none."""
     fitting = [field.name for field in table.schema if field.name.lower() in names and fits(field.type)]
     return usual_name(fitting, names)
 
 
 def usual_name(names: Sequence[str], usual: Sequence[str]) -> str | None:
-    """Return the first of these names that is a usual one, in upper or lower case; None if there is none."""
+    """Return the first of these names that is a common one, ignoring case; None if there is none."""
     by_name = {name.lower(): name for name in names}
     return next((by_name[name] for name in usual if name in by_name), None)
 
 
 def taken_names(columns: Columns, names: Sequence[str], *, labelled: bool = True) -> list[str]:
-    """Return the columns that are no inputs: labels, keys, splits, and columns to ignore.
+    """Return the columns that are not inputs: labels, keys, splits, and columns to ignore.
 
-    Without ``labelled`` a column with a usual name of labels is one like others.
+    Without ``labelled``, a column with a common label name is treated like any other.
     """
     usual = usual_name(names, LABEL_COLUMNS) if labelled else None
     others = (columns.label or usual, columns.probabilities, columns.indicators)
@@ -193,14 +192,15 @@ def taken_names(columns: Columns, names: Sequence[str], *, labelled: bool = True
 
 
 def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:
-    """Return which columns of a table hold classes, as names or indices: given and clean labels, but no probabilities.
+    """Return the columns of a table that contain classes, as names or indices: given and clean labels, not
+    probabilities.
 
     Parameters
     ----------
     columns
-        Which column is what.
+        The role of each column.
     names
-        The columns of the table, among which a label that is not named is searched.
+        The columns of the table, among which an unset label is searched.
     """
     if columns.probabilities is not None or columns.indicators is not None:
         return ()

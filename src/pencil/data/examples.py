@@ -1,4 +1,4 @@
-"""Examples: rows of inputs with their given labels. Clean labels, where known, are used for metrics only."""
+"""Examples: rows of inputs with their given labels. Clean labels, where known, are only used for metrics."""
 
 import hashlib
 import warnings
@@ -30,7 +30,7 @@ class Batch:
     given_labels
         Class indices (batch,) or probabilities (batch, classes).
     second_inputs
-        A second view of the same rows, where a method asks for one and it differs from the first.
+        A second view of the same rows, if a method asks for one and it differs from the first.
     """
 
     rows: Tensor
@@ -41,7 +41,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Examples:
-    """A choice of rows from some inputs, with given labels, stable keys and class names.
+    """A selection of rows from some inputs, with given labels, stable keys and class names.
 
     Parameters
     ----------
@@ -56,15 +56,15 @@ class Examples:
     keys
         A stable name for each example.
     clean_labels
-        Labels known to be right, for metrics only.
+        Labels known to be right, only for metrics.
     multilabel
         Whether an example may have several classes.
     pinned
-        True for examples whose label a person has reviewed: it never moves.
+        True for examples whose label a person has reviewed; such a label never moves.
     weights
-        What the loss of each example is multiplied by in training, 1 on average; None for 1 everywhere.
+        Factor of each example's loss in training, 1 on average; None for 1 everywhere.
     table
-        What each column of the table is that the rows are of; None for other data.
+        The use of each column of the table that the rows come from; None for other data.
     """
 
     inputs: Inputs
@@ -108,21 +108,21 @@ class Examples:
         return tuple(self.some_inputs(1).shape[1:]) if known is None else known
 
     def some_inputs(self, count: int) -> Tensor:
-        """Read the first inputs that can be read, at most ``count``, as a network sees them in evaluation.
+        """Read the first readable inputs, at most ``count``, as a network sees them in evaluation.
 
-        They are read in this process: starting workers takes longer than reading a few inputs.
+        They are read in this process, because starting workers takes longer than reading a few inputs.
         """
         inputs = self.inputs.in_process()
-        for chunks in (self.rows[:64].split(count), self.rows[64:].split(64)):  # most often the first is enough
+        for chunks in (self.rows[:64].split(count), self.rows[64:].split(64)):  # usually the first chunk is enough
             for values, _ in inputs.batches(chunks):
                 if len(values):
                     return values[:count]
         raise DataError(
-            f"none of the {len(self)} inputs can be read; expected at least one; see `pencil check` for the reasons."
+            f"none of the {len(self)} inputs can be read; expected at least one; run `pencil check` for the reasons."
         )
 
     def subset(self, chosen: Tensor) -> "Examples":
-        """Return these positions only; inputs are shared, never copied."""
+        """Return only these positions; inputs are shared, never copied."""
         return replace(
             self,
             rows=self.rows[chosen],
@@ -134,13 +134,13 @@ class Examples:
         )
 
     def batches(self, batch_size: int, *, order: Tensor | None = None, view: View | None = None) -> Iterator[Batch]:
-        """Yield batches of this size in the given order of positions (by default all of them, as stored)."""
+        """Yield batches of this size in the given order of positions (by default all positions in order)."""
         return self.load_batches(
             split_into_batches(torch.arange(len(self)) if order is None else order, batch_size), view
         )
 
     def load_batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Batch]:
-        """Yield a batch for each chunk of positions; rows whose input cannot be read are missing from it."""
+        """Yield a batch for each chunk of positions, without unreadable rows."""
         inputs = self.inputs.batches([self.rows[chunk] for chunk in chunks if len(chunk)], view)
         for chunk in chunks:
             if len(chunk) == 0:
@@ -151,7 +151,7 @@ class Examples:
             yield Batch(kept, values, self.given_labels[kept])
 
     def fingerprint(self) -> str:
-        """Return a digest of keys, given labels and weights: the same for the same rows in the same order."""
+        """Return a digest of keys, given labels and weights; equal for the same rows in the same order."""
         digest = hashlib.sha256("\0".join(self.classes).encode())
         for start in range(0, len(self), 65536):  # never all keys at once as Python strings
             digest.update("".join(f"\0{key}" for key in self.keys[start : start + 65536]).encode())
@@ -162,9 +162,9 @@ class Examples:
 
 
 def fingerprints(parts: Mapping[str, "Examples | None"], *, content: bool = False) -> dict[str, str]:
-    """Return a digest of keys and labels of each split (by its name), and one of its inputs where that can be known.
+    """Return a digest of keys and labels of each split (by its name), and a digest of its inputs if available.
 
-    ``content`` reads the bytes of files; otherwise their size and time of change count.
+    ``content`` reads the bytes of files; otherwise their size and modification time are used.
     """
     found: dict[str, str] = {}
     for name, part in parts.items():
@@ -177,7 +177,7 @@ def fingerprints(parts: Mapping[str, "Examples | None"], *, content: bool = Fals
 
 
 def split_into_batches(order: Tensor, batch_size: int) -> list[Tensor]:
-    """Split positions into batches; a single row left over joins the last batch, as batch statistics need two rows."""
+    """Split positions into batches; a single leftover row joins the last batch: batch statistics need two rows."""
     chunks = list(order.split(batch_size))
     if len(chunks) > 1 and len(chunks[-1]) == 1:
         chunks[-2:] = [torch.cat(chunks[-2:])]
@@ -186,10 +186,10 @@ def split_into_batches(order: Tensor, batch_size: int) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Splits:
-    """The training set, the validation set that chooses the best epoch (noisy too), the test set, and unlabelled rows.
+    """The training set, the (noisy) validation set that selects the best epoch, the test set, and unlabelled rows.
 
-    Unlabelled rows are of the source of the training rows, whose ``inputs`` they share. They are neither trained on nor
-    evaluated; the trained network gives them a label.
+    Unlabelled rows come from the source of the training rows and share its ``inputs``. They are not used in training or
+    evaluation; the trained network labels them.
     """
 
     train: Examples
@@ -198,25 +198,25 @@ class Splits:
     unlabelled: Examples | None = None
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of examples of each split that there is."""
+        """Return the number of examples of each existing split."""
         return {name: len(part) for name, part in vars(self).items() if part is not None}
 
 
 def hold_out(
     examples: Examples, fraction: float, seed: int, keys: np.ndarray | None = None
 ) -> tuple[Examples, Examples | None]:
-    """Split off rows for validation; every class keeps at least one row for training.
+    """Hold out rows for validation; every class keeps at least one training row.
 
     Parameters
     ----------
     examples
-        All rows that are not for testing.
+        All rows except the test rows.
     fraction
-        How many rows to hold out, from 0 (none) to below 1.
+        Fraction of the rows to hold out, from 0 (none) to below 1.
     seed
-        Draws the rows.
+        Seed for drawing the rows.
     keys
-        Names the rows to hold out instead of drawing them.
+        Keys of the rows to hold out, instead of drawing them.
 
     Returns
     -------
@@ -230,7 +230,7 @@ def hold_out(
         ) if chosen.any() else None
     if not 0 <= fraction < 1:
         raise DataError(
-            f"the validation fraction is {fraction}; expected from 0 (none) to below 1; set it with "
+            f"the validation fraction is {fraction}; expected a value from 0 (none) to below 1; set it with "
             f"{setting('data.validation', 0.1)}."
         )
     if fraction == 0 or len(examples) < 10:
@@ -240,7 +240,7 @@ def hold_out(
     first_of_class = torch.zeros(len(order), dtype=torch.bool)
     if examples.multilabel:
         first_of_class[(given > 0.5).argmax(axis=0)] = True
-    else:  # a rare class must not vanish from training
+    else:  # a rare class must not disappear from training
         first_of_class[np.unique(hard_labels(torch.from_numpy(given)).numpy(), return_index=True)[1]] = True
     free = order[~first_of_class]
     held = free[: max(1, round(fraction * len(examples)))]
@@ -252,7 +252,7 @@ def hold_out(
 
 
 def refuse_other_kind(examples: Examples, multilabel: bool) -> None:
-    """Raise if single-label labels are expected and these are multi-label, or the other way round."""
+    """Raise if single-label labels are expected and these are multi-label, or vice versa."""
     if examples.multilabel and not multilabel:
         raise DataError(
             "the labels are multi-label; expected single-label data, one class for each row; pass one class per row."
@@ -260,7 +260,7 @@ def refuse_other_kind(examples: Examples, multilabel: bool) -> None:
     if multilabel and not examples.multilabel:
         raise DataError(
             "the labels are single-label; expected multi-label data: a matrix with a column for each class, lists of "
-            "classes, or data.columns.indicators; give the labels in one of these forms."
+            "classes, or data.columns.indicators; pass the labels in one of these forms."
         )
 
 
@@ -277,12 +277,12 @@ def check_trainable(examples: Examples) -> None:
 
 
 FEW_CLASSES, ROWS_PER_CLASS = 10, 4
-"""More classes than this, with fewer rows each on average, look like numbers or ids: of a class with three rows one is
-held out, and two cannot show which of them is wrong. (Columns of strings are judged in the same way.)"""
+"""With more classes than this, and fewer rows per class on average, labels look like numbers or ids: of three rows in a
+class one is held out, and the other two cannot show which of them is wrong. (Columns of strings are judged alike.)"""
 
 
 def warn_of_many_classes(examples: Examples) -> None:
-    """Warn where labels look like numbers or ids: few rows have the same one."""
+    """Warn if labels look like numbers or ids, because few rows share a label."""
     if examples.multilabel:
         return
     classes, rows = len(hard_labels(examples.given_labels).unique()), len(examples)
@@ -292,19 +292,19 @@ def warn_of_many_classes(examples: Examples) -> None:
     column = f" in column {names[0]!r}" if len(names) == 1 else ""
     other = "" if examples.table is None else f"; name another column with {setting('data.columns.label', 'NAME')}"
     warnings.warn(
-        f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows for each; this looks "
-        f"like numbers or ids, not classes{other}, or group the values into few classes",
+        f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows per class; they look "
+        f"like numbers or ids, not classes{other}, or group the values into fewer classes",
         stacklevel=2,
     )
 
 
-UNKNOWN = "have no known label and teach nothing"
+UNKNOWN = "have no known labels and are ignored in training"
 
 
 def warn_of_unknown_rows(examples: Examples) -> None:
-    """Warn about multi-label rows without any known class: they take part in no loss and no update."""
+    """Warn about multi-label rows without any known class; they are excluded from losses and updates."""
     unknown = int(examples.given_labels.isnan().all(dim=1).sum()) if examples.multilabel else 0
     if unknown:
         warnings.warn(
-            f"{unknown:,} of {len(examples):,} training rows {UNKNOWN}; label them or leave them out", stacklevel=2
+            f"{unknown:,} of {len(examples):,} training rows {UNKNOWN}; label them or remove them", stacklevel=2
         )

@@ -1,4 +1,4 @@
-"""Keys: a stable, unique name for each row, by which labels, reviews and splits find their rows again."""
+"""Keys: a stable, unique name for each row, which matches labels, reviews and splits to rows."""
 
 import os
 from typing import Any
@@ -10,12 +10,12 @@ from pencil.data.given.given_labels import as_array_with_nan, is_nan
 from pencil.errors import DataError
 
 CHUNK = 65536
-"""This many keys are Python strings at once."""
-REMEDY = "expected a name or number for each row; fill it in, or leave the keys out to count the rows"
+"""Number of keys that are Python strings at once."""
+REMEDY = "expected a name or number for each row; fill it in, or omit the keys to count the rows"
 
 
 def as_keys(values: Any) -> np.ndarray:
-    """Return keys as one array of strings: no Python object per row, so worker processes share it as it is.
+    """Return keys as one array of strings, without a Python object per row, so that worker processes share it.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def as_keys(values: Any) -> np.ndarray:
     Raises
     ------
     DataError
-        If a key is missing (empty, None, NaN) or neither a name nor a number; whether keys are unique is not checked.
+        If a key is missing (empty, None, NaN) or is neither a name nor a number; uniqueness is not checked.
     """
     try:
         array = as_array_with_nan(values)
@@ -37,11 +37,11 @@ def as_keys(values: Any) -> np.ndarray:
         _refuse_missing(np.isnan(array))
     try:
         keys = _as_strings(array)
-    except DataError:  # which is a ValueError, and says what is wrong
+    except DataError:  # it is a ValueError too, and has its own message
         raise
-    except (UnicodeError, ValueError, TypeError, SystemError) as error:  # a text that no encoder can write
+    except (UnicodeError, ValueError, TypeError, SystemError) as error:  # text that cannot be encoded
         raise DataError(
-            f"a key is not valid text ({str(error).splitlines()[0]}); expected text that UTF-8 can hold; rename it."
+            f"a key is not valid text ({str(error).splitlines()[0]}); expected text that UTF-8 can encode; rename it."
         ) from error
     _refuse_missing(keys == "")
     return keys
@@ -75,9 +75,9 @@ def _refuse_missing(missing: np.ndarray) -> None:
 
 
 def refuse_repeated_keys(keys: np.ndarray) -> None:
-    """Raise if two rows have the same key: a decision about one of them would be applied to both.
+    """Raise if two rows have the same key, because a decision about one of them would apply to both.
 
-    Rows are compared by a 64-bit hash first, so that at no time all keys are Python strings.
+    Rows are first compared by a 64-bit hash, so that not all keys are Python strings at the same time.
     """
     hashes = np.empty(len(keys), dtype=np.int64)
     for start in range(0, len(keys), CHUNK):
@@ -92,7 +92,7 @@ def refuse_repeated_keys(keys: np.ndarray) -> None:
         key = str(keys[row])
         if key in first:
             raise DataError(
-                f"rows {first[key]} and {row} have the same key {key!r}; expected unique keys, by which labels and "
-                "reviews find their rows; rename one of them, or leave the keys out to count the rows."
+                f"rows {first[key]} and {row} have the same key {key!r}; expected unique keys, which match labels and "
+                "reviews to rows; rename one of them, or omit the keys to count the rows."
             )
         first[key] = row

@@ -1,9 +1,9 @@
-"""Seeded label noise: noisy labels from clean ones, with the noise rate that was measured.
+"""Seeded label noise: noisy labels from clean ones, with the measured noise rate.
 
-Every class-conditional noise is a transition matrix ``T``, where ``T[i, j]`` is the probability that a label ``i`` is
+Every class-conditional noise is a transition matrix ``T``, where ``T[i, j]`` is the probability that label ``i`` is
 given as ``j``; :func:`flip` draws from any such matrix. Instance-dependent noise also depends on the inputs
 (:func:`flip_by_instance`). In multi-label data each (example, class) entry flips independently (:func:`flip_entries`).
-:func:`corrupt` applies the noise that a recipe asks for to examples, by these functions.
+:func:`corrupt` uses these functions to apply the noise of a recipe to examples.
 """
 
 import functools
@@ -40,7 +40,7 @@ def symmetric_matrix(num_classes: int, rate: float) -> NDArray[np.float64]:
     num_classes
         The number of classes.
     rate
-        The probability that a label is drawn anew, uniformly from all classes, its own included.
+        The probability that a label is redrawn, uniformly from all classes including its own.
     """
     _check_rate(rate)
     return (1 - rate) * np.eye(num_classes) + rate / num_classes
@@ -86,7 +86,7 @@ def map_matrix(num_classes: int, rate: float, mapping: Mapping[int, int]) -> NDA
 
 
 def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabels:
-    """Draw each label anew from its row of a transition matrix.
+    """Redraw each label from its row of a transition matrix.
 
     Parameters
     ----------
@@ -113,11 +113,11 @@ def flip_by_instance(
 ) -> NoisyLabels:
     """Draw instance-dependent noise (Xia et al. 2020, Algorithm 2): flip rate and target depend on the input.
 
-    Each example has its own flip rate, from a normal distribution around ``rate`` truncated to [0, 1]; the target class
-    is drawn from a softmax of a random projection of the standardised input, one projection per clean class.
+    Each example has its own flip rate, drawn from a normal distribution around ``rate`` truncated to [0, 1]; the target
+    class is drawn from a softmax of a random projection of the standardised input, one projection per clean class.
 
-    As in the paper, ``rate`` is the mean before truncation, which raises small rates: with the default ``spread`` 0.02
-    gives 0.088 on average, 0.05 gives 0.101, 0.1 gives 0.129, 0.2 gives 0.206; from 0.3 to 0.7 it is as given.
+    As in the paper, ``rate`` is the mean before truncation, which raises small rates: with the default ``spread``, 0.02
+    gives 0.088 on average, 0.05 gives 0.101, 0.1 gives 0.129, 0.2 gives 0.206; from 0.3 to 0.7 the mean is unchanged.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def flip_by_instance(
 
 @dataclass(frozen=True)
 class NoisyEntries:
-    """Noisy multi-label labels and the fraction of known entries that are wrong now."""
+    """Noisy multi-label labels, and the fraction of known entries that are wrong."""
 
     labels: NDArray[np.float32]
     rate: float
@@ -173,12 +173,12 @@ def flip_entries(
     clean_labels
         0, 1 or NaN (n, classes).
     false_positives, false_negatives
-        Probabilities that an absent class is given as present, and a present one as absent.
+        Probability that an absent class is given as present, and that a present class is given as absent.
     seed
         The same seed gives the same labels.
     confidences
-        Whether to give probabilities, like a machine: from 0.5 to 1 for a class given as present, from 0 to 0.5 for
-        one given as absent. Right entries tend to be more confident (0.83 on average) than wrong ones (0.67).
+        Whether to give probabilities, like a classifier: from 0.5 to 1 for a class given as present, from 0 to 0.5 for
+        a class given as absent. Right entries tend to be more confident (0.83 on average) than wrong ones (0.67).
     """
     _check_rate(false_positives)
     _check_rate(false_negatives)
@@ -205,18 +205,18 @@ def compare(clean: NDArray[np.int64], noisy: NDArray[np.int64], num_classes: int
 def corrupt(
     examples: Examples, settings: AnyNoise, seed: int, loaded_rows: torch.Tensor | None = None
 ) -> NoisyLabels | NoisyEntries:
-    """Inject noise into the labels of examples, whose given labels are clean.
+    """Inject noise into examples whose given labels are clean.
 
     Parameters
     ----------
     examples
-        They are not changed.
+        The examples; they are not modified.
     settings
         The ``[data.noise]`` part of a recipe.
     seed
-        Draws the noise where the settings have no seed of their own.
+        Seed of the noise, if the settings have none.
     loaded_rows
-        The number of each example in the data as loaded, which a file of labels follows; by default its row.
+        The number of each example in the loaded data, which the rows of a label file follow; by default its row.
 
     Raises
     ------
@@ -230,15 +230,13 @@ def corrupt(
         if not examples.multilabel:
             fitting = "single-label; expected noise of kind symmetric, circular, instance, map, matrix, file or mixed"
         raise DataError(
-            f'data.noise is of kind "{settings.kind}" and the labels are {fitting}; change data.noise.kind.'
+            f'data.noise is of kind "{settings.kind}", but the labels are {fitting}; change data.noise.kind.'
         )
     if isinstance(settings, EntryNoise):
         rates = {"false_positives": settings.false_positives, "false_negatives": settings.false_negatives}
         return flip_entries(clean, **rates, confidences=settings.confidences, seed=seed)
     if clean.ndim != 1:
-        raise DataError(
-            "data.noise is set but the labels are distributions; expected class labels; leave data.noise out."
-        )
+        raise DataError("data.noise is set but the labels are distributions; expected class labels; remove data.noise.")
     if isinstance(settings, MixedNoise):
         return _corrupt_in_turn(examples, settings, seed, loaded_rows)
     if isinstance(settings, FileNoise):
@@ -253,8 +251,8 @@ def corrupt(
 def _values(examples: Examples) -> np.ndarray:
     """Return the values that instance-dependent noise depends on.
 
-    For the rows of a table these are the vectors of an encoder of their own, fitted on all of these rows with the text
-    vectors in the box: noise is drawn before rows are held out, and does not depend on ``data.text_model``.
+    For table rows these are the vectors of a separate encoder, fitted on all of these rows with the built-in text
+    vectors: noise is drawn before rows are held out, and does not depend on ``data.text_model``.
     """
     records = examples.inputs.records
     if records is not None:
@@ -269,12 +267,12 @@ def _values(examples: Examples) -> np.ndarray:
 
 
 def labels_of_file(examples: Examples, settings: FileNoise, seed: int, loaded_rows: torch.Tensor) -> NoisyLabels:
-    """Return the labels that annotators gave to these rows of the data, or a random part of their mistakes.
+    """Return the annotators' labels for these rows of the data, or a random part of their mistakes.
 
     Raises
     ------
     DataError
-        If the file is no array of one class index per row of the data.
+        If the file is not an array of one class index per row of the data.
     """
     expected = f"expected one class index from 0 to {examples.num_classes - 1} for every row of the data"
     try:
@@ -286,7 +284,7 @@ def labels_of_file(examples: Examples, settings: FileNoise, seed: int, loaded_ro
     fits = isinstance(given, np.ndarray) and given.ndim == 1 and np.issubdtype(given.dtype, np.integer)
     if not fits or len(given) <= rows.max() or not 0 <= given.min() <= given.max() < examples.num_classes:
         seen = f"shape {given.shape} and type {given.dtype}" if isinstance(given, np.ndarray) else "several arrays"
-        raise DataError(f"data.noise.file, {settings.file}, has {seen}; {expected}; name another file.")
+        raise DataError(f"data.noise.file, {settings.file}, has {seen}; {expected}; choose another file.")
     noisy = given[rows].astype(np.int64)
     wrong = np.flatnonzero(noisy != clean)
     if settings.rate is not None:
@@ -309,7 +307,7 @@ def _corrupt_in_turn(
 def transition_matrix(settings: AnyNoise | None, classes: tuple[str, ...]) -> np.ndarray | None:
     """Return the matrix of the noise in a recipe: row = clean class, column = given class.
 
-    None where no noise is injected, or noise that no matrix describes (instance-dependent or multi-label noise).
+    None if there is no noise, or if no matrix describes it (instance-dependent or multi-label noise).
     """
     count = len(classes)
     if settings is None or isinstance(settings, EntryNoise | FileNoise):
@@ -338,7 +336,7 @@ def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, 
     for name in (*names, *names.values()):
         if name not in classes:
             raise DataError(
-                f"the noise map names class {name!r}; expected classes of the data ({shorten(classes, 12)}); "
+                f"the noise map contains class {name!r}; expected classes of the data ({shorten(classes, 12)}); "
                 "fix data.noise.classes."
             )
     return {classes.index(source): classes.index(target) for source, target in names.items()}
@@ -346,7 +344,7 @@ def _class_map(names: Mapping[str, str], classes: tuple[str, ...]) -> dict[int, 
 
 def _invert(probs: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.int64]:
     cumulative = probs.cumsum()
-    cumulative /= cumulative[-1]  # so that rounding never leaves a gap below 1
+    cumulative /= cumulative[-1]  # so that rounding leaves no gap below 1
     return np.searchsorted(cumulative, uniform, side="right")
 
 

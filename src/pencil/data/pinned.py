@@ -1,4 +1,4 @@
-"""Pinned labels: a person has reviewed them; they replace the given labels and never move."""
+"""Pinned labels: labels that a person has reviewed; they replace the given labels and never move."""
 
 import hashlib
 import json
@@ -24,12 +24,12 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
     Parameters
     ----------
     splits
-        They are not changed.
+        The splits; they are not modified.
     path
-        Decisions as `pencil review` writes them.
+        Decisions in the format of `pencil review`.
     drawn
-        Whether validation rows were drawn from the training data. Then another seed draws others, so a key alone names
-        a row and its newest decision counts; in a separate validation set the same key may be another row.
+        Whether validation rows were drawn from the training data. Another seed then draws other rows, so a key alone
+        identifies a row, and its newest decision counts; in a separate validation set the same key may be another row.
 
     Returns
     -------
@@ -39,12 +39,12 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
     Raises
     ------
     DataError
-        If none of the labels is of a row of this data.
+        If none of the labels belongs to a row of this data.
     """
     decisions = chosen_labels(path)
     if not decisions:
         warnings.warn(
-            f"{path} pins nothing: no decision in it has a label; review some rows with `pencil review`", stacklevel=3
+            f"{path} pins no labels: no decision in it has a label; review rows with `pencil review`", stacklevel=3
         )
     train = [decision for decision in decisions if drawn or decision.split != "validation"]
     validation = decisions if drawn else [decision for decision in decisions if decision.split == "validation"]
@@ -58,14 +58,14 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
 
 
 def apply_pinned(label_probs: Tensor, examples: Examples) -> Tensor:
-    """Return label probabilities with those of pinned rows replaced by the reviewed labels.
+    """Return label probabilities in which pinned rows have the reviewed labels.
 
     Parameters
     ----------
     label_probs
-        Probabilities (n, classes) from a method or a network; they are not changed.
+        Probabilities (n, classes) from a method or a network; they are not modified.
     examples
-        The same n rows. A multi-label entry that the person left unknown keeps its probability.
+        The same n rows. A multi-label entry without a decision keeps its probability.
     """
     if examples.pinned is None:
         return label_probs
@@ -104,24 +104,24 @@ def _places(examples: Examples) -> Tensor:
 
 
 def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Decision], splits: Splits) -> None:
-    """Warn about reviews of rows that are gone; raise if there are no others, as they are then of other data."""
+    """Warn about reviews of rows that no longer exist; raise if there are no others: they belong to other data."""
     if not unknown:
         return
     if len(unknown) < len(decisions):
         warnings.warn(
-            f"{len(unknown):,} of the {len(decisions):,} labels in {path} are of rows that are not in the data, such "
-            f"as {unknown[0]!r}; they are left out",
+            f"{len(unknown):,} of the {len(decisions):,} labels in {path} are for rows that are not in the data, such "
+            f"as {unknown[0]!r}; they are ignored",
             stacklevel=4,
         )
         return
     raise DataError(
-        f"none of the {len(decisions):,} labels in {path} is of a row of the data: its keys are like {unknown[0]!r}, "
-        f"those of the data like {str(splits.train.keys[0])!r}; expected reviews of a run on the same data; "
-        f"name those with {setting('data.pinned', 'FILE')}."
+        f"none of the {len(decisions):,} labels in {path} is for a row of the data: its keys look like {unknown[0]!r}, "
+        f"keys of the data like {str(splits.train.keys[0])!r}; expected reviews of a run on the same data; "
+        f"pass them with {setting('data.pinned', 'FILE')}."
     )
 
 
 def _digest(decisions: Sequence[Decision]) -> str:
-    """Return a digest that depends on the labels of the rows only, not on decisions that were replaced later."""
+    """Return a digest that depends only on the rows' labels, not on decisions that were replaced later."""
     labels = sorted([decision.key, decision.split, decision.label] for decision in decisions)
     return hashlib.sha256(json.dumps(labels).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""From loaded data to the splits of a run: choose rows, corrupt, hold out, pin, resize, normalise."""
+"""From loaded data to the splits of a run: select rows, inject noise, hold out, pin, resize, normalise."""
 
 import math
 from dataclasses import dataclass, replace
@@ -34,20 +34,20 @@ from pencil.seeding import derive_seed, generator
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The splits of a run and what was derived for them.
+    """The splits of a run and the values derived for them.
 
     Parameters
     ----------
     splits
         Training, validation and test examples as a network sees them.
     settings
-        The settings with every derived value filled in.
+        The settings with all derived values filled in.
     noise_rate
-        The rate of the noise that was injected, as measured; None if there was none.
+        The measured rate of the injected noise; None if there is none.
     pinned_digest
         A digest of the reviewed labels; None if there are none.
     encoder
-        What made vectors of the rows of a table; None for other inputs.
+        The encoder of the rows of a table; None for other inputs.
     """
 
     splits: Splits
@@ -67,9 +67,9 @@ def prepare(
     *,
     cache: str | None = None,
 ) -> PreparedData:
-    """Choose rows, inject noise, hold out validation rows (noisy too), measure the normalisation on training rows.
+    """Select rows, inject noise, hold out validation rows (also noisy), and measure the normalisation on training rows.
 
-    The encoder of a table is fitted on training rows too, after all of this.
+    The encoder of a table is fitted on training rows too, after these steps.
 
     Reviewed labels are applied after noise and split: they are right, and rows stay in the split of their review.
 
@@ -78,17 +78,17 @@ def prepare(
     settings
         The ``[data]`` part of a recipe.
     loaded
-        The splits as they were loaded.
+        The loaded splits.
     seed
-        Determines every random choice.
+        Determines all random choices.
     held_out_keys
-        Keys of the validation rows, where they are not to be drawn.
+        Keys of the validation rows, instead of drawing them.
     held_out_rows
-        How many held-out rows the method needs for its decisions; it enlarges the default fraction of small data.
+        Number of held-out rows that the method needs for its decisions; it raises the default fraction for small data.
     encoder
-        The encoder of a run that is resumed, instead of a new one.
+        The encoder of a resumed run, instead of a new one.
     cache
-        Where decoded images are kept, instead of ``data.cache``.
+        Where decoded images are cached, instead of ``data.cache``.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def prepare(
         train = long_tailed(train, settings.long_tail, seed)
     _refuse_misfits(settings, train.inputs, None if loaded.test is None else loaded.test.inputs)
     size = image_size(settings, train.inputs)
-    loaded_rows = train.rows  # cached images are numbered anew
+    loaded_rows = train.rows  # cached images are renumbered
     reading = settings if cache is None else settings.model_copy(update={"cache": cache})
     train = apply_geometry(reading, train, size)
     rate = None
@@ -148,18 +148,18 @@ def prepare(
 
 
 def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
-    """Return the splits with vectors in place of the rows of a table, and the encoder; other splits as they are.
+    """Return the splits with vectors instead of the rows of a table, and the encoder; other splits are unchanged.
 
-    Splits of one table share the vectors, in the order of the table.
+    Splits of the same table share the vectors, in table order.
 
     Parameters
     ----------
     splits
         Training, validation and test rows.
     text_model
-        What makes vectors of text.
+        The model that encodes text.
     encoder
-        One that is fitted already; by default it is fitted on the training rows.
+        A fitted encoder; by default it is fitted on the training rows.
     """
     records = splits.train.inputs.records
     if records is None:
@@ -183,14 +183,14 @@ def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = 
     """Return the vectors of these rows of a table."""
     if inputs.records is None:
         raise DataError(
-            "the inputs are images or arrays, and the network was trained on the columns of a table; expected a table "
+            "the inputs are images or arrays, but the network was trained on the columns of a table; expected a table "
             f"with the columns {shorten(encoder.columns, 12)}."
         )
     return encoder.encode(inputs.records, rows)
 
 
 def named_columns(roles: Roles) -> dict[str, tuple[str, ...] | None]:
-    """Return the keys of ``data.columns`` that name these roles."""
+    """Return the keys of ``data.columns`` that set these roles."""
     return {
         "numbers": roles.of("number"),
         "categories": roles.of("category"),
@@ -200,14 +200,14 @@ def named_columns(roles: Roles) -> dict[str, tuple[str, ...] | None]:
 
 
 def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 0) -> float:
-    """Return the fraction to hold out: as set, or 0.1, or up to 0.3 where 0.1 is fewer than ``held_out_rows``."""
+    """Return the fraction to hold out: as set, or 0.1, or up to 0.3 if 0.1 gives fewer than ``held_out_rows``."""
     if settings.validation is not None:
         return settings.validation
     return max(0.1, min(0.3, held_out_rows / max(1, rows)))
 
 
 def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
-    """Return a random choice of ``data.rows`` rows, in their order."""
+    """Return a random selection of ``data.rows`` rows, in order."""
     if settings.rows is None or settings.rows >= len(train):
         return train
     chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
@@ -218,7 +218,7 @@ def long_tailed(train: Examples, ratio: float, seed: int) -> Examples:
     """Keep a fraction ``ratio ** (-k / (c - 1))`` of class k of c, so that the last is ``ratio`` times as rare."""
     if train.multilabel:
         raise DataError(
-            "data.long_tail is set but the labels are multi-label; expected single-label labels; leave it out."
+            "data.long_tail is set but the labels are multi-label; expected single-label labels; remove data.long_tail."
         )
     known = hard_labels(train.given_labels if train.clean_labels is None else train.clean_labels)
     order, kept = torch.randperm(len(train), generator=generator(seed, "long tail")), []
@@ -229,7 +229,7 @@ def long_tailed(train: Examples, ratio: float, seed: int) -> Examples:
 
 
 def choose_test(settings: DataSettings, test: Examples) -> Examples:
-    """Return a choice of ``data.test_rows`` rows; it does not depend on the seed, so all runs share a test set."""
+    """Return a selection of ``data.test_rows`` rows, independent of the seed, so that all runs share a test set."""
     if settings.test_rows is None or settings.test_rows >= len(test):
         return test
     chosen = torch.randperm(len(test), generator=generator(0, "test rows"))[: settings.test_rows]
@@ -237,7 +237,7 @@ def choose_test(settings: DataSettings, test: Examples) -> Examples:
 
 
 def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:
-    """Raise unless all splits are multi-label, or none is, as the settings ask, over the same classes."""
+    """Raise unless all splits are multi-label, or none is, as set, with the same classes."""
     train = loaded.train
     refuse_other_kind(train, train.multilabel if settings.multilabel is None else settings.multilabel)
     for name, part in (("validation", loaded.validation), ("test", loaded.test)):
@@ -246,13 +246,13 @@ def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:
                 refuse_other_kind(part, train.multilabel)
                 if part.num_classes != train.num_classes:
                     raise DataError(
-                        f"it has {part.num_classes} classes; expected the {train.num_classes} of training; "
+                        f"it has {part.num_classes} classes; expected the {train.num_classes} classes of training; "
                         "pass the same classes for all splits."
                     )
 
 
 def _refuse_repeated_keys(loaded: Splits) -> None:
-    """Raise if two rows of one source have the same key; separate sources may share keys."""
+    """Raise if two rows of the same source have the same key; separate sources may share keys."""
     refuse_repeated_keys(loaded.train.keys)
     for name, part in (("validation", loaded.validation), ("test", loaded.test)):
         if part is not None:
@@ -261,30 +261,30 @@ def _refuse_repeated_keys(loaded: Splits) -> None:
     same = [part for part in (loaded.train, loaded.validation, loaded.unlabelled) if part is not None]
     same = [part for part in same if part.inputs is loaded.train.inputs]
     if len(same) > 1:
-        with error_context("training, validation and unlabelled rows are of one source"):
+        with error_context("training, validation and unlabelled rows come from one source"):
             refuse_repeated_keys(np.concatenate([part.keys for part in same]))
 
 
 def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) -> None:
-    """Raise if the inputs cannot be augmented or normalised as set, or test inputs differ from training inputs."""
+    """Raise if inputs do not support the augmentation or normalisation, or test inputs differ from training inputs."""
     if test is not None and train.resizable != test.resizable:
         kinds = ("encoded images", "arrays") if train.resizable else ("arrays", "encoded images")
         raise DataError(
-            f"training inputs are {kinds[0]} and test inputs {kinds[1]}; expected both of one kind; "
-            "give both in the same form."
+            f"training inputs are {kinds[0]} and test inputs {kinds[1]}; expected both of the same kind; "
+            "pass both in the same form."
         )
     augmentation = settings.augmentation or Augmentation()
     if train.channels is None:
         if augmentation != Augmentation() or settings.normalize not in ("auto", "none"):
             raise DataError(
                 "data.augmentation or data.normalize is set but the inputs are columns of a table, or read item by "
-                "item; expected images or arrays; leave it out, or put it into the dataset's transform."
+                "item; expected images or arrays; remove it, or put it into the dataset's transform."
             )
         return
     if augmentation != Augmentation() and train.shape is not None and len(train.shape) != 3:
         raise DataError(
             f"data.augmentation is set but the inputs have shape {train.shape}; expected images; "
-            "leave data.augmentation out."
+            "remove data.augmentation."
         )
     refuse_augmentation(augmentation, train.channels, train.dtype)
     _refuse_normalization(settings, train.channels)
@@ -292,8 +292,8 @@ def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) 
         return
     if (test.shape, test.dtype) != (train.shape, train.dtype):
         raise DataError(
-            f"test inputs are {test.dtype} of shape {test.shape}; expected {train.dtype} of shape {train.shape}, as "
-            "the training inputs are; convert the test inputs."
+            f"test inputs are {test.dtype} of shape {test.shape}; expected {train.dtype} of shape {train.shape}, like "
+            "the training inputs; convert the test inputs."
         )
 
 
@@ -313,7 +313,7 @@ def _refuse_normalization(settings: DataSettings, channels: int) -> None:
 
 
 def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normalization | None:
-    """Return the normalisation as set, or measured on the training rows; a user's own dataset has none."""
+    """Return the normalisation as set, or measured on the training rows; None for a user's own dataset."""
     if isinstance(settings.normalize, Normalization) or settings.normalize == "imagenet":
         return IMAGENET if settings.normalize == "imagenet" else settings.normalize
     if settings.normalize == "none":
@@ -322,7 +322,7 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
 
 
 def _unscaled(inputs: Inputs) -> Normalization | None:
-    """Return the normalisation that scales bytes to 0 to 1, as a network needs them; None for floats."""
+    """Return the normalisation that scales bytes to the range 0 to 1; None for floats."""
     if inputs.dtype != torch.uint8 or inputs.channels is None:
         return None
     return Normalization((0.0,) * inputs.channels, (1.0,) * inputs.channels)
@@ -334,8 +334,8 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
             return examples
         if examples.inputs.channels is None:
             raise DataError(
-                "the training inputs are in memory and normalised, the test inputs are read item by item; expected "
-                "both of one kind; give both in the same form, or normalise yourself, with "
+                "the training inputs are in memory and normalised, but the test inputs are read item by item; expected "
+                "both of the same kind; pass both in the same form, or normalise them yourself, with "
                 f"{setting('data.normalize', 'none')}."
             )
         return replace(examples, inputs=examples.inputs.normalized(normalization))
@@ -346,21 +346,21 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
 
 
 def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | None = None) -> Inputs:
-    """Prepare new inputs as those of a finished run were prepared.
+    """Prepare new inputs like the inputs of a finished run.
 
     Parameters
     ----------
     inputs
-        Inputs as they were read.
+        The inputs as read.
     settings
         The resolved settings of the run's recipe.
     encoder
-        The encoder of a run that was trained on the columns of a table. Vectors are taken as encoded.
+        The encoder of a run that was trained on table columns. Vectors count as already encoded.
 
     Raises
     ------
     DataError
-        If encoded images are given to a network that was trained on arrays, or are smaller than its crop.
+        If encoded images are passed to a network that was trained on arrays, or are smaller than its crop.
     """
     if encoder is not None and (inputs.records is not None or inputs.resizable):
         inputs = encode_inputs(inputs, encoder)
@@ -371,6 +371,6 @@ def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | No
         )
     options = read_options(settings, settings.resize if isinstance(settings.resize, tuple) else None)
     if inputs.shape is not None and len(inputs.shape) != 3:
-        options = replace(options, crop=None)  # the comparison with the trained shape names the difference
+        options = replace(options, crop=None)  # the comparison with the trained shape reports the difference
     normalization = settings.normalize if isinstance(settings.normalize, Normalization) else None
     return inputs.with_options(options).normalized(normalization)

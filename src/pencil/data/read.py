@@ -26,14 +26,14 @@ from pencil.errors import DataError
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A kind of file that data is read from. A new one is a module with two readers, and a line in ``FILE_FORMATS``.
+    """A file format that data is read from. A new one is a module with two readers, and a line in ``FILE_FORMATS``.
 
     Parameters
     ----------
     name
-        For messages.
+        Name in messages.
     suffixes
-        The endings of its files, in lower case.
+        The file suffixes, in lower case.
     read
         ``read(path, settings, classes)`` returns the labelled :class:`Splits`.
     read_inputs
@@ -85,14 +85,14 @@ def _format_of(path: Path) -> FileFormat | None:
 
 
 def load(settings: DataSettings, *, local: bool = False) -> Splits:
-    """Load the splits that the ``[data]`` part of a recipe names; nothing is chosen, corrupted or resized yet.
+    """Load the splits of the ``[data]`` part of a recipe; nothing is selected, corrupted or resized yet.
 
     Parameters
     ----------
     settings
         ``source`` and ``test``, and how to read them.
     local
-        Read only what is on this machine already: no network is used and no folder is made.
+        Read only what is already on this machine: the network is not used and no folders are created.
 
     Raises
     ------
@@ -119,30 +119,30 @@ def read_like(
 ) -> Splits:
     """Read a source whose labels must have these classes and this form: test data for a trained network.
 
-    Rows without a label are left out, and counted in a warning.
+    Rows without a label are ignored, and counted in a warning.
     """
     splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes, local=local)
     refuse_other_kind(splits.train, multilabel)
     if splits.unlabelled is not None:
-        warnings.warn(f"{len(splits.unlabelled):,} rows of {source} have no label and are left out", stacklevel=3)
+        warnings.warn(f"{len(splits.unlabelled):,} rows of {source} have no label and are ignored", stacklevel=3)
     return replace(splits, unlabelled=None)
 
 
 def read_source(
     source: str, settings: DataSettings, classes: Sequence[str] | None = None, *, local: bool = False
 ) -> Splits:
-    """Read one source with the columns, classes and options of these settings; unlabelled rows are set apart.
+    """Read one source with the columns, classes and options of these settings; unlabelled rows are separated.
 
     Parameters
     ----------
     source
-        A dataset by name, a folder, a file, or ``hf/NAME``.
+        The name of a dataset, a folder, a file, or ``hf/NAME``.
     settings
         How to read it.
     classes
-        Class names in order; by default those of the settings.
+        Class names in order; by default from the settings.
     local
-        Read only what is on this machine already, as in :func:`load`.
+        Read only what is already on this machine, as in :func:`load`.
     """
     return set_apart(_read_any(source, settings, settings.classes if classes is None else classes, local))
 
@@ -166,12 +166,12 @@ def _read_any(source: str, settings: DataSettings, classes: Sequence[str] | None
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
-        "name one of them, or pass your data to pencil.fit."
+        "pass one of them, or pass your data to pencil.fit."
     )
 
 
 def is_source(what: str) -> bool:
-    """Return whether this names data, rather than a recipe."""
+    """Return whether this is the name of data rather than of a recipe."""
     path = as_path(what)
     return (
         what in DATASETS
@@ -182,7 +182,7 @@ def is_source(what: str) -> bool:
 
 
 def as_path(source: str | Path) -> Path:
-    """Return the path that a user named; raise if no file system could have it, or its folder cannot be entered."""
+    """Return the user's path; raise if it is not a valid path, or its folder is not accessible."""
     refuse_undecodable(source)
     try:
         path = Path(source).expanduser()
@@ -214,7 +214,7 @@ def _of_classes(splits: Splits, classes: Sequence[str] | None, source: str) -> S
     if classes is not None and tuple(classes) != splits.train.classes:
         raise DataError(
             f"{source!r} has the classes {shorten(splits.train.classes)}; expected {shorten(classes)}, in this order; "
-            "leave data.classes out or name other data."
+            "remove data.classes or choose other data."
         )
     return splits
 
@@ -228,7 +228,7 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
         One folder of images at any depth, image, table, npz or npy file; or several images and folders, whose paths are
         then the keys, each image once.
     settings
-        Which columns of a table are what.
+        The roles of table columns.
 
     Returns
     -------
@@ -265,8 +265,8 @@ def _image_paths(path: Path) -> Iterator[str]:
         raise DataError(f"{path} does not exist; expected an image, or a folder of images; check the path.")
     elif path.suffix.lower() not in SUFFIXES:
         raise DataError(
-            f"{path} is no image; several inputs at once are images ({', '.join(SUFFIXES)}) and folders of images; "
-            "name a table or arrays by themselves."
+            f"{path} is not an image; several inputs must be images ({', '.join(SUFFIXES)}) or folders of images; "
+            "pass a table or arrays on their own."
         )
     else:
         yield str(path)
@@ -275,5 +275,5 @@ def _image_paths(path: Path) -> Iterator[str]:
 def _images_in(path: Path) -> list[str]:
     names = sorted(folder.find_images(path, path))
     if not names:
-        raise DataError(f"{path} holds no image; expected files that end in {', '.join(SUFFIXES)}; check the folder.")
+        raise DataError(f"{path} contains no images; expected files ending in {', '.join(SUFFIXES)}; check the folder.")
     return names

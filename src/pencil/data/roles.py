@@ -1,4 +1,4 @@
-"""Which column of a table is what: number, category, text or vector; as named, or by its name, type and values."""
+"""The role of each table column: number, category, text or vector; as set, or inferred from name, type and values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,31 +22,31 @@ TEXT_COLUMNS = (
 )  # fmt: skip
 NUMBER_NAMES = ("", "id", "index", "idx", "row", "rowid", "row_id", "no", "nr", "number", "key", "uid", "uuid")
 MORE_ID_NAMES = ("guid", "ticket", "ticket_number", "case_number", "record", "sku")
-"""Names under which numbers are ids only if every row has another one."""
+"""Names under which numbers are ids only if they are unique in every row."""
 INDEX_NAMES = ("", "index", "idx", "row", "rowid", "row_id")
-"""Those of them that number rows without saying what they are."""
+"""Names among them that number rows without saying what they are."""
 SPLIT_COLUMNS = ("split", "fold", "subset", "partition")
 MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none", "?")
-"""Cells, in lower case, that stand for a missing number or category."""
+"""Cells, in lower case, that mark a missing number or category."""
 MIN_WORDS, MIN_IDEOGRAPHS = 4, 8
-"""Strings are text if they have more words than this on average, or more characters of scripts without spaces."""
+"""Strings are text if they have more words than this on average, or more characters in scripts without spaces."""
 FEW_LEVELS = 10
-"""So many different strings are categories, however few rows there are."""
+"""Up to this many different strings are categories, however few rows there are."""
 ROWS_PER_LEVEL = 4
-"""More are categories if each has so many rows on average."""
+"""More are categories if each has at least this many rows on average."""
 SAMPLE = 10_000
-"""Rows by which strings are judged."""
+"""Maximum number of rows used to classify strings."""
 
 
 class Unused(NamedTuple):
-    """Why a column is not used: no type that can be, or nothing to learn from."""
+    """Why a column is not used: an unsupported type, or nothing to learn from."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Roles:
-    """The role of every column that is used, in the order of the table, and why others are not."""
+    """The role of every used column, in table order, and why others are not used."""
 
     used: Mapping[str, Role]
     unused: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Roles:
         return tuple(name for name, one in self.used.items() if one == role)
 
     def describe(self) -> str:
-        """Return one line that says which column is taken as what."""
+        """Return one line that lists the role of each column."""
         words = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
         taken = [f"{words[role]}: {shorten(self.of(role), 8)}" for role in ROLES if self.of(role)]
         left = [f"{name} ({reason})" for name, reason in self.unused.items()]
@@ -66,25 +66,25 @@ class Roles:
 def find_roles(
     where: Path | str, table: pa.Table, named: Mapping[Role, Sequence[str]], taken: Sequence[str], *, closed: bool
 ) -> Roles:
-    """Decide what each column is.
+    """Decide the role of each column.
 
     Parameters
     ----------
     where
-        Names the table in messages.
+        Name of the table in messages.
     table
         The table.
     named
-        Columns whose role the user has named.
+        Columns whose role the user has set.
     taken
-        Columns that are something else: labels, keys, splits, or columns to ignore.
+        Columns with another role: labels, keys, splits, or columns to ignore.
     closed
-        Whether only named columns are used; otherwise the others are judged by name, type and values.
+        Whether only listed columns are used; otherwise the others are classified by name, type and values.
 
     Raises
     ------
     DataError
-        If a column is named twice, or no column can be used: the message says what was seen.
+        If a column is listed twice, or no column can be used; the message says what was seen.
     """
     roles = _named_roles(named, taken)
     used, unused = dict[str, Role](), dict[str, str]()
@@ -101,7 +101,7 @@ def find_roles(
         seen = [f"{name!r} ({unused.get(name, 'label, key, split or ignored')})" for name in table.column_names]
         raise DataError(
             f"{where} has no column to learn from; it has {shorten(seen, 12)}; expected images, text, numbers, "
-            f"categories or vectors; name them, texts for example with {setting('data.columns.text', 'NAME')}, "
+            f"categories or vectors; set them, for example texts with {setting('data.columns.text', 'NAME')}, "
             "images with path or image, others with numbers, categories or vectors."
         )
     return Roles(used, unused)
@@ -114,19 +114,19 @@ def _named_roles(named: Mapping[Role, Sequence[str]], taken: Sequence[str]) -> d
             if name in roles or name in taken:
                 other = roles.get(name, "label, key, split, clean or ignored column")
                 raise DataError(
-                    f"data.columns names {name!r} as {role} and as {other}; expected one of them; fix data.columns."
+                    f"data.columns lists {name!r} as {role} and as {other}; expected one of them; fix data.columns."
                 )
             roles[name] = role
     return roles
 
 
 def judge_column(name: str, column: Any) -> Role | Unused:
-    """Return what a column is by its name, type and values, or why it is of no use."""
+    """Return the role of a column from its name, type and values, or why it is not used."""
     kind = column.type
     if column.null_count == len(column):
         return Unused("empty")
     if _is_row_number(name, column):
-        return Unused("numbers of rows")
+        return Unused("row numbers")
     if is_string(kind):
         truth = are_truth(column.slice(0, SAMPLE).cast(pa.large_string()))
         return "category" if truth else _judge_strings(name, column)
@@ -139,14 +139,14 @@ def judge_column(name: str, column: Any) -> Role | Unused:
 
 
 def _refuse_image_names(where: Path | str, name: str, column: Any) -> None:
-    """Raise if a column names image files: whether they are to be read is not for us to guess."""
+    """Raise if a column contains names of image files, because the user must decide whether to read them."""
     if not is_string(column.type):
         return
     cells = column.slice(0, SAMPLE).drop_null().unique().to_pylist()
     if cells and all(cell.lower().endswith(SUFFIXES) for cell in cells):
         raise DataError(
-            f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected them under a usual name, or "
-            f"named; train on the images with {setting('data.columns.path', name)}, or leave them out with "
+            f"column {name!r} of {where} names images, such as {cells[0][:80]!r}; expected a common name, or a column "
+            f"that is set; train on the images with {setting('data.columns.path', name)}, or ignore them with "
             f"{setting('data.columns.ignore', name)}."
         )
 
@@ -172,7 +172,7 @@ def _judge_strings(name: str, column: Any) -> Role | Unused:
 
 
 def _are_numbers(strings: Any) -> bool:
-    """Return whether these strings are numbers, apart from marks of missing values."""
+    """Return whether these strings are numbers, apart from missing markers."""
     known = strings.filter(pc.invert(is_missing(strings)))
     if not len(known):
         return False
@@ -189,7 +189,7 @@ def is_missing(strings: Any) -> Any:
 
 
 def is_id_name(name: str) -> bool:
-    """Return whether a column has a usual name of ids: id, ticket_id, PassengerId, ticket."""
+    """Return whether a column has a common name of ids: id, ticket_id, PassengerId, ticket."""
     plain = name.strip()
     in_words = _names_numbers(plain) or plain.lower() in MORE_ID_NAMES
     return in_words or (plain.endswith(("Id", "ID")) and plain[:-2].isidentifier())
@@ -201,9 +201,9 @@ def _names_numbers(name: str) -> bool:
 
 
 def _is_row_number(name: str, column: Any) -> bool:
-    """Return whether a column numbers rows: whole numbers under a name such as id, or without a name.
+    """Return whether a column numbers rows: integers under a name such as id, or without a name.
 
-    A few repeated or missing ones change nothing; a number that many rows share may say something about them.
+    A few repeated or missing numbers do not matter; a number shared by many rows may carry information.
     """
     if not _names_numbers(name):
         return False
@@ -212,19 +212,19 @@ def _is_row_number(name: str, column: Any) -> bool:
 
 
 def _are_whole(numbers: Any) -> bool:
-    """Return whether these are whole numbers; a data frame holds those of a column with gaps as floats."""
+    """Return whether these are integers; data frames store integer columns with gaps as floats."""
     if pa.types.is_floating(numbers.type):
         return bool(pc.all(pc.equal(numbers, pc.floor(numbers))).as_py())
     return bool(pa.types.is_integer(numbers.type))
 
 
 def is_string(kind: pa.DataType) -> bool:
-    """Return whether a type holds strings."""
+    """Return whether this is a string type."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Return whether a type holds lists."""
+    """Return whether this is a list type."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 

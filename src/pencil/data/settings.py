@@ -32,7 +32,7 @@ class _Noise(_Strict):
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of noise in it: its own, or those of its parts."""
+        """The kinds of this noise, or of its parts."""
         return {self.kind}
 
 
@@ -44,10 +44,10 @@ class RateNoise(_Noise):
     kind
         "symmetric", "circular" or "instance".
     rate
-        The noise rate, 0 to 1. For "instance" the mean of the examples' rates before these are truncated to [0, 1], so
-        small rates come out higher: 0.05 gives 0.101 on average, 0.2 gives 0.206.
+        The noise rate, 0 to 1. For "instance" this is the mean of the examples' rates before they are truncated to
+        [0, 1], so small rates come out higher: 0.05 gives 0.101 on average, 0.2 gives 0.206.
     seed
-        Draws the noise; None derives it from the seed of the run.
+        Seed of the noise; None derives it from the seed of the run.
     """
 
     kind: Literal["symmetric", "circular", "instance"]
@@ -55,7 +55,7 @@ class RateNoise(_Noise):
 
 
 class MapNoise(_Noise):
-    """Noise that changes each class named on the left to the one on the right, with probability ``rate``."""
+    """Noise that changes each class on the left to the class on the right, with probability ``rate``."""
 
     kind: Literal["map"]
     rate: Rate
@@ -63,21 +63,21 @@ class MapNoise(_Noise):
 
 
 class MatrixNoise(_Noise):
-    """Noise from any transition matrix: row = clean class, column = given class."""
+    """Noise from an arbitrary transition matrix: row = clean class, column = given class."""
 
     kind: Literal["matrix"]
     matrix: tuple[tuple[float, ...], ...]
 
 
 class FileNoise(_Noise):
-    """Labels of real annotators, for data whose own labels are clean: class indices in a .npy file.
+    """Labels from real annotators, for data whose own labels are clean: class indices in a .npy file.
 
     Parameters
     ----------
     file
-        One class index for every row of the data, in the order of the data.
+        One class index for every row of the data, in data order.
     rate
-        Where it is given, only as many of the wrong labels are used, drawn at random, as make this noise rate.
+        If set, only a random part of the wrong labels is used, so that the noise rate is this value.
     """
 
     kind: Literal["file"]
@@ -91,9 +91,9 @@ class EntryNoise(_Noise):
     Parameters
     ----------
     false_positives, false_negatives
-        Probabilities that an absent class is given as present, and a present one as absent.
+        Probability that an absent class is given as present, and that a present class is given as absent.
     confidences
-        Whether the labels become soft, like those of a machine.
+        Whether the labels become soft, like a classifier's confidences.
     """
 
     kind: Literal["entries"]
@@ -103,7 +103,7 @@ class EntryNoise(_Noise):
 
 
 class MixedNoise(_Noise):
-    """Several kinds of noise in turn, each applied to the labels that the one before it left."""
+    """Several kinds of noise in sequence, each applied to the labels that the previous one left."""
 
     kind: Literal["mixed"]
     parts: Annotated[
@@ -124,66 +124,68 @@ Pixels = Annotated[int, Field(ge=1)]
 
 
 def _augmentation(given: Any) -> Any:
-    """Replace a name by what it stands for; "auto" is None, which is completed when the data is prepared."""
+    """Replace a name by its value; "auto" is None and is resolved when the data is prepared."""
     if isinstance(given, str) and given not in ("auto", *NAMED):
         raise ValueError(f"expected 'auto', {', '.join(map(repr, NAMED))}, or a table such as {{flip = true}}")
     return NAMED.get(given) if isinstance(given, str) else given
 
 
 class DataSettings(_Strict):
-    """The ``[data]`` part of a recipe: which data, how many rows, which noise, how it is split, resized and augmented.
+    """The ``[data]`` part of a recipe: data source, number of rows, noise, splits, resizing and augmentation.
 
     Parameters
     ----------
     source
-        A dataset by name, a folder per class, a table, an npz file, or ``hf/NAME``.
+        The name of a dataset, a folder per class, a table, an npz file, or ``hf/NAME``.
     root
-        The folder of a named dataset, or of the images of a table; for a folder per class, where its links may lead.
+        The folder of a named dataset, or of the images of a table; for a folder per class, the folder that links may
+        point into.
     options
         Options of a named dataset, or of ``datasets.load_dataset``.
     columns
-        Which column of a table is what.
+        The role of each column of a table.
     text_model
-        What makes vectors of text: "auto", which is installed with pencil, or a Hugging Face model by name or folder.
+        The model that encodes text: "auto", which is installed with pencil, or a Hugging Face model by name or folder.
     classes
         Class names in order; by default derived from the labels.
     multilabel
-        Whether an example may have several classes; None decides by the labels.
+        Whether an example may have several classes; None decides from the labels.
     test
         A source for the test set.
     rows, test_rows
-        How many rows to choose at random; None takes all.
+        Number of rows to choose at random; None takes all.
     long_tail
         How many times rarer the last class is than the first.
     noise
         Label noise to inject into training and validation rows.
     pinned
-        A ``reviews.jsonl`` whose labels are right and never move.
+        A ``reviews.jsonl`` with labels that are right and never move.
     validation
         The fraction of rows to hold out.
     resize
-        Size of encoded images: "auto", "none" (all have one), a side, or (height, width).
+        Size of encoded images: "auto", "none" (all have the same size), a side, or (height, width).
     crop
         Side of a square crop: random in training, centred otherwise.
     augmentation
         Random changes of training images: "auto" (the default), "none", "photos", or an
-        :class:`~pencil.data.inputs.augment.Augmentation`. "auto" is "photos" where all of a named network is trained on
-        8-bit colour images of more than 64 pixels, else "none". None is "auto"; a run stores what it became.
+        :class:`~pencil.data.inputs.augment.Augmentation`. "auto" is "photos" if all layers of a named network are
+        trained on 8-bit colour images of more than 64 pixels, otherwise "none". None is "auto"; a run stores the
+        resolved value.
     normalize
-        "auto" (measured; with pretrained weights, what these expect), "none", "imagenet", or means and deviations.
+        "auto" (measured, or as the pretrained weights expect), "none", "imagenet", or means and standard deviations.
     cache
-        Where decoded images are kept: "auto", "none", "memory", or a folder.
+        Where decoded images are cached: "auto", "none", "memory", or a folder.
     delimiter
-        What stands between two cells of a table in text; None finds it out.
+        The delimiter of a text table; None detects it.
     bad_rows
-        Whether a row that cannot be used is an "error" or is left out ("skip"): an image that cannot be read, a line
-        with too many cells, a path that is missing or leads out of the folder, a label that is not one of the classes.
+        Whether an unusable row is an "error" or is skipped ("skip"): an unreadable image, a line with too many cells, a
+        path that is missing or leads out of the folder, a label that is not one of the classes.
     max_pixels
-        An image of more pixels counts as unreadable.
+        Images with more pixels count as unreadable.
     workers
-        Worker processes that decode and augment images; None takes one per core except one, at most four.
+        Worker processes that decode and augment images; None uses one per core minus one, at most four.
     fingerprint
-        How image files are recognised when a run is resumed: by size and time of change, or by content.
+        How image files are recognised when a run is resumed: by size and modification time, or by content.
     """
 
     source: str = ""

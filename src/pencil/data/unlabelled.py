@@ -1,4 +1,4 @@
-"""Rows without a label: never trained on and never evaluated; the trained network gives them a label at the end."""
+"""Rows without a label: never used in training or evaluation; the trained network labels them at the end."""
 
 import warnings
 from dataclasses import replace
@@ -15,10 +15,10 @@ from pencil.errors import DataError
 
 
 def set_apart(splits: Splits) -> Splits:
-    """Return the splits with the rows that have no label in a part of their own.
+    """Return the splits with the unlabelled rows separated.
 
-    Such rows of training data become ``unlabelled``. Those of validation and test sets are left out, and counted in a
-    warning: nothing can be measured on them.
+    Unlabelled training rows become ``unlabelled``. Unlabelled validation and test rows are ignored, and counted in a
+    warning, because nothing can be measured on them.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def set_apart(splits: Splits) -> Splits:
         return splits
     if missing.all():
         raise DataError(
-            f"none of the {len(missing):,} training rows has a label; expected labels of some rows; label them."
+            f"none of the {len(missing):,} training rows has a label; expected labels for some rows; label them."
         )
     rows = splits.train.subset(missing.nonzero()[:, 0])
     unlabelled = replace(rows, given_labels=torch.full((len(rows),), UNLABELLED), clean_labels=None)
@@ -46,20 +46,20 @@ def _labelled(examples: Examples | None, split: str) -> Examples | None:
     if not missing.any():
         return examples
     warnings.warn(
-        f"{int(missing.sum()):,} of {len(examples):,} {split} rows have no label and are left out", stacklevel=4
+        f"{int(missing.sum()):,} of {len(examples):,} {split} rows have no label and are ignored", stacklevel=4
     )
     return None if missing.all() else examples.subset((~missing).nonzero()[:, 0])
 
 
 def with_reviewed(splits: Splits, path: Path) -> Splits:
-    """Return the splits with those unlabelled rows in training to which a person has given a label.
+    """Return the splits with unlabelled rows that a person has labelled moved to training.
 
     Parameters
     ----------
     splits
-        As they were loaded; they are not changed.
+        The loaded splits; they are not modified.
     path
-        Decisions as `pencil review` writes them.
+        Decisions in the format of `pencil review`.
     """
     rows = splits.unlabelled
     if rows is None:

@@ -1,4 +1,4 @@
-"""What each column of a table is used for, in words: label, key, input, or why it is not used."""
+"""The use of each column of a table, in words: label, key, input, or why it is not used."""
 
 from collections.abc import Sequence
 
@@ -9,27 +9,27 @@ from pencil.data.inputs.base import Inputs
 from pencil.data.roles import is_string
 from pencil.data.sources.image_columns import image_column, without_role
 
-IGNORED = "named in data.columns.ignore"
-BESIDE_IMAGES = "the images are learned from"
+IGNORED = "listed in data.columns.ignore"
+BESIDE_IMAGES = "the images are used instead"
 
 
 def describe(
     table: pa.Table, columns: Columns, inputs: Inputs, *, labelled: bool = True, has_keys: bool = False
 ) -> ColumnUses:
-    """Return what each column of a table is used for.
+    """Return the use of each column of a table.
 
     Parameters
     ----------
     table
         The table.
     columns
-        Which column is what, with the key decided.
+        The role of each column, with the key decided.
     inputs
-        What was read from it.
+        The inputs that were read from it.
     labelled
-        Whether its labels are among the columns.
+        Whether its labels are in the columns.
     has_keys
-        Whether the rows have keys that are not in the table: an index, or their places in shards.
+        Whether the rows have keys that are not in the table: an index, or their positions in shards.
     """
     uses: dict[str, str] = {}
     label = columns.labels or as_names(usual_column(table, LABEL_COLUMNS)) if labelled else ()
@@ -58,7 +58,7 @@ def _named_by(table: pa.Table, columns: Columns, images: Sequence[str], has_keys
     if columns.key is not None:
         return columns.key
     if has_keys:
-        return "the index of the table, or the place in its file"
+        return "the index of the table, or the position in its file"
     if images and is_string(table[images[0]].type):
         return f"{images[0]} (the path of the image)"
-    return "the number of the row (no column of ids has another one in each row)"
+    return "the row number (no id column is unique in each row)"

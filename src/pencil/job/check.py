@@ -63,9 +63,7 @@ def check_recipe(chosen: Recipe) -> CheckResult:
     if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", message=f".*(the row is left out|{UNKNOWN})"
-                )  # part of the inspection
+                warnings.filterwarnings("ignore", message=f".*(the row is skipped|{UNKNOWN})")  # part of the inspection
                 changed = {"data": settings.model_copy(update={"rows": None, "bad_rows": "skip"})}
                 stand_in = _with_stand_ins(chosen, not_run).model_copy(update=changed)
                 job = assemble(stand_in, Splits(**parts), cache=_trial_cache(settings, parts))

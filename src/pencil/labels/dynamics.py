@@ -1,8 +1,8 @@
-"""Training dynamics: what a network predicted for each row whenever it met the row, before it learned from it again.
+"""Training dynamics: the network's predictions for each row at every visit, made before the step on that row.
 
-The prediction of a network that was trained on a row repeats the row's label. The mean over all visits, each made
-before the step on that row, repeats it far less: it ranks wrong labels as predictions for unseen rows do (area under
-the margin, Pleiss et al. 2020), and costs no forward pass.
+A network that was trained on a row tends to repeat the row's label. The mean over all visits, each taken before the
+step on that row, repeats it far less. It ranks wrong labels almost as well as out-of-sample predictions do (area under
+the margin, Pleiss et al. 2020), and it needs no extra forward pass.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from pencil.labels.rows import rows_at_a_time
 from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows
 
 FLOOR = -9.2
-"""Log-probabilities below this (0.0001) count as this: a single sure visit must not outweigh all others."""
+"""Log-probabilities are clipped from below at log(0.0001), so that one confident visit cannot dominate the mean."""
 DENSE_CLASSES = 32
-"""With more classes only the ``TOP_K`` largest means of each row are kept."""
+"""With more classes than this, only the ``TOP_K`` largest means of each row are kept."""
 TOP_K = 8
 
 
@@ -33,11 +33,11 @@ class Evidence:
     log_given
         Mean log-probability of the given label.
     margin
-        Mean of the given label's probability minus the largest other one, from -1 to 1.
+        Mean of the given label's probability minus the largest probability of any other class, from -1 to 1.
     disagreement
-        Fraction of the visits in which another class had the largest probability.
+        Fraction of visits in which another class had the largest probability.
     visits
-        How often each row was met; a row that could not be read was never met.
+        Number of visits of each row; a row that could not be read has none.
     """
 
     log_probs: Tensor
@@ -54,8 +54,8 @@ class Evidence:
 class TrainingDynamics:
     """Running means over the visits of each row, for single-label data.
 
-    Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`): on every process, or sharded. With more
-    than 32 classes, or where the labels are top-k too, the largest means are kept in half precision.
+    Rows are stored where their labels are (:class:`pencil.labels.LabelLayout`): replicated or sharded. With more than
+    32 classes, or with top-k labels, only the largest means are kept, in half precision.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class TrainingDynamics:
 
     @torch.no_grad()
     def add(self, rows: Tensor, logits: Tensor) -> None:
-        """Count a visit of these rows, each named once. With sharded rows all ranks call this together."""
+        """Record a visit of these rows, without repeats. With sharded rows all ranks must call this together."""
         logits = at_least_fp32(logits.detach()).float()
         if self.world is not None:
             owners = rows % self.world.size
@@ -100,7 +100,7 @@ class TrainingDynamics:
         self._store(rows, self._dense(rows).lerp_(log_probs.clamp_min(FLOOR), weight))
 
     def _dense(self, rows: Tensor) -> Tensor:
-        """Mean log-probabilities of all classes; those that are not kept share the remaining probability."""
+        """Mean log-probabilities of all classes; classes that are not kept share the remaining probability."""
         means = self.means.index_select(0, rows)
         if self.classes is None:
             return means
@@ -117,21 +117,21 @@ class TrainingDynamics:
         self.classes.index_copy_(0, rows, top.indices.int())
 
     def evidence(self) -> Evidence:
-        """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
+        """Return the dynamics of all rows, on the CPU; with sharded rows all ranks must call this together."""
         local = torch.arange(len(self.given), device=self.given.device)
         return _as_evidence(self.gather(self._dense(local)).cpu(), self.gather(self.scalars).cpu())
 
     def scalar_evidence(self) -> Evidence:
-        """Return :meth:`evidence` without log-probabilities: the numbers that the label table has of each row."""
+        """Return :meth:`evidence` without log-probabilities: the columns that the label table stores."""
         return _as_evidence(torch.empty(self.count, 0), self.gather(self.scalars).cpu())
 
     def local_evidence(self, places: Tensor) -> Evidence:
-        """Return the dynamics of some rows of this process, given by their places among them, on the CPU."""
+        """Return the dynamics of some local rows, given by their local positions, on the CPU."""
         places = places.to(self.given.device)
         return _as_evidence(self._dense(places).cpu(), self.scalars.index_select(0, places).cpu())
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all rows in order, given those of the rows of this process."""
+        """Return the values of all rows in order, given the values of the local rows."""
         return values if self.world is None else gather_rows(self.world, values)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ class TrainingDynamics:
         return state if self.classes is None else state | {"classes": self.classes}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the dynamics of the rows of this process."""
+        """Restore the dynamics of the local rows."""
         for name, value in state.items():
             getattr(self, name).copy_(value)
 

@@ -1,11 +1,11 @@
-"""How sure the noise model of multi-label entries is: the error of its rate, and a cautious model of each class.
+"""Uncertainty of the multi-label noise model: the error of its rate, and a cautious model of each class.
 
-The curvature of the cost has the form of an arrow: values of a class have to do with those that all classes share, and
-not with those of other classes. So everything is solved class by class, for thousands of classes too.
+The Hessian of the cost has an arrowhead structure: the values of a class interact with the shared values, but not with
+the values of other classes. Everything is therefore solved class by class, even for thousands of classes.
 
-A weak network looks like noise, class by class: of entries that name a class that was not learned, many seem to be
-wrong. The cautious model of a class and of one kind of entries (named or not) is that on the border of the 95 %
-confidence region in which fewest of just these entries are wrong.
+A weak network looks like noise in a class: if the class was not learned, many entries that name it seem wrong. The
+cautious model of a class and a kind of entries (named or not named) lies on the border of the 95 % confidence region;
+it is the point on that border with the fewest wrong entries of this kind.
 """
 
 from collections.abc import Callable
@@ -19,21 +19,21 @@ from pencil.labels.noise_model import NORMAL_95
 
 TINY = 1e-24
 SMALL = 1e-12
-"""Curvatures below this part of the largest are none."""
+"""Curvatures below this fraction of the largest one count as zero."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """The second derivatives of a cost of ``shared`` values and of three more for each class.
+    """The second derivatives of a cost with ``shared`` values and three further values for each class.
 
     Attributes
     ----------
     shared
-        Inverse of the curvature in the shared values, (shared, shared), where those of the classes follow them.
+        Inverse of the curvature in the shared values, (shared, shared), with the class values at their optimum.
     own
         Inverse of the curvature in the values of each class, (classes, 3, 3).
     mixed
-        Between both, (classes, shared, 3).
+        Mixed second derivatives, (classes, shared, 3).
     """
 
     shared: Tensor
@@ -41,22 +41,22 @@ class Curvature:
     mixed: Tensor
 
     def solve(self, by_shared: Tensor, by_own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the curvature's inverse times the gradient of a quantity of all classes: (shared,), (classes, 3)."""
+        """Return the inverse curvature times the gradient of one quantity of all classes: (shared,), (classes, 3)."""
         own = (self.own @ by_own[..., None])[..., 0]
         shared = self.shared @ (by_shared - torch.einsum("ksi,ki->s", self.mixed, own))
         return shared, own - torch.einsum("kij,ksj,s->ki", self.own, self.mixed, shared)
 
     def solve_by_class(self, by_shared: Tensor, by_own: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same for a quantity of each class by itself, (classes, shared) and (classes, 3)."""
+        """Return the same for one quantity per class, (classes, shared) and (classes, 3)."""
         own = torch.einsum("kij,kj->ki", self.own, by_own)
         shared = (by_shared - torch.einsum("ksi,ki->ks", self.mixed, own)) @ self.shared
         return shared, own - torch.einsum("kij,ksj,ks->ki", self.own, self.mixed, shared)
 
 
 def arrow_curvature(cost: Callable[[Tensor], Tensor], values: Tensor, shared: int) -> Curvature:
-    """Return the curvature of a cost, of ``shared`` values followed by three rows with a value for each class.
+    """Return the curvature of a cost of ``shared`` values, followed by three rows with one value for each class.
 
-    A product with the curvature for each shared value and for each of the three rows is enough.
+    One Hessian-vector product for each shared value and for each of the three rows is enough.
     """
     classes = (len(values) - shared) // 3
     units = torch.eye(shared + 3, dtype=values.dtype)
@@ -71,7 +71,7 @@ def arrow_curvature(cost: Callable[[Tensor], Tensor], values: Tensor, shared: in
 
 
 def _positive_inverse(matrix: Tensor) -> Tensor:
-    """Inverse in the directions in which the cost rises: one in which it falls is no minimum, and says nothing."""
+    """Pseudo-inverse over the directions of positive curvature; other directions carry no information."""
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     rises = values > SMALL * values.abs().amax(dim=-1, keepdim=True)
     inverse: Tensor = (vectors * torch.where(rises, 1 / values, 0.0)[..., None, :]) @ vectors.mT
@@ -79,7 +79,7 @@ def _positive_inverse(matrix: Tensor) -> Tensor:
 
 
 def squared_error(curvature: Curvature, quantity: Callable[[Tensor], Tensor], values: Tensor) -> float:
-    """Return the variance of a quantity of the values, to first order."""
+    """Return the variance of a function of the values, to first order."""
     with torch.enable_grad():
         by_shared, by_own = _split(jacobian(quantity, values), len(curvature.shared))
     shared, own = curvature.solve(by_shared, by_own)
@@ -89,21 +89,21 @@ def squared_error(curvature: Curvature, quantity: Callable[[Tensor], Tensor], va
 def cautious_values(
     curvature: Curvature, by_class: Callable[[Tensor], Tensor], values: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the values on the border of the confidence region in which a quantity of each class is lowest.
+    """Return the values on the border of the confidence region at which a quantity of each class is lowest.
 
     Parameters
     ----------
     curvature
-        Of the cost at ``values``.
+        Curvature of the cost at ``values``.
     by_class
-        Returns the quantity of each class, which depends on shared values and on those of the class.
+        Returns the quantity of each class, which depends on the shared values and on the values of the class.
     values
         The most probable values.
 
     Returns
     -------
     tuple
-        For each class the shared values, (classes, shared), and its own, (classes, 3).
+        For each class, the shared values (classes, shared) and its own values (classes, 3).
     """
     shared_count = len(curvature.shared)
     units = torch.eye(len(values), dtype=values.dtype)[:shared_count]
@@ -117,5 +117,5 @@ def cautious_values(
 
 
 def _split(values: Tensor, shared: int) -> tuple[Tensor, Tensor]:
-    """Shared values, and those of each class, (classes, 3)."""
+    """The shared values, and the values of each class, (classes, 3)."""
     return values[:shared], values[shared:].reshape(3, -1).T

@@ -1,4 +1,4 @@
-"""Training dynamics of multi-label data: what was predicted for each (row, class) entry before each step on the row."""
+"""Training dynamics of multi-label data: the predictions for each (row, class) entry before each step on the row."""
 
 from dataclasses import dataclass
 
@@ -17,9 +17,9 @@ class EntryEvidence:
     Attributes
     ----------
     log_odds
-        Mean log-odds that the class is present, over all visits, later ones weighing more, (rows, classes).
+        Mean log-odds that the class is present, over all visits, with more weight on later visits, (rows, classes).
     visits
-        How often each row was met; a row that could not be read was never met.
+        Number of visits of each row; a row that could not be read has none.
     """
 
     log_odds: Tensor
@@ -33,10 +33,10 @@ class EntryEvidence:
 class EntryDynamics:
     """Running means over the visits of each row, for multi-label data.
 
-    Visit t has the weight t: in its first epochs a network predicts that all classes are absent.
+    Visit t has weight t, because in its first epochs a network predicts that all classes are absent.
 
-    Rows are kept where their labels are (:class:`pencil.labels.LabelLayout`). An entry takes four bytes, two with
-    more than 32 classes.
+    Rows are stored where their labels are (:class:`pencil.labels.LabelLayout`). An entry takes four bytes, or two bytes
+    with more than 32 classes.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class EntryDynamics:
 
     @torch.no_grad()
     def add(self, rows: Tensor, logits: Tensor) -> None:
-        """Count a visit of these rows, each named once. With sharded rows all ranks call this together."""
+        """Record a visit of these rows, without repeats. With sharded rows all ranks must call this together."""
         logits = at_least_fp32(logits.detach()).float().clamp(FLOOR, -FLOOR)
         if self.world is not None:
             owners = rows % self.world.size
@@ -72,12 +72,12 @@ class EntryDynamics:
         self.visits.index_copy_(0, rows, visits)
 
     def evidence(self) -> EntryEvidence:
-        """Return the dynamics of all rows, on the CPU; with sharded rows all ranks call this together."""
+        """Return the dynamics of all rows, on the CPU; with sharded rows all ranks must call this together."""
         means, visits = (self._gather(part).cpu() for part in (self.means, self.visits))
         return EntryEvidence(means.float(), visits)
 
     def scalar_evidence(self) -> EntryEvidence:
-        """Return :meth:`evidence` without log-odds: the label table has none."""
+        """Return :meth:`evidence` without log-odds, which the label table does not store."""
         visits = self._gather(self.visits).cpu()
         return EntryEvidence(torch.empty(len(visits), 0), visits)
 
@@ -89,6 +89,6 @@ class EntryDynamics:
         return {"means": self.means, "visits": self.visits}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the dynamics of the rows of this process."""
+        """Restore the dynamics of the local rows."""
         for name, value in state.items():
             getattr(self, name).copy_(value)

@@ -1,10 +1,10 @@
-"""Judging multi-label data: from the dynamics of all (row, class) entries to the probability that each is wrong.
+"""Judging multi-label data: from the dynamics of all (row, class) entries to the probability that each entry is wrong.
 
-As in :mod:`pencil.labels.judging` the noise model is fitted to held-out rows, and training rows get the values that
-held-out ones have at the same ranks: entries whose class is named by themselves, and those whose class is not. A weak
-network looks like noise. So issue scores are those of the most probable noise model, but labels those of the cautious
-one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong by all that held-out rows allow, and
-if its class was learned (:func:`learned_classes`).
+As in :mod:`pencil.labels.judging`, the noise model is fitted to held-out rows, and training rows get the values that
+held-out rows have at the same ranks. Entries whose class is named and entries whose class is not named are ranked
+separately. A weak network looks like noise. Issue scores therefore come from the most probable noise model, but labels
+come from the cautious one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong under every
+noise model that the held-out rows allow, and if its class was learned (:func:`learned_classes`).
 """
 
 import torch
@@ -18,22 +18,22 @@ from pencil.labels.matching import match_quantiles
 from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
 
 UNDECIDED = 0.49
-"""Entries of a class that was not learned are at most so probably wrong: they stay as given."""
+"""Upper limit of the probability that an entry of an unlearned class is wrong: such entries stay as given."""
 ENOUGH = 0.05
-"""With very few rows nothing would be significant: this much above chance is enough there."""
+"""With very few rows nothing is significant; there, a value this far above chance is enough."""
 
 
 def judge_entries(
     train: EntryEvidence, given: Tensor, held_out: EntryEvidence | None, held_out_given: Tensor | None
 ) -> Judgement:
-    """Return the judgement of all rows: probabilities of the classes, and an issue score for each row.
+    """Return the judgement of all rows: class probabilities, and an issue score for each row.
 
     Parameters
     ----------
     train, given
         Dynamics and given probabilities of the training rows, NaN where unknown.
     held_out, held_out_given
-        Those of the held-out rows, if there are any.
+        The same for the held-out rows, if there are any.
     """
     reference, labels = train, given
     pair = None if held_out is None or held_out_given is None else (held_out, held_out_given)
@@ -70,22 +70,22 @@ def judge_entries(
 
 
 def row_issue_scores(wrong: Tensor) -> Tensor:
-    """Return the probability that at least one entry of each row is wrong, given that of each entry (0 if unknown)."""
+    """Return the probability that any entry of a row is wrong, given the probability of each entry (0 if unknown)."""
     return 1 - (1 - wrong).prod(dim=1)
 
 
 def ranks_rows(log_odds: Tensor, given: Tensor) -> bool:
     """Return whether rows that name a class are ranked above those that do not, significantly better than by chance.
 
-    By the rank sums of all classes together. The mAP of a random ranking is no fixed mark: with few rows of a class it
-    is far above the class's frequency (0.11 instead of 0.025 with one row of forty).
+    The test uses the rank sums of all classes together. The mAP of a random ranking is not a fixed threshold: with few
+    rows of a class it is far above the class frequency (0.11 instead of 0.025 with one row of forty).
     """
     above, pairs, variance = (float(one) for one in rank_sums(log_odds, given).sum(dim=0))
     return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
 
 
 def learned_classes(log_odds: Tensor, given: Tensor) -> Tensor:
-    """Return of each class whether rows that name it are ranked significantly above those that do not."""
+    """Return for each class whether rows that name it are ranked significantly above the other rows."""
     above, pairs, variance = rank_sums(log_odds, given).unbind(dim=1)
     return above > 0.5 * pairs + SIGNIFICANT * variance.sqrt()
 
@@ -93,8 +93,8 @@ def learned_classes(log_odds: Tensor, given: Tensor) -> Tensor:
 def rank_sums(log_odds: Tensor, given: Tensor) -> Tensor:
     """Return for each class three numbers, (classes, 3).
 
-    How many pairs of a row that names it and one that does not are in this order (equal ones count half), how many
-    there are, and the variance of the first number in a random order.
+    The number of (positive, negative) row pairs in the right order (ties count half), the number of such pairs, and the
+    variance of the first number under a random order.
     """
     sums = torch.zeros(given.shape[1], 3, dtype=torch.float64)
     for k, seen in enumerate((~given.isnan()).unbind(dim=1)):
@@ -107,16 +107,17 @@ def rank_sums(log_odds: Tensor, given: Tensor) -> Tensor:
 
 
 def _usable(rows: EntryEvidence, given: Tensor) -> Tensor:
-    """Which entries are known and were met."""
+    """Mask of the entries that are known and were visited."""
     return ~given.isnan() & (rows.visits > 0)[:, None]
 
 
 def _wrong(
     rows: EntryEvidence, given: Tensor, noise: EntryNoise | CautiousNoise, values: Tensor, named: Tensor, rate: float
 ) -> Tensor:
-    """The probability that each entry is wrong: 0 if unknown, ``rate`` if never met, else by its rank.
+    """The probability that each entry is wrong: 0 if unknown, ``rate`` if never visited, otherwise by its rank.
 
-    ``values`` are the probabilities of the reference entries, ``named`` which of them have their class in the label.
+    ``values`` are the probabilities of the reference entries; ``named`` says which of them have their class in the
+    label.
     """
     usable = _usable(rows, given)
     ranked = noise.wrong(rows.log_odds, given)
@@ -129,7 +130,7 @@ def _wrong(
 
 
 def _as_noise_model(noise: EntryNoise, knows: bool) -> NoiseModel:
-    """The same as absent and present being two classes."""
+    """The same values, with absent and present as two classes."""
     positives, negatives = float(noise.false_positives.mean()), float(noise.false_negatives.mean())
     transition = torch.tensor([[1 - positives, positives], [negatives, 1 - negatives]], dtype=torch.float64)
     return NoiseModel(noise.rate, noise.low if knows else 0.0, noise.high, 1 / noise.sharpness, transition)

@@ -1,12 +1,13 @@
-"""A model of the noise in multi-label data: classes that are missing in labels, and classes that should not be there.
+"""A noise model for multi-label data, with false negatives (missing classes) and false positives (wrong classes).
 
 Class k is present in a row with probability ``q = sigmoid(sharpness * z + shift[k])``, where ``z`` are the network's
-log-odds. A present class is missing in the label with probability ``fn = false_negatives[k]``, an absent one is named
-with probability ``fp = false_positives[k]``. So it is named with probability ``m = fp + (1 - fp - fn) * q``. A network
-predicts that a class which it has not found yet is absent, as it is in most rows: ``shift`` corrects that.
+log-odds. A present class is missing from the label with probability ``fn = false_negatives[k]``; an absent class is
+named with probability ``fp = false_positives[k]``. A class is therefore named with probability
+``m = fp + (1 - fp - fn) * q``. A network predicts that a class it has not learned yet is absent; ``shift`` corrects
+this bias.
 
-A given probability y says that the class is named with probability ``y' = sigmoid(confidence * logit(y))``: its
-likelihood is ``y' m + (1 - y') (1 - m)``. ``confidence`` is above 1 where those who gave it were surer than they said.
+A given probability y means that the class is named with probability ``y' = sigmoid(confidence * logit(y))``; its
+likelihood is ``y' m + (1 - y') (1 - m)``. ``confidence`` is above 1 where annotators were surer than they stated.
 """
 
 from dataclasses import dataclass
@@ -19,21 +20,21 @@ from pencil.labels.noise_model import NORMAL_95
 from pencil.seeding import some_places
 
 MAX_ENTRIES = 50_000
-"""More entries than this change nothing."""
+"""Entries are subsampled to this number; more do not change the result."""
 PRIOR_MEAN = (0.0, 0.0, -2.0, -2.0, 0.0)
 PRIOR_SPREAD = (2.0, 5.0, 2.0, 2.0, 1.0)
-"""Of log sharpness, shift, logits of twice the rates, log confidence; sharpness has no limit on separable data."""
+"""Priors of log sharpness, shift, logits of twice the rates, log confidence; separable data cannot bound sharpness."""
 SHARED = len(PRIOR_MEAN)
 STARTS = ((0.0, 0.0, -3.0, -3.0, 0.0), (0.0, 0.0, -1.0, -1.0, 0.0))
 CLASS_SPREAD = (1.0, 0.7, 0.7)
-"""How far shift and rates of a class are expected to be from those of the others: classes with few rows share them."""
+"""Prior spread of shift and rates between classes: classes with few rows shrink towards the shared values."""
 
 
 @dataclass(frozen=True)
 class EntryNoise:
     """The noise model; ``rate`` is the fraction of wrong entries, with its 95 % interval.
 
-    ``shift``, ``false_positives`` and ``false_negatives`` have one value for each class.
+    ``shift``, ``false_positives`` and ``false_negatives`` have one value per class.
     """
 
     sharpness: float
@@ -46,11 +47,11 @@ class EntryNoise:
     high: float
 
     def log_odds(self, network_log_odds: Tensor) -> Tensor:
-        """Return the log-odds that classes are present, by the network alone."""
+        """Return the log-odds that classes are present, from the network alone."""
         return self.sharpness * network_log_odds + self.shift.to(network_log_odds)
 
     def label_log_odds(self, given: Tensor) -> Tensor:
-        """Return the log of the likelihood ratio ``P(y | present) / P(y | absent)`` of labels; 0 where unknown."""
+        """Return the log-likelihood ratio ``P(y | present) / P(y | absent)`` of the labels; 0 where unknown."""
         named = sharpened(given, torch.tensor(self.confidence).to(given))
         return _label_log_odds(named, self.false_positives.to(given), self.false_negatives.to(given)).nan_to_num(0.0)
 
@@ -60,16 +61,16 @@ class EntryNoise:
         Parameters
         ----------
         network_log_odds
-            Of the network, (rows, classes).
+            Log-odds of the network, (rows, classes).
         given
-            Given probabilities of the same shape; an unknown one (NaN) says nothing.
+            Given probabilities of the same shape; unknown entries (NaN) are ignored.
         trust
             Exponent of the label's likelihood.
         """
         return self.log_odds(network_log_odds) + trust * self.label_log_odds(given)
 
     def wrong(self, network_log_odds: Tensor, given: Tensor) -> Tensor:
-        """Return the probability that each given entry is wrong; an unknown one counts as absent."""
+        """Return the probability that each given entry is wrong; unknown entries count as absent."""
         given = given.double()
         present = self.posterior(network_log_odds.double(), given).sigmoid()
         return torch.where(given > 0.5, 1 - present, present)
@@ -77,9 +78,9 @@ class EntryNoise:
 
 @dataclass(frozen=True)
 class CautiousNoise:
-    """A noise model in which as few entries are wrong as held-out labels allow, by itself for each class and kind.
+    """The noise model with the fewest wrong entries that held-out labels allow, separately for each class and kind.
 
-    All values are (2, classes): those for entries that do not name the class, then those for entries that do.
+    All values are (2, classes): first for entries that do not name the class, then for entries that do.
     """
 
     sharpness: Tensor
@@ -89,7 +90,7 @@ class CautiousNoise:
     confidence: Tensor
 
     def wrong(self, network_log_odds: Tensor, given: Tensor) -> Tensor:
-        """Return the probability that each given entry is wrong; an unknown one counts as absent."""
+        """Return the probability that each given entry is wrong; unknown entries count as absent."""
         given, network_log_odds = given.double(), network_log_odds.double()
         absent, named = (self._present(network_log_odds, given, kind) for kind in (0, 1))
         return torch.where(given > 0.5, 1 - named, absent)
@@ -101,25 +102,25 @@ class CautiousNoise:
 
 
 def fit_entry_noise(log_odds: Tensor, given: Tensor) -> EntryNoise:
-    """Return the noise model of rows that the network was not trained on, by maximum likelihood with wide priors.
+    """Return the noise model of held-out rows, by maximum likelihood with wide priors.
 
-    Classes share their values as far as they do not show others.
+    Per-class values shrink towards a shared mean.
 
     Parameters
     ----------
     log_odds
-        Of the network, (rows, classes).
+        Log-odds of the network, (rows, classes).
     given
-        Given probabilities of the same shape; NaN entries are left out.
+        Given probabilities of the same shape; NaN entries are ignored.
     """
     return _fit(_some_entries(log_odds, given), given.shape[1])[0]
 
 
 def fit_entry_noise_range(log_odds: Tensor, given: Tensor) -> tuple[EntryNoise, CautiousNoise]:
-    """Return the noise model of :func:`fit_entry_noise`, and the cautious one that the labels allow as well.
+    """Return the noise model of :func:`fit_entry_noise`, and the cautious model that the labels also allow.
 
-    The interval of the rate has the error of all values, and that of counting so few entries: the rate of other rows
-    differs by chance.
+    The interval of the rate includes the estimation error of all values and the sampling error of the number of wrong
+    entries.
     """
     entries, classes = _some_entries(log_odds, given), given.shape[1]
     model, best, curvature = _fit(entries, classes)
@@ -152,22 +153,22 @@ def sharpened(given: Tensor, confidence: Tensor) -> Tensor:
 
 
 def remaining_errors(log_odds: Tensor, given: Tensor, noise: EntryNoise) -> float:
-    """Return which fraction of the wrong entries the posterior leaves, with those that it breaks, by its own values."""
+    """Return the fraction of wrong entries that remain under the posterior, counting those that it breaks."""
     wrong = noise.wrong(log_odds, given)[~given.isnan()]
     return float(torch.minimum(wrong, 1 - wrong).sum() / wrong.sum().clamp_min(1e-12))
 
 
 def entry_agreement(log_odds: Tensor, given: Tensor) -> float:
-    """Return the fraction of known entries that are predicted as given."""
+    """Return the fraction of known entries whose prediction agrees with the given value."""
     known = ~given.isnan()
     return float(((log_odds > 0) == (given > 0.5))[known].double().mean())
 
 
 def remaining_entry_trust(log_odds: Tensor, given: Tensor, noise: EntryNoise, agreement: float) -> float:
-    """Return the fraction of a given label's weight that the prediction for its training row does not contain yet.
+    """Return the fraction of a given label's weight that the prediction for its training row does not yet contain.
 
-    As :func:`pencil.labels.noise_model.remaining_trust`: the part that is repeated makes predictions for held-out rows
-    agree with their labels as often as those for training rows agree with theirs.
+    Like :func:`pencil.labels.noise_model.remaining_trust`: the part already contained is the weight at which posteriors
+    of held-out rows agree with their labels as often as predictions for training rows agree with theirs.
     """
     for weight in torch.linspace(0.0, 1.0, 21).tolist():
         repeated = weight * noise.label_log_odds(given.double()) / noise.sharpness
@@ -186,7 +187,7 @@ def _some_entries(log_odds: Tensor, given: Tensor) -> tuple[Tensor, Tensor, Tens
     rows, classes = (~given.isnan()).cpu().nonzero(as_tuple=True)
     some = some_places(len(rows), MAX_ENTRIES)
     rows, classes = rows[some], classes[some]
-    z = log_odds.cpu()[rows, classes].float().double()  # the last bits, which differ between processes, are cut off
+    z = log_odds.cpu()[rows, classes].float().double()  # drop the last bits, which differ between processes
     return z, given.cpu()[rows, classes].double(), classes
 
 
@@ -198,15 +199,15 @@ def _label_log_odds(y: Tensor, false_positives: Tensor, false_negatives: Tensor)
 
 
 def _log_likelihood(log_odds: Tensor, y: Tensor, false_positives: Tensor, false_negatives: Tensor) -> Tensor:
-    """``log(y m + (1 - y) (1 - m))`` of each entry, where ``log_odds`` are those that its class is present."""
+    """``log(y m + (1 - y) (1 - m))`` of each entry, where ``log_odds`` are the log-odds that its class is present."""
     named = false_positives + (1 - false_positives - false_negatives) * log_odds.sigmoid()
     return (y * named + (1 - y) * (1 - named)).clamp_min(1e-12).log()
 
 
 def _unpack(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Sharpness, shift and both rates of each class, below one half, and confidence, of unbounded values.
+    """Sharpness, shift, both rates of each class (below one half) and confidence, from unconstrained values.
 
-    The values of all classes are followed by how far shift and rates of each class are from them.
+    The shared values come first, followed by each class's deviation from the shared shift and rates.
     """
     shift, false_positives, false_negatives = values[1:4, None] + values[SHARED:].reshape(3, -1)
     return values[0].exp(), shift, false_positives.sigmoid() / 2, false_negatives.sigmoid() / 2, values[4].exp()
@@ -238,7 +239,7 @@ def _minimize(start: tuple[float, ...], entries: tuple[Tensor, Tensor, Tensor], 
 
 
 def _rate(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
-    """The fraction of wrong entries, by the posterior of each."""
+    """The fraction of wrong entries, from the posterior of each entry."""
     return _wrong(values, z, y, k).mean()
 
 
@@ -253,7 +254,7 @@ def _wrong(values: Tensor, z: Tensor, y: Tensor, k: Tensor) -> Tensor:
 def _cautious(
     best: Tensor, curvature: Curvature, entries: tuple[Tensor, Tensor, Tensor], classes: int
 ) -> CautiousNoise:
-    """The model in which fewest named entries of each class are wrong, and that of entries that do not name it."""
+    """The models with the fewest wrong entries of each class: one for named entries, one for unnamed entries."""
     z, y, k = entries
 
     def lowest(chosen: Tensor) -> Tensor:

@@ -30,11 +30,11 @@ from pencil.labels.top_k import TopKLabelStore
 
 SINGLE_LABEL_PROBABILITY = 0.999
 MULTI_LABEL_PROBABILITY = 0.99
-"""Of the given label at the start, unless another initial probability is chosen."""
+"""Initial probability of the given label, unless another one is chosen."""
 
 
 class LabelForm(Protocol):
-    """The mathematics of PENCIL for one form of labels; tensors are those of one batch."""
+    """The mathematics of PENCIL for one form of labels; tensors hold one batch."""
 
     def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         """Return the cross-entropy with the given labels, Eq. 1."""
@@ -48,7 +48,7 @@ class LabelForm(Protocol):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Labels:
-        """Return a new store of learnable labels, with ``top_k`` entries per row or with all."""
+        """Return a new store of learnable labels, with ``top_k`` entries per row or with all entries."""
 
     def network_losses(
         self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, *, beta: float, class_mean: bool
@@ -58,7 +58,7 @@ class LabelForm(Protocol):
     def label_gradient(
         self, losses: NetworkLosses, logits: Tensor, label_logits: Tensor, given_labels: Tensor, pull: float
     ) -> Tensor:
-        """Return the gradient that labels descend by ``step``; ``losses`` are those of the same batch."""
+        """Return the gradient by which labels move with step size ``step``; ``losses`` belong to the same batch."""
 
     def compatibility_loss(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
         """Return L_o of these rows."""
@@ -122,7 +122,7 @@ class SingleLabel:
     def label_gradient(
         self, losses: NetworkLosses, logits: Tensor, label_logits: Tensor, given_labels: Tensor, pull: float
     ) -> Tensor:
-        # With forward KL alone there is no inverse part: y_d - y_d = 0.
+        # Forward KL alone has no inverse part: y_d - y_d = 0.
         probs = losses.label_probs if self.divergence == "forward" else losses.probs
         gradient = label_gradient(losses.label_probs, probs, given_labels, pull=pull, compatibility=self.compatibility)
         if self.divergence == "inverse":
@@ -138,10 +138,11 @@ class SingleLabel:
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Sigmoid: every class of an example is present or absent by itself.
+    """Sigmoid: each class of an example is present or absent independently.
 
-    Every entry is a binary problem, so lambda and alpha act on it without the number of classes: ``step = lambda / B``,
-    ``pull = alpha``. (With a further 1/c the paper's lambda of 300 would move a label of Open Images by 0.6 in all.)
+    Each entry is a binary problem, so lambda and alpha apply without the number of classes: ``step = lambda / B``,
+    ``pull = alpha``. (With another factor of 1/c, the paper's lambda of 300 would move an Open Images label by only
+    0.6.)
 
     Parameters
     ----------
@@ -169,10 +170,10 @@ class MultiLabel:
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Labels:
-        if top_k is not None:  # the sum of a row's logits is not constant here, so the other entries would be lost
+        if top_k is not None:  # the sum of a row's logits is not constant here, so dropped entries would be lost
             raise RecipeError(
-                f"training.label_top_k is {top_k} and the data is multi-label; expected single-label data; "
-                "leave label_top_k out."
+                f"training.label_top_k is {top_k}, but the data is multi-label; top-k labels need single-label data; "
+                "remove label_top_k."
             )
         probability = MULTI_LABEL_PROBABILITY if self.probability is None else self.probability
         return MultilabelStore(given_labels, probability=probability, device=device, dtype=dtype)
@@ -216,7 +217,7 @@ def label_form(
         return SingleLabel(divergence, compatibility, probability, init_scale)
     if init_scale is not None:
         raise RecipeError(
-            f"init_scale is {init_scale} and the data is multi-label; expected single-label data; "
+            f"init_scale is {init_scale}, but the data is multi-label; init_scale needs single-label data; "
             "set init_probability instead."
         )
     return MultiLabel(divergence, compatibility, probability)

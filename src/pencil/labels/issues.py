@@ -1,4 +1,4 @@
-"""Finding wrong labels from out-of-sample probabilities that a user brings, in the conventions of cleanlab."""
+"""Finding wrong labels from a user's out-of-sample probabilities, following cleanlab's conventions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pencil.labels.noise_model import fit_noise, log_rarity, noise_shape, poster
 
 @dataclass(frozen=True)
 class Issues:
-    """What was found about each row.
+    """The result for each row.
 
     Attributes
     ----------
@@ -35,15 +35,15 @@ class Issues:
     is_label_issue
         Whether another class is more probable than the given one.
     label_quality
-        ``1 - issue_score``: a low one is an issue, as in cleanlab.
+        ``1 - issue_score``: a low value is an issue, as in cleanlab.
     given_label, predicted_label
-        The given class, and the most probable one.
+        The given class, and the most probable class.
     noise_rate
-        Estimated fraction of wrong labels, as far as the probabilities show it.
+        Estimated fraction of wrong labels, based on the probabilities.
     classes
-        The names of the classes, where they are known.
+        The class names, where they are known.
     index
-        The index of the labels, or of the probabilities, where these are objects of pandas.
+        The index of the labels or the probabilities, if either is a pandas object.
     """
 
     issue_score: NDArray[np.float64]
@@ -65,12 +65,12 @@ class Issues:
 
     @property
     def ranked(self) -> NDArray[np.int64]:
-        """Row numbers, the most probable issue first."""
+        """Row numbers, most probable issue first."""
         return np.argsort(-self.issue_score, kind="stable")
 
     @property
     def table(self) -> pa.Table:
-        """An Arrow table of all rows in their order: given and predicted class, issue_score, is_label_issue."""
+        """An Arrow table of all rows in order: given and predicted class, issue_score, is_label_issue."""
         columns = {"given": self._names(self.given_label), "predicted": self._names(self.predicted_label)}
         return pa.table({**columns, "issue_score": self.issue_score, "is_label_issue": self.is_label_issue})
 
@@ -84,22 +84,22 @@ class Issues:
 
 
 def find_issues(labels: Any, pred_probs: Any, *, classes: Sequence[str] | None = None) -> Issues:
-    """Return which labels are probably wrong, given probabilities by a model that was not trained on the same rows.
+    """Return which labels are probably wrong, given probabilities from a model that was not trained on the same rows.
 
     Parameters
     ----------
     labels
-        Class indices, (rows,), as an array or a column of a data frame; or names of classes, where these are known.
+        Class indices, (rows,), as an array or a data frame column; or class names, if these are known.
     pred_probs
-        Out-of-sample probabilities, for example of cross-validation, (rows, classes). The columns of a data frame name
-        the classes.
+        Out-of-sample probabilities, for example from cross-validation, (rows, classes). The columns of a data frame
+        name the classes.
     classes
-        The names of the classes in the order of the columns; by default those of a data frame.
+        The class names in column order; by default, the column names of a data frame.
 
     Raises
     ------
     DataError
-        If the two do not fit together, or probabilities are not finite or negative.
+        If labels and probabilities do not match, or if probabilities are not finite or are negative.
 
     Examples
     --------
@@ -116,8 +116,8 @@ def find_issues(labels: Any, pred_probs: Any, *, classes: Sequence[str] | None =
     names = columns if names is None else names
     if probs.ndim == 2 and names is not None and len(names) != probs.shape[1]:
         raise DataError(
-            f"there are {len(names)} classes and pred_probs have {probs.shape[1]} columns; expected a name for each "
-            "column; pass the classes in the order of the columns."
+            f"there are {len(names)} classes, but pred_probs have {probs.shape[1]} columns; expected one name per "
+            "column; pass `classes=` in column order."
         )
     hard = _hard_labels(labels, names)
     _refuse_misfits(hard, probs)
@@ -137,7 +137,7 @@ def find_issues(labels: Any, pred_probs: Any, *, classes: Sequence[str] | None =
 
 
 def _as_probs(pred_probs: Any) -> tuple[Tensor, tuple[str, ...] | None]:
-    """Return probabilities, and the names of their columns, where these have names."""
+    """Return the probabilities and their column names, if the columns have names."""
     if not is_frame(pred_probs):
         return torch.from_numpy(np.array(pred_probs, dtype=np.float64)), None
     values, names = as_matrix(
@@ -151,29 +151,29 @@ def _hard_labels(labels: Any, names: tuple[str, ...] | None) -> Tensor:
     if names is None:
         if as_array(values).dtype.kind in "OSTU":
             raise DataError(
-                "labels are names, and nobody says which column of pred_probs is which class; expected their names "
-                "too; pass classes in the order of the columns, or pred_probs as a data frame."
+                "labels are names; expected class indices, or the names of the columns of pred_probs; pass `classes=` "
+                "in column order, or pass pred_probs as a data frame."
             )
         return hard_labels(as_given_labels(values)[0])
     given = resolve_labels(values, names, multilabel=False).given
     missing = lacks_label(given, multilabel=False)
     if missing.any():
         rows = missing.nonzero()[:, 0].tolist()
-        raise DataError(f"label at {name_rows(rows)} is missing; expected a class; leave out rows without a label.")
+        raise DataError(f"label at {name_rows(rows)} is missing; expected a class; remove rows without a label.")
     return hard_labels(given)
 
 
 def _refuse_misfits(hard: Tensor, probs: Tensor) -> None:
-    """Raise if labels and probabilities do not fit together."""
+    """Raise if labels and probabilities do not match."""
     if probs.ndim != 2 or len(probs) != len(hard):
         raise DataError(
-            f"pred_probs have shape {tuple(probs.shape)}; expected ({len(hard)}, classes), one row for each label; "
+            f"pred_probs have shape {tuple(probs.shape)}; expected ({len(hard)}, classes), one row per label; "
             "pass out-of-sample probabilities of the same rows."
         )
     if not bool(probs.isfinite().all()) or bool((probs < 0).any()):
-        raise DataError("pred_probs hold NaN, infinity or negative numbers; expected probabilities; check the model.")
+        raise DataError("pred_probs contain NaN, infinity or negative values; expected probabilities; check the model.")
     if int(hard.max()) >= probs.shape[1]:
         raise DataError(
-            f"labels name class {int(hard.max())} and pred_probs have {probs.shape[1]} columns; expected a column for "
-            "each class; predict all classes."
+            f"labels have class {int(hard.max())}, but pred_probs have {probs.shape[1]} columns; expected one column "
+            "per class; pass probabilities of all classes."
         )

@@ -1,9 +1,8 @@
 """Judging labels: from the training dynamics of all rows to the probability that each given label is wrong.
 
-Held-out rows were never trained on, so the noise model is fitted to them. Training rows and held-out rows are drawn
-from the same data: whatever the posterior says of held-out rows on average it must say of training rows too. This fixes
-how much of its label the dynamics of a training row still repeat, and the scale of the issue scores
-(:mod:`pencil.labels.matching`).
+The noise model is fitted to held-out rows, because the network never trained on them. Training rows and held-out rows
+come from the same data, so averages of the posterior must agree between both. This determines how much of its label the
+dynamics of a training row still repeat, and the scale of the issue scores (:mod:`pencil.labels.matching`).
 """
 
 from collections.abc import Callable
@@ -32,45 +31,45 @@ from pencil.labels.rows import row_blocks
 from pencil.seeding import some_places
 
 MATCH_ROWS = 2000
-"""More training rows than this change nothing."""
+"""Training rows are subsampled to this number; more do not change the result."""
 TRAIN_WEIGHT = 100.0
-"""Training rows count as this many held-out rows where the temperature is fitted."""
+"""Weight of the training rows, in held-out rows, when the temperature is fitted."""
 ENOUGH_TO_MATCH = 5
-"""With fewer held-out rows their averages say nothing: training rows are judged by themselves."""
+"""With fewer held-out rows their averages are too uncertain, and training rows serve as their own reference."""
 ABOVE_CHANCE = 0.1
-"""Agreement of the mean predictions this far above chance is knowledge: with few noisy rows none is significant."""
+"""Agreement this far above chance counts as knowledge, because with few noisy rows nothing is significant."""
 NEARLY_ALL, MOST = 0.9, 0.5
-"""Fractions of the visits in which another class led, between which the doubtful labels are."""
+"""Labels are doubtful if another class led in a fraction of visits between these two."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What training has found out about the given labels.
+    """What training has learned about the given labels.
 
     Attributes
     ----------
     posterior
-        Returns the posterior of the true class of training rows, (rows, classes), given their numbers. All at once take
-        many times the memory of the labels.
+        Returns the posterior of the true class for training rows, (rows, classes), given their row numbers. All rows at
+        once would take many times the memory of the labels.
     held_out_probs
-        The same of the held-out rows.
+        The same for the held-out rows.
     issue_scores, held_out_issue_scores
-        Probability that the given label of each row is wrong; the order is that of the dynamics.
+        Probability that the given label of each row is wrong; rows are ordered by their dynamics.
     noise
         The noise model that both are based on.
     ceiling
-        Noise rate that cannot be excluded: the network disagrees with this fraction of held-out labels (95 % limit).
+        Upper limit of the noise rate: the fraction of held-out labels that the network disagrees with (95 % limit).
     knows
         Whether held-out labels are predicted better than chance. If not, labels are left as given.
     mismatch
-        The least distance between averages over training rows and over held-out rows that any temperature and trust
-        reach, from 0 to 1.
+        The smallest distance between averages over training rows and held-out rows that any temperature and trust
+        achieve, from 0 to 1.
     gap
-        How far the noise rate that training shows is above what held-out rows allow; see :func:`estimate_noise`.
+        How far the noise rate seen in training exceeds what held-out rows allow; see :func:`estimate_noise`.
     lost_classes
-        Classes whose rows were left as given, because the corrected labels would not have contained them any more.
+        Classes whose rows were left as given, because no corrected label would have named them.
     entry_noise
-        Of multi-label data: the noise model of entries, of which ``noise`` is a summary.
+        For multi-label data: the noise model of entries; ``noise`` is its summary.
     """
 
     posterior: Callable[[Tensor], Tensor]
@@ -87,28 +86,28 @@ class Judgement:
 
     @property
     def probs(self) -> Tensor:
-        """The posterior of all training rows: for few."""
+        """The posterior of all training rows, for small data."""
         return self.posterior(torch.arange(len(self.issue_scores)))
 
 
 TIE_BREAK = 0.002
-"""Weight of a row's rank in its issue score: values of sure reference rows are equal, and rows keep their order."""
+"""Weight of a row's rank in its issue score: it keeps the order of rows whose reference values are equal."""
 LEAST = 0.1
-"""Of these ranks; above 0, which rows have whose label is known to be right."""
+"""Lower limit of these ranks, above 0; 0 is reserved for rows whose label is known to be right."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a judgement needs of all training rows at once: five numbers of each, and whole rows only of a sample.
+    """What a judgement needs from all training rows at once: five numbers per row, and whole rows of a sample only.
 
     Attributes
     ----------
     confidence, predicted
-        Probability of the most probable class by the mean log-probabilities, and that class.
+        Probability of the most probable class according to the mean log-probabilities, and that class.
     log_given, disagreement, visits
         As in :class:`Evidence`.
     sample
-        Mean log-probabilities of the rows that :func:`sample_rows` names.
+        Mean log-probabilities of the rows that :func:`sample_rows` chose.
     """
 
     confidence: Tensor
@@ -120,29 +119,29 @@ class Survey:
 
 
 def sample_rows(visits: Tensor, given: Tensor) -> Tensor:
-    """Return at most ``MATCH_ROWS`` of the rows that were met and have a given label, drawn at random."""
+    """Return at most ``MATCH_ROWS`` of the visited rows with a given label, drawn at random."""
     met = _usable(visits, given).nonzero()[:, 0]
     return met[some_places(len(met), MATCH_ROWS)]
 
 
 def survey(train: Evidence, given: Tensor) -> Survey:
-    """Return the survey of rows whose dynamics are all here."""
+    """Return the survey of rows whose dynamics are all on this process."""
     sample = train.log_probs[sample_rows(train.visits, given)]
     return Survey(*top_classes(train.log_probs), train.log_given, train.disagreement, train.visits, sample)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What rows are judged by: posterior and issue score of a row follow from it and the row's own dynamics.
+    """The rule that judges rows: it turns a row's own dynamics into a posterior and an issue score.
 
     Attributes
     ----------
     noise, ceiling, knows, mismatch, gap, lost
         As in :class:`Judgement`.
     matched, trust
-        Noise model and weight of the given label for training rows.
+        Noise model of the training rows, and the weight of their given labels.
     rarity
-        Weight of each class by how rare it is, as a logarithm.
+        Log-weight of each class, by its rarity.
     wrong
         Probability that the label of each reference row is wrong, in any order.
     """
@@ -167,21 +166,21 @@ class Rule:
         return _give_back(probs, given, self.lost, self.noise.rate)
 
     def issue_scores(self, rows: Evidence | Survey, given: Tensor) -> Tensor:
-        """Return the probability that each given label is wrong; rows are ranked, so all of a split belong together."""
+        """Return the probability that each given label is wrong; rows are ranked: pass all rows of a split together."""
         if not self.knows:
             return _ordered(rows, given, self._unknown_rate)
         return _issue_scores(rows, given, self.noise.rate, self.wrong, self.rarity)
 
     def keep_classes(self, kept: Tensor, given: Tensor) -> "Rule":
-        """Return the rule that leaves rows as given whose class no posterior of a training row would have any more.
+        """Return a rule that leaves rows as given if their class is the most probable class of no training row.
 
-        Such a class was not learned. ``kept`` counts the most probable classes of the posteriors of all training rows.
+        Such a class was not learned. ``kept`` counts the most probable classes of all training rows.
         """
         named = hard_labels(given)[~has_tie(given)].bincount(minlength=len(kept))
         return replace(self, lost=tuple(((named > 0) & (kept == 0)).nonzero()[:, 0].tolist()))
 
     def judge_held_out(self, rows: Evidence, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return posteriors, in fp32 as labels are, and issue scores of the held-out rows."""
+        """Return posteriors (in fp32, like labels) and issue scores of the held-out rows."""
         probs = torch.empty(rows.log_probs.shape)
         for block in row_blocks(*probs.shape):
             probs[block] = self.posterior(rows.subset(block), given[block], held_out=True).float()
@@ -189,7 +188,7 @@ class Rule:
 
     @property
     def _unknown_rate(self) -> float:
-        """Where nothing is known, labels are as sure as the middle between no noise and the ceiling."""
+        """If nothing was learned, label confidence corresponds to a noise rate halfway between 0 and the ceiling."""
         return min(self.ceiling / 2, 0.49)
 
 
@@ -201,7 +200,7 @@ def judge(train: Evidence, given: Tensor, held_out: Evidence | None, held_out_gi
     train, given
         Dynamics and given labels of the training rows: class indices or distributions.
     held_out, held_out_given
-        Those of the held-out rows, if there are any; their dynamics are from evaluations.
+        The same for the held-out rows, if there are any; their dynamics come from evaluations.
     """
     return judge_rows(train.subset, survey(train, given), given, held_out, held_out_given)
 
@@ -215,19 +214,19 @@ def judge_rows(
     places: slice = slice(None),
     add_up: Callable[[Tensor], Tensor] = lambda counts: counts,
 ) -> Judgement:
-    """Return the judgement of rows whose dynamics are computed when they are needed: few are whole at a time.
+    """Return the judgement of rows whose dynamics are computed on demand, a few whole rows at a time.
 
     Parameters
     ----------
     dynamics
-        Returns the dynamics of the training rows that this process has, given their places among them.
+        Returns the dynamics of local training rows, given their local positions.
     rows, given
         Survey and given labels of all training rows.
     held_out, held_out_given
         As in :func:`judge`.
     places, add_up
-        Which training rows this process has, and the sum of counts over all processes. The posterior of the judgement
-        is of these rows.
+        The training rows of this process, and a sum of counts over all processes. The posterior of the judgement covers
+        these rows.
     """
     mine, num_classes = given[places], rows.sample.shape[1]
     if can_match(held_out, held_out_given):
@@ -259,26 +258,26 @@ def judge_rows(
 
 
 def can_match(held_out: Evidence | None, given: Tensor | None) -> bool:
-    """Return whether enough held-out rows have a label to judge all rows by; else training rows judge themselves."""
+    """Return whether enough held-out rows have a label to serve as reference; otherwise training rows do."""
     return held_out is not None and given is not None and int(_usable(held_out.visits, given).sum()) >= ENOUGH_TO_MATCH
 
 
 def _usable(visits: Tensor, given: Tensor) -> Tensor:
-    """Which rows were met and have a given label."""
+    """Mask of the rows that were visited and have a given label."""
     return (visits > 0) & ~has_tie(given)
 
 
 def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: Tensor, *, match: bool = True) -> Rule:
-    """Return what rows are judged by.
+    """Return the rule that judges rows.
 
     Parameters
     ----------
     rows, given
         Survey and given labels of all training rows.
     reference, reference_given
-        Dynamics and given labels of the held-out rows, or of the training rows where too few are held out.
+        Dynamics and given labels of the held-out rows, or of the training rows if too few rows are held out.
     match
-        The reference rows are held-out rows, with which the averages over training rows are to agree.
+        Whether the reference rows are held-out rows; averages over training rows are then matched to them.
     """
     usable, met = _usable(reference.visits, reference_given), _usable(rows.visits, given)
     num_classes = reference.log_probs.shape[1]
@@ -294,7 +293,7 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
     noise, gap = estimate_noise(rows.disagreement[met], rows.sample, sample, logits, labels, shape)
     named = [hard_labels(one)[~has_tie(one)] for one in (given, reference_given)]
     rarity = log_rarity(torch.cat(named), num_classes)
-    if not knows:  # a noise rate of 0 cannot be excluded, and no gap be seen
+    if not knows:  # a noise rate of 0 is still possible, and there is no visible gap
         return Rule(replace(noise, low=0.0), ceiling, False, 0.0, 0.0, noise, 1.0, rarity, torch.zeros(1).double())
     matched, trust, mismatch = noise, 1.0, 0.0
     if match:
@@ -304,22 +303,22 @@ def fit_rule(rows: Survey, given: Tensor, reference: Evidence, reference_given: 
 
 
 def _rule_without_labels(num_classes: int) -> Rule:
-    """What rows are judged by where none of them has a given label: nothing is known, and any rate possible."""
+    """The rule for data without any given label: nothing is known, and every noise rate is possible."""
     noise = NoiseModel(0.0, 0.0, 1.0, 1.0, torch.eye(num_classes, dtype=torch.float64))
     return Rule(noise, 1.0, False, 0.0, 0.0, noise, 1.0, torch.zeros(num_classes).double(), torch.zeros(1).double())
 
 
 def judge_unlabelled(logits: Tensor, noise: NoiseModel, held_out: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return the probability of each class of rows without a label; NaN where there is no prediction.
+    """Return the class probabilities of rows without a label; NaN where there is no prediction.
 
     Parameters
     ----------
     logits
         Predictions for these rows.
     noise
-        The noise model, used as it is where there are no held-out rows.
+        The noise model, used unchanged if there are no held-out rows.
     held_out
-        Predictions of the same network for held-out rows, and their given labels, which calibrate it.
+        Predictions of the same network for held-out rows, and their given labels, used for calibration.
     """
     if held_out is not None:
         decided = ~has_tie(held_out[1])
@@ -337,16 +336,18 @@ def estimate_noise(
 ) -> tuple[NoiseModel, float]:
     """Return the noise model of held-out rows at the noise rate that the training dynamics show.
 
-    Likelihood takes noise that the inputs explain for truth. A network that is kept from memorising shows more: labels
-    that lost in nearly all visits are wrong, and few are wrong of those that won in most. The rate is the middle of
-    these two fractions, as far as the likelihood supports it: a weak network disagrees with right labels too. The
-    interval covers both fractions and that of the likelihood.
+    Maximum likelihood treats noise that the inputs explain as truth. A network that is kept from memorising shows more:
+    labels that lost in nearly all visits are wrong, and few of the labels that won in most visits are wrong. The rate
+    is the midpoint of these two fractions, limited by what the likelihood supports, because a weak network disagrees
+    with right labels too. The interval covers both fractions and the interval of the likelihood.
 
-    The temperature is that of held-out rows and training rows together. Training rows count as ``TRAIN_WEIGHT`` rows at
-    most: they have learned from their labels, but few held-out rows alone leave the temperature open.
+    The temperature is fitted to held-out rows and training rows together. Training rows count as at most
+    ``TRAIN_WEIGHT`` rows: the network has learned from their labels, but a few held-out rows do not determine the
+    temperature.
 
-    The second result is the gap: how far the fraction of labels that lost in nearly all visits is above what the
-    likelihood allows. Then inputs explain mistakes, as with human annotators, or classes overlap; none can tell which.
+    The second result is the gap: how far the fraction of labels that lost in nearly all visits exceeds what the
+    likelihood allows. Either the inputs explain the mistakes, as with human annotators, or classes overlap; the data
+    cannot tell.
     """
     fitted = fit_noise(held_out_logits, held_out_given, shape)
     least, most = (float((disagreement > limit).double().mean()) for limit in (NEARLY_ALL, MOST))
@@ -362,13 +363,13 @@ def estimate_noise(
 
 
 def _posterior(rows: Evidence, given: Tensor, noise: NoiseModel, trust: float, rarity: Tensor) -> Tensor:
-    """Posterior of every row; that of a row that was never met follows from its label alone."""
+    """Posterior of every row; for a row without visits it depends on its label alone."""
     probs = posterior(rows.log_probs.double(), given, noise, trust, rarity).exp()
     return torch.where((rows.visits > 0)[:, None], probs, as_given(given, probs.shape[1], noise.rate))
 
 
 def as_given(given: Tensor, num_classes: int, rate: float) -> Tensor:
-    """Return label distributions that keep the given label, with the probability that a label is right."""
+    """Return label distributions that keep the given label, given the probability that a label is right."""
     kept = max(1 - rate, 1.02 / num_classes) if num_classes > 1 else 1.0
     rest = (1 - kept) / max(1, num_classes - 1)
     if given.ndim == 2:
@@ -377,9 +378,9 @@ def as_given(given: Tensor, num_classes: int, rate: float) -> Tensor:
 
 
 def _issue_scores(rows: Evidence | Survey, given: Tensor, rate: float, wrong: Tensor, rarity: Tensor) -> Tensor:
-    """Rank rows by the mean log-probability of their label, then give them the values of the reference rows.
+    """Rank rows by the mean log-probability of their label, then assign the values of the reference rows.
 
-    A row whose classes tie has no given label that could be wrong: 0.
+    A row with tied classes has no given label that could be wrong: 0.
     """
     met = _usable(rows.visits, given)
     scores = torch.full((len(met),), rate, dtype=torch.float64)
@@ -398,9 +399,9 @@ def _give_back(probs: Tensor, given: Tensor, classes: tuple[int, ...], rate: flo
 
 
 def _ordered(rows: Evidence | Survey, given: Tensor, rate: float) -> Tensor:
-    """Return issue scores around a rate, higher by a trace where the mean log-probability of the label is lower.
+    """Return issue scores around a rate, slightly higher where the mean log-probability of the label is lower.
 
-    A few held-out rows that are predicted no better than chance do not show that the order is of no use.
+    A few held-out rows that are predicted no better than chance do not prove that the ranking is useless.
     """
     met = _usable(rows.visits, given)
     scores = torch.full((len(met),), rate, dtype=torch.float64)

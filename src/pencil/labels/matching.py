@@ -1,4 +1,4 @@
-"""Training rows and held-out rows are drawn from the same data: what is found about both must agree."""
+"""Matching training rows to held-out rows: both are drawn from the same data, so their averages must agree."""
 
 import math
 from dataclasses import replace
@@ -13,7 +13,7 @@ from pencil.labels.rows import rows_at_a_time
 MATCH_TEMPERATURES = torch.logspace(-1.0, 0.8, 19, dtype=torch.float64).tolist()
 MATCH_TRUSTS = torch.linspace(0.0, 1.5, 11, dtype=torch.float64).tolist()
 SPREAD = 0.3
-"""How far the logarithm of the temperature, and the trust, of training rows are expected to be from those of others."""
+"""Prior spread of the log temperature and of the trust between training rows and other rows."""
 
 
 def match_held_out(
@@ -21,9 +21,9 @@ def match_held_out(
 ) -> tuple[NoiseModel, float, float]:
     """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
 
-    Chosen so that three averages of the posterior agree between training and held-out rows: how many labels change, the
-    probability of the most probable class, and that of the given class. They need not agree better than the standard
-    errors of the held-out averages: few held-out rows leave temperature and trust near what they are without a match.
+    They are chosen so that three averages of the posterior agree between training and held-out rows: the fraction of
+    changed labels, the probability of the most probable class, and the probability of the given class. They only need
+    to agree within the standard errors of the held-out averages: with few held-out rows both stay near their defaults.
     """
     held_out = summarize_posterior(held_out_logits, held_out_given, noise)
     target, errors = held_out.mean(dim=1), held_out.std(dim=1).clamp_min(1e-3) / len(held_out_given) ** 0.5
@@ -42,9 +42,9 @@ def match_held_out(
 
 
 def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
-    """Return the scores in their order with the values that ``reference`` has at the same ranks.
+    """Return the scores in the same order, with the values that ``reference`` has at the same ranks.
 
-    Each score is in the middle of its part of the ranks: the largest of two need not be as large as that of thousands.
+    Each score is placed in the middle of its rank interval: the larger of two need not match the largest of thousands.
     """
     ordered, last = reference.double().sort().values, len(reference) - 1
     places = (relative_ranks(scores) * len(reference) - 0.5).clamp(0, last)
@@ -53,7 +53,7 @@ def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:
 
 
 def relative_ranks(scores: Tensor) -> Tensor:
-    """Return the rank of each score, evenly from above 0 for the smallest to below 1 for the largest."""
+    """Return the rank of each score, evenly spaced between 0 and 1 (both excluded)."""
     ranks = torch.empty(len(scores), dtype=torch.float64)
     ranks[scores.argsort(stable=True)] = (torch.arange(len(scores), dtype=torch.float64) + 0.5) / len(scores)
     return ranks
@@ -62,10 +62,10 @@ def relative_ranks(scores: Tensor) -> Tensor:
 def summarize_posterior(
     logits: Tensor, given: Tensor, noise: NoiseModel, trust: float = 1.0, rarity: Tensor | None = None
 ) -> Tensor:
-    """Return three numbers of the posterior of each row, in fp64, (3, rows).
+    """Return three numbers about the posterior of each row, in fp64, (3, rows).
 
-    Whether its label changes, the probability of its most probable class, and the probability of the given one. The
-    arguments are those of :func:`pencil.labels.noise_model.posterior`, which is computed of some rows at a time.
+    Whether its label changes, the probability of its most probable class, and the probability of the given class. The
+    arguments are those of :func:`pencil.labels.noise_model.posterior`, which is computed block by block.
     """
     size, found = rows_at_a_time(logits.shape[1]), []
     for some, labels in zip(logits.split(size), given.split(size), strict=True):

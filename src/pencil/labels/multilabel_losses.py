@@ -1,8 +1,8 @@
-"""The losses of multi-label data (an example may have several classes): every (example, class) entry is binary.
+"""Losses for multi-label data (an example may have several classes): every (example, class) entry is binary.
 
 ``f = sigmoid(logits)``, ``y_d = sigmoid(label_logits)``, both of shape ``(batch, classes)``; ``given_labels`` are
-probabilities of the same shape, NaN for unknown entries. An unknown entry takes part in no loss and no update. Each
-loss is a sum over classes and a mean over the batch, as its single-label counterpart in ``losses.py`` is.
+probabilities of the same shape, NaN for unknown entries. Unknown entries are excluded from losses and updates. Each
+loss is a sum over classes and a mean over the batch, like its single-label counterpart in ``losses.py``.
 """
 
 import torch
@@ -13,7 +13,7 @@ from pencil.labels.losses import Compatibility, Divergence, NetworkLosses, at_le
 
 
 def binary_cross_entropy(logits: Tensor, given_labels: Tensor) -> Tensor:
-    """CE(y_hat, f), Eq. 1, of every class."""
+    """CE(y_hat, f), Eq. 1, for every class."""
     known = ~given_labels.isnan()
     entries = _cross_entropy(at_least_fp32(logits), torch.where(known, given_labels, 0.0))
     return _reduce(entries, known)
@@ -36,7 +36,7 @@ def binary_entropy(logits: Tensor, known: Tensor) -> Tensor:
 
 
 def binary_compatibility_loss(label_logits: Tensor, given_labels: Tensor, kind: Compatibility = "printed") -> Tensor:
-    """L_o: the printed CE(y_hat, y_d), or with ``y_d`` in the place of logits as in the authors' single-label code."""
+    """L_o: the printed CE(y_hat, y_d), or with ``y_d`` in place of logits as in the authors' single-label code."""
     return binary_cross_entropy(label_logits.sigmoid() if kind == "published" else label_logits, given_labels)
 
 
@@ -112,5 +112,5 @@ def _cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
 
 
 def _kl(logits: Tensor, other_logits: Tensor) -> Tensor:
-    """Return KL(sigmoid(logits) || sigmoid(other_logits)) of each entry, without a logarithm of a probability."""
+    """Return KL(sigmoid(logits) || sigmoid(other_logits)) of each entry, without taking the log of a probability."""
     return logits.sigmoid() * (logits - other_logits) + functional.softplus(other_logits) - functional.softplus(logits)

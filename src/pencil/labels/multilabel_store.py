@@ -24,12 +24,12 @@ class MultilabelStore:
     given_labels
         Probabilities of shape ``(rows, classes)``, NaN where an entry is unknown.
     probability
-        Initial probability of an entry that is given as 1 (and one minus that of a 0); soft labels in between start
-        at the given probability.
+        Initial probability of an entry that is given as 1 (entries given as 0 start at one minus it); soft labels in
+        between start at the given probability.
     device
         Where the labels are kept.
     dtype
-        Of the label logits; fp32 under mixed precision too.
+        Dtype of the label logits; use fp32 under mixed precision too.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class MultilabelStore:
         The label logits of all rows.
     known
         True for the entries that are given.
-    pinned
+    True for rows whose labels never move; None if every row may move.
         True for the rows that never move; None where every row may move.
     """
 
@@ -52,7 +52,7 @@ class MultilabelStore:
         dtype: torch.dtype = torch.float32,
     ):
         if not 0.5 < probability < 1:
-            raise RecipeError(f"initial probability is {probability}; expected one between 0.5 and 1.")
+            raise RecipeError(f"initial probability is {probability}; expected a value between 0.5 and 1.")
         self.given_labels = as_indicators(given_labels).to(device, dtype)
         self.num_classes = self.given_labels.shape[1]
         self.known = ~self.given_labels.isnan()
@@ -98,7 +98,7 @@ class MultilabelStore:
         Parameters
         ----------
         rows
-            Row numbers of the examples, each named once.
+            Row numbers of the examples, without repeats.
         logits
             The network's logits for them, of shape ``(batch, classes)``; no gradient flows back.
         step
@@ -106,12 +106,12 @@ class MultilabelStore:
         pull
             Strength of the compatibility loss, the paper's ``alpha``.
         compatibility, divergence
-            Which loss the gradient is of; see :func:`binary_label_gradient`.
+            The loss that the gradient belongs to; see :func:`binary_label_gradient`.
 
         Raises
         ------
         TrainingError
-            If logits are not finite. No label has changed then.
+            If logits are not finite. No label is changed in this case.
         """
         label_logits, given = self[rows], self.given_labels.index_select(0, rows)
         gradient = binary_label_gradient(
@@ -120,7 +120,7 @@ class MultilabelStore:
         apply_gradient(self, rows, label_logits, gradient, step)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+        """Replace the label logits of these rows, without repeats; pinned rows stay as they are."""
         set_rows(self.label_logits, *drop_pinned(self.pinned, rows, label_logits))
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class MultilabelStore:
         return label_logits.sigmoid()
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        """Return the label probabilities of these rows, of all by default."""
+        """Return the label probabilities of these rows (all rows by default)."""
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
@@ -139,11 +139,11 @@ class MultilabelStore:
         return probs.mul_(1 + pull).sub_(self.to_probs(self.initial_logits(rows)), alpha=pull).clamp_(0, 1)
 
     def mean(self, local_mean: Tensor) -> Tensor:
-        """Return the value itself: all rows are local."""
+        """Return the value unchanged: all rows are local."""
         return local_mean
 
     def gather(self, local_values: Tensor) -> Tensor:
-        """Return the values themselves: all rows are local."""
+        """Return the values unchanged: all rows are local."""
         return local_values
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,13 +1,13 @@
 """A model of the label noise, estimated from a network's predictions for rows that it was not trained on.
 
-The true class of a row is drawn from ``p``. The given label is another class with probability ``e * r[k]`` where the
-true class is k (some classes are mistaken more often), drawn from row k of a matrix ``R`` with a zero diagonal. So with
-the shape ``S = diag(r) R`` the transition matrix is ``T = I + e (S - diag(r))``, and ``P(given | x) = (p T)[given]``.
+The true class of a row is drawn from ``p``. If the true class is k, the given label is another class with probability
+``e * r[k]`` (some classes are mislabelled more often), drawn from row k of a matrix ``R`` with a zero diagonal. With
+the shape ``S = diag(r) R``, the transition matrix is ``T = I + e (S - diag(r))``, and ``P(given | x) = (p T)[given]``.
 
-The network's calibrated predictions ``q = softmax(z / t)`` are not always ``p``. A network that was trained on noisy
-labels predicts noisy labels, ``q = p T``; one that was kept from learning the noise comes closer to ``p``. So
-``q = p ((1 - a) I + a T)``, where a is the absorbed fraction of the noise, and p follows from q (:func:`unmixed`).
-Without this a class map, sevens that are called ones in 40 % of the cases, passes for sevens that look like ones.
+The network's calibrated predictions ``q = softmax(z / t)`` do not always equal ``p``. A network trained on noisy labels
+predicts noisy labels, ``q = p T``; a network that was kept from learning the noise comes closer to ``p``. The model is
+``q = p ((1 - a) I + a T)``, where a is the absorbed fraction of the noise; :func:`unmixed` computes p from q. Without
+it, a class-dependent error (40 % of all sevens labelled as ones) would be taken for sevens that look like ones.
 
 The shape is estimated from training rows; the rate e, the temperature t and the absorbed fraction a from held-out rows.
 """
@@ -28,51 +28,51 @@ RATES = torch.cat([torch.linspace(0.0, 0.1, 11), torch.linspace(0.12, 0.98, 44)]
 ABSORBED = (0.0, 0.5, 1.0)
 """Candidates for the fraction of the noise that predictions contain."""
 ABSORBING = 4.0
-"""Nats that an absorbed fraction of 1 has to gain where wrong labels are of any class; see :func:`direction`."""
+"""Likelihood gain in nats required of an absorbed fraction of 1 if noise has no direction; see :func:`direction`."""
 MANY_CLASSES = 100
-"""With more classes predictions count as free of noise: which of many classes is given for which is hardly known."""
+"""With more classes, predictions count as free of noise: the confusions of many classes cannot be estimated."""
 UNLIKELY = 1e-4
-"""No class is less probable than this, or a hundredth of the mean class, once noise is taken out of a prediction."""
+"""Lower limit of a class probability after noise is removed from predictions; at most a hundredth of the mean class."""
 COOLER, WARMER = 1.0, 0.2
 """Standard deviations of the prior on the logarithm of a temperature, below and above 0.
 
-Networks that train on corrected labels, and means over all epochs, are rather too unsure than too sure."""
+Networks trained on corrected labels, and means over all epochs, tend to be underconfident rather than overconfident."""
 STRENGTHS = torch.logspace(-1.0, 4.0, 26, dtype=torch.float64)
 """Candidate weights, in rows, of the uniform prior on the shape of the noise."""
 SLACK = 0.5
-"""The largest rate within this many nats of the best likelihood is taken: in doubt, labels count as noisy."""
+"""The largest rate within this many nats of the best likelihood is chosen: in doubt, labels count as noisy."""
 INTERVAL = 1.92
-"""Drop of the log-likelihood at the interval ends: half of the 95 % point of a chi-square with one degree."""
+"""Drop of the log-likelihood at the interval ends: half the 95 % quantile of chi-square with one degree of freedom."""
 CONFIDENT_FRACTION, CONFIDENT_ROWS = 0.5, 150
-"""Rows from which the noise of the surest is extrapolated: this fraction, or this many if that is more."""
+"""Rows used to extrapolate the noise of the most confident rows: this fraction, or this many if that is more."""
 SUREST_FRACTION, SUREST_ROWS = 0.5, 1000
-"""Rows from which the shape of the noise is counted: this fraction of each predicted class, more if rows are few."""
+"""Rows used to count the shape of the noise: this fraction of each predicted class, more if there are few rows."""
 SIGNIFICANT = 2.0
-"""Standard errors that a difference has to exceed to count."""
+"""A difference counts if it exceeds this many standard errors."""
 NORMAL_95 = 1.96
-"""Standard errors on either side of the mean that hold 95 % of a normal distribution."""
+"""Standard errors on either side of the mean that contain 95 % of a normal distribution."""
 RARITY = 2.0
-"""Exponent of the rarity of a class: with 1, corrections still lost right labels of classes a tenth as frequent."""
+"""Exponent of class rarity: with 1, corrections still lost right labels of classes a tenth as frequent."""
 MAX_ROWS = 10_000
-"""More rows than this, drawn at random, change nothing."""
+"""Rows are subsampled at random to this number; more do not change the result."""
 RATE_STRIDE = 8
-"""Every eighth rate shows which temperatures are needed."""
+"""Every eighth rate is used to find the range of temperatures needed."""
 VALUES = 2**17
-"""Probabilities that are computed at a time while rates and temperatures are compared: they fit in a cache."""
+"""Probabilities computed at a time while rates and temperatures are compared; they fit in a cache."""
 
 
 @dataclass(frozen=True)
 class NoiseModel:
-    """A noise rate with its 95 % interval, the transition matrix, and how predictions follow from true classes.
+    """A noise rate with its 95 % interval, the transition matrix, and how predictions relate to true classes.
 
-    The interval is that of the model: noise that the inputs explain passes for truth, so the rate may be far higher.
+    The interval assumes this model: noise that the inputs explain is taken for truth, so the rate may be far higher.
 
     Attributes
     ----------
     rate, low, high
         Fraction of wrong labels, and its interval.
     temperature
-        Divides the logits, so that predictions are calibrated.
+        Divides the logits to calibrate predictions.
     transition
         Probability of each given label (column) for each true class (row).
     absorbed
@@ -87,7 +87,7 @@ class NoiseModel:
     absorbed: float = 0.0
 
     def true_log_probs(self, logits: Tensor) -> Tensor:
-        """Return the log-probabilities of the true classes by these predictions."""
+        """Return the log-probabilities of the true classes, given these predictions."""
         log_probs = (logits / self.temperature).log_softmax(dim=1)
         if not self.absorbed:
             return log_probs
@@ -99,10 +99,10 @@ class NoiseModel:
 
 
 def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
-    """Return R: which labels the rows of each predicted class have where they differ from it.
+    """Return R: the distribution of the labels of each predicted class, among rows where the two differ.
 
-    Counts are smoothed towards uniform by a Dirichlet prior, whose weight maximises their marginal likelihood
-    (empirical Bayes): labels that all go to one class need few rows to show it, labels that go everywhere need many.
+    Counts are smoothed towards uniform by a Dirichlet prior whose weight maximises their marginal likelihood (empirical
+    Bayes): if all labels go to one class, few rows are enough to show it; if they spread out, many rows are needed.
     """
     counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     counts.index_put_((predicted.cpu(), given.cpu()), torch.ones(len(given), dtype=torch.float64), accumulate=True)
@@ -113,10 +113,10 @@ def confusion_shape(predicted: Tensor, given: Tensor, num_classes: int) -> Tenso
 
 
 def noise_shape(logits: Tensor, given: Tensor) -> Tensor:
-    """Return the shape of the noise by the predictions for many rows: R, each row times its class's relative rate.
+    """Return the shape of the noise from the predictions for many rows: R, each row times its class's relative rate.
 
-    Counted are the rows of each predicted class of which the network is surest: there disagreement is noise, elsewhere
-    it is often the network that is wrong.
+    Only the most confident rows of each predicted class are counted: there, disagreement is noise; elsewhere, the
+    network is often wrong.
     """
     return shape_by_top(*top_classes(logits), given, logits.shape[1])
 
@@ -128,7 +128,7 @@ def top_classes(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shape_by_top(confidence: Tensor, predicted: Tensor, given: Tensor, num_classes: int) -> Tensor:
-    """Return :func:`noise_shape` by the most probable class of each row and its probability: no more is needed."""
+    """Return :func:`noise_shape` from the most probable class of each row and its probability."""
     fraction = max(SUREST_FRACTION, min(1.0, SUREST_ROWS / max(1, len(given))))
     surest = confidence_ranks(confidence, predicted) <= fraction
     counted, labels = predicted[surest].cpu(), given[surest].cpu()
@@ -137,10 +137,10 @@ def shape_by_top(confidence: Tensor, predicted: Tensor, given: Tensor, num_class
 
 
 def relative_rates(predicted: Tensor, given: Tensor, rows: Tensor) -> Tensor:
-    """Return how much noisier than the mean row the rows of each class are; 1 where nothing shows a difference.
+    """Return the noise rate of each class relative to the mean row; 1 where the data shows no difference.
 
-    Fractions of wrong labels are shrunk towards their mean by a Beta prior, whose weight maximises the marginal
-    likelihood of the counts. ``rows`` are the numbers of rows of each class, over which the mean of the result is 1.
+    Fractions of wrong labels shrink towards their mean by a Beta prior whose weight maximises the marginal likelihood
+    of the counts. ``rows`` are the row counts of the classes; weighted by them, the result has mean 1.
     """
     wrong = predicted != given
     counts = torch.stack([predicted[part].bincount(minlength=len(rows)) for part in (~wrong, wrong)], dim=1).double()
@@ -151,7 +151,7 @@ def relative_rates(predicted: Tensor, given: Tensor, rows: Tensor) -> Tensor:
 
 
 def best_strength(counts: Tensor, mean: Tensor) -> Tensor:
-    """Return the weight of the prior around ``mean`` that makes the counts most probable."""
+    """Return the weight of the prior around ``mean`` that maximises the probability of the counts."""
     return STRENGTHS[torch.stack([dirichlet_log_marginal(counts, mean, one) for one in STRENGTHS]).argmax()]
 
 
@@ -164,16 +164,16 @@ def dirichlet_log_marginal(counts: Tensor, mean: Tensor, strength: Tensor) -> Te
 
 
 def unmixing(transition: Tensor, absorbed: float) -> Tensor:
-    """Return the inverse of ``(1 - a) I + a T``, by which noise is taken out of predictions."""
+    """Return the inverse of ``(1 - a) I + a T``, which removes noise from predictions."""
     identity = torch.eye(transition.shape[-1]).to(transition)
     inverse: Tensor = torch.linalg.inv(torch.lerp(identity, transition, absorbed))
     return inverse
 
 
 def unmixed(probs: Tensor, inverse: Tensor) -> Tensor:
-    """Return ``p`` of ``q = p ((1 - a) I + a T)``: ``q`` times the inverse, brought back among the distributions.
+    """Return ``p`` of ``q = p ((1 - a) I + a T)``: ``q`` times the inverse, mapped back to a distribution.
 
-    Where q is surer than any mixture of the rows of the matrix, p would have negative entries; they become small.
+    Where q is more confident than any mixture of the matrix rows, p would have negative entries; they become small.
     """
     solved = (probs @ inverse).clamp_min(min(UNLIKELY, 0.01 / probs.shape[-1]))
     return solved / solved.sum(dim=-1, keepdim=True)
@@ -188,7 +188,7 @@ def negative_log_likelihoods(
     weights: Tensor | None = None,
     absorbed: float = 0.0,
 ) -> Tensor:
-    """``-sum log P(given | x)`` of rows, which may be weighted, for each temperature (row) and noise rate (column)."""
+    """``-sum log P(given | x)`` over (optionally weighted) rows, for each temperature (row) and noise rate (column)."""
     inverses = unmixing(transition_at(rates[:, None, None], shape), absorbed).float() if absorbed else None
     found = []
     for some in temperatures.split(max(1, VALUES // logits.numel())):
@@ -199,7 +199,7 @@ def negative_log_likelihoods(
 
 
 def _likelihoods_by_rate(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor, inverses: Tensor | None) -> Tensor:
-    """``(p T)[given]`` of distributions (temperatures, rows, classes): (temperatures, rates, rows)."""
+    """``(p T)[given]`` for distributions (temperatures, rows, classes): (temperatures, rates, rows)."""
     if inverses is None:
         return _likelihoods(probs[:, None], given, shape, rates[:, None])
     size = max(1, VALUES // probs.numel())
@@ -209,7 +209,7 @@ def _likelihoods_by_rate(probs: Tensor, given: Tensor, shape: Tensor, rates: Ten
 
 
 def _likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor) -> Tensor:
-    """``(p T)[given]`` of distributions (..., rows, classes) at rates (..., 1)."""
+    """``(p T)[given]`` for distributions (..., rows, classes) at rates (..., 1)."""
     right = probs[..., torch.arange(len(given)), given]
     lost = right * shape.sum(dim=1)[given]
     wrong = (probs * shape.t()[given]).sum(dim=-1)
@@ -217,10 +217,10 @@ def _likelihoods(probs: Tensor, given: Tensor, shape: Tensor, rates: Tensor) -> 
 
 
 def direction(shape: Tensor) -> float:
-    """Return how far wrong labels of a class have one direction: 0 if any other class is as frequent, 1 if all are one.
+    """Return how concentrated the wrong labels of a class are: 0 if spread evenly, 1 if all go to one class.
 
-    Noise without a direction makes predictions flatter, which the temperature undoes. Noise with one makes them prefer
-    a wrong class, which only unmixing undoes.
+    Noise without a direction flattens predictions, which the temperature undoes. Noise with a direction makes them
+    prefer a wrong class, which only unmixing undoes.
     """
     others = len(shape) - 1
     if others < 2 or not shape.any():
@@ -235,12 +235,13 @@ def absorbed_candidates(num_classes: int) -> tuple[float, ...]:
 
 
 def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
-    """Return the noise model of held-out rows by maximum likelihood; its rate is at least that of the surest rows.
+    """Return the noise model of held-out rows by maximum likelihood; its rate is at least the rate of the surest rows.
 
-    Likelihood alone cannot separate an unsure network from noisy labels. The rows that the network is surest of can:
-    it is hardly ever wrong there, so disagreement is noise. The rate is at least half a row, which could stay unseen.
-    Nor can it separate a network that predicts noisy labels from right labels; but a network that is surer of some rows
-    than noisy labels would allow sets an upper limit. Among equally likely rates the largest one is taken.
+    Likelihood alone cannot separate an uncertain network from noisy labels. The most confident rows can: the network is
+    hardly ever wrong there, so disagreement is noise. The rate is at least half a row, which could go unseen.
+    Likelihood also cannot separate a network that predicts noisy labels from right labels; but a network that is more
+    confident on some rows than noisy labels would allow sets an upper limit. Among equally likely rates the largest one
+    is chosen.
     """
     some = some_places(len(given), MAX_ROWS)
     logits, given = logits.cpu()[some], given.cpu()[some]
@@ -269,9 +270,9 @@ def fit_noise(logits: Tensor, given: Tensor, shape: Tensor) -> NoiseModel:
 
 
 def likelihood_grid(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor, absorbed: float) -> Tensor:
-    """Return :func:`negative_log_likelihoods` for all temperatures; infinite where one is not the best at any rate.
+    """Return :func:`negative_log_likelihoods` for all temperatures; infinite for those that are best at no rate.
 
-    The best temperature changes steadily with the rate, so a few rates show the range that is needed for all.
+    The best temperature changes smoothly with the rate, so a few rates show the range that all rates need.
     """
     few = torch.cat([rates[::RATE_STRIDE], rates[-1:]])
     best = negative_log_likelihoods(logits, given, shape, few, TEMPERATURES, absorbed=absorbed).argmin(dim=0)
@@ -282,7 +283,7 @@ def likelihood_grid(logits: Tensor, given: Tensor, shape: Tensor, rates: Tensor,
 
 
 def transition_at(rate: float | Tensor, shape: Tensor) -> Tensor:
-    """Return the transition matrix ``T = I + rate * (shape - diag(row sums of shape))``; rates (n, 1, 1) give n."""
+    """Return ``T = I + rate * (shape - diag(row sums of shape))``, the transition matrix; rates (n, 1, 1) give n."""
     return torch.eye(len(shape), dtype=torch.float64) + rate * (shape - shape.sum(dim=1).diag())
 
 
@@ -303,17 +304,17 @@ def calibrated(
 ) -> NoiseModel:
     """Return the model with the most probable temperature and absorbed fraction for these predictions.
 
-    Rate and shape of the noise stay. Likelihood times a prior: the logarithm of the temperature is expected around 0,
-    which decides where rows are few.
+    Rate and shape of the noise stay fixed. The prior expects a log temperature around 0, which matters when there are
+    few rows.
 
     Parameters
     ----------
     model
         The noise model.
     logits, given, weights
-        Predictions, given labels and, where they do not count alike, the weights of rows.
+        Predictions, given labels and, optionally, row weights.
     absorbed
-        Candidates for the absorbed fraction; by default all.
+        Candidates for the absorbed fraction; all candidates by default.
     """
     some = some_places(len(given), MAX_ROWS)
     logits, given = logits.cpu()[some], given.cpu()[some]
@@ -345,13 +346,13 @@ def posterior(
     logits
         Predictions, (rows, classes).
     given
-        Class indices (rows,), or distributions (rows, classes), whose likelihood is the mean over their classes.
+        Class indices (rows,), or distributions (rows, classes), whose likelihood is averaged over their classes.
     model
         The noise model.
     trust
         Exponent of the label's likelihood.
     rarity
-        Log-weight of the given class for rows that are labelled with it; see :func:`log_rarity`.
+        Log-weight of the given class for rows with that label; see :func:`log_rarity`.
     """
     scores = model.true_log_probs(logits) + trust * label_log_likelihoods(model, given, logits)
     if rarity is not None:
@@ -362,27 +363,27 @@ def posterior(
 
 
 def label_log_likelihoods(model: NoiseModel, given: Tensor, like: Tensor) -> Tensor:
-    """Return the log-probability of each given label, by each true class, in the type of ``like``."""
+    """Return the log-probability of each given label under each true class, in the dtype of ``like``."""
     transition = model.transition.clamp_min(1e-6).to(like)
     return (transition.t()[given] if given.ndim == 1 else given.to(like) @ transition.t()).log()
 
 
 def log_rarity(given: Tensor, num_classes: int) -> Tensor:
-    """Return the log-weight of each class for rows with its name: how much rarer it is than the mean class, squared.
+    """Return the log-weight of each class for rows labelled with it: its rarity relative to the mean class, squared.
 
-    A network learns that a rare class is improbable before it learns what the class looks like. Rows with its name are
-    therefore judged as if the class were more frequent. Common classes have zero.
+    A network learns that a rare class is improbable before it learns what the class looks like. Rows with its label are
+    therefore judged as if the class were more frequent. Common classes have weight zero.
     """
     counts = hard_labels(given)[~has_tie(given)].cpu().bincount(minlength=num_classes).double()
     return RARITY * (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).log().clamp_min(0)
 
 
 def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, agreement: float) -> float:
-    """Return the fraction of a given label's weight that the prediction for its training row does not contain yet.
+    """Return the fraction of a given label's weight that the prediction for its training row does not yet contain.
 
-    A network that was trained on a row repeats a part of its label; counting the label in full would count that part
-    twice. The part ``m`` is found on held-out rows: the weight at which their posterior agrees with their labels as
-    often (``agreement``) as predictions for training rows agree with theirs. ``1 - m`` is returned.
+    A network that was trained on a row repeats part of its label; using the full label would count that part twice. The
+    part ``m`` is estimated on held-out rows: the weight at which their posterior agrees with their labels as often
+    (``agreement``) as predictions for training rows agree with theirs. The result is ``1 - m``.
     """
     some = some_places(len(given), MAX_ROWS)
     logits, given = logits.cpu()[some], given.cpu()[some]
@@ -397,7 +398,7 @@ def remaining_trust(logits: Tensor, given: Tensor, model: NoiseModel, agreement:
 def log_likelihoods(logits: Tensor, given: Tensor, transition: Tensor | None = None) -> Tensor:
     """Return the log-probability of each given label, at the temperature that maximises their mean.
 
-    With a ``transition`` the predictions are of true classes; without one the network predicts given labels itself.
+    With a ``transition``, predictions are for true classes; without one, the network predicts given labels directly.
     """
     found = []
     for temperature in TEMPERATURES.tolist():
@@ -409,12 +410,12 @@ def log_likelihoods(logits: Tensor, given: Tensor, transition: Tensor | None = N
 
 
 def is_chance(predicted: Tensor, given: Tensor, enough: float = 1.0) -> bool:
-    """Return whether predictions agree with given labels no more than by chance, as Cohen's kappa counts it.
+    """Return whether predictions agree with given labels no more than by chance, measured by Cohen's kappa.
 
-    By chance is: as often as predictions and labels that have the same classes equally often, but in any order. A
-    network that predicts one class for all rows agrees by chance, however frequent the class is; one that finds a rare
-    class does not, although predicting the frequent one alone would agree more often. An agreement that is ``enough``
-    above chance counts also where rows are so few that it is not significant.
+    Chance agreement is the agreement of predictions and labels with the same class frequencies in random order. A
+    network that predicts one class for all rows agrees by chance, however frequent the class is. A network that finds a
+    rare class does not, although predicting only the frequent class would agree more often. An agreement that is
+    ``enough`` above chance also counts where there are too few rows for significance.
     """
     size = int(max(predicted.max(), given.max())) + 1
     frequencies = [one.bincount(minlength=size).double() / len(one) for one in (predicted, given)]
@@ -424,9 +425,9 @@ def is_chance(predicted: Tensor, given: Tensor, enough: float = 1.0) -> bool:
 
 
 def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:
-    """Return the rank of each row among those of its predicted class, from near 0 for the surest to near 1."""
+    """Return the confidence rank of each row within its predicted class, from near 0 (surest) to near 1."""
     by_confidence = confidence.argsort(descending=True, stable=True)
-    order = by_confidence[predicted[by_confidence].argsort(stable=True)]  # class by class, the surest first
+    order = by_confidence[predicted[by_confidence].argsort(stable=True)]  # class by class, surest first
     classes, counts = predicted[order], predicted.bincount()
     place = torch.arange(len(predicted), device=predicted.device) - (counts.cumsum(0) - counts)[classes]
     rank = torch.empty(len(predicted), dtype=torch.float64, device=predicted.device)
@@ -437,8 +438,8 @@ def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:
 def disagreement_of_surest(logits: Tensor, given: Tensor) -> float:
     """Return the disagreement with given labels, extrapolated to the most confident predictions.
 
-    For the most confident half of each predicted class a line is fitted to disagreement over confidence rank, and read
-    off at rank 0. A strong network disagrees at the noise rate over the whole half; a weak one only at its top.
+    A line is fitted to disagreement over confidence rank in the most confident half of each predicted class, and
+    evaluated at rank 0. A strong network disagrees at the noise rate over the whole half; a weak one only at its top.
     """
     confidence, predicted = top_classes(logits)
     rank = confidence_ranks(confidence, predicted)

@@ -1,4 +1,4 @@
-"""The protocol of a label store: what methods, the trainer and resuming a run need of it."""
+"""The protocol of a label store: what methods, the trainer and resuming need from it."""
 
 from typing import Protocol, runtime_checkable
 
@@ -9,9 +9,9 @@ from torch import Tensor
 class Labels(Protocol):
     """The learnable labels of a training set: one row of label logits per example.
 
-    A process holds all rows, or in a sharded store some of them: its local rows. ``labels[rows]`` and :meth:`write`
-    take row numbers of the whole training set, and in a sharded store all ranks call them together. Every other member
-    is about the local rows and needs no other rank, except :meth:`mean` and :meth:`gather`.
+    A process holds all rows, or in a sharded store only some of them, its local rows. ``labels[rows]`` and
+    :meth:`write` take row numbers of the whole training set; in a sharded store all ranks must call them together. All
+    other members work on the local rows and need no other rank, except :meth:`mean` and :meth:`gather`.
 
     Attributes
     ----------
@@ -20,11 +20,11 @@ class Labels(Protocol):
     given_labels
         Given labels of the local rows.
     pinned
-        True for the local rows that never move; None where every row may move.
+        True for local rows whose labels never move; None if every row may move.
     local_rows
-        Row numbers of the local rows; None where all rows are local.
+        Row numbers of the local rows; None if all rows are local.
     local
-        The store of the local rows, whose row numbers count from zero; the store itself where all rows are local.
+        The store of the local rows, with row numbers from zero; the store itself if all rows are local.
     """
 
     pinned: Tensor | None
@@ -48,19 +48,19 @@ class Labels(Protocol):
         """Return a copy of the label logits of these rows."""
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+        """Replace the label logits of these rows, without repeats; pinned rows stay as they are."""
 
     def reset(self) -> None:
-        """Replace all labels, pinned ones too, by the given labels."""
+        """Replace all labels, including pinned ones, by the given labels."""
 
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
-        """Return the label logits that :meth:`reset` sets, of all local rows or of these places among them."""
+        """Return the label logits that :meth:`reset` sets, for all local rows or for these local positions."""
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
-        """Return the label distributions of label logits."""
+        """Return the label distributions of these label logits."""
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        """Return the label distributions of all local rows, or of these places among them."""
+        """Return the label distributions of all local rows, or of these local positions."""
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
         """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
@@ -69,7 +69,7 @@ class Labels(Protocol):
         """Return the mean over all rows of the training set, given the mean over the local rows."""
 
     def gather(self, local_values: Tensor) -> Tensor:
-        """Return the values of all rows in order, given those of the local rows."""
+        """Return the values of all rows in order, given the values of the local rows."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what :meth:`load_state_dict` needs to restore the labels of the local rows; not a copy."""

@@ -1,4 +1,4 @@
-"""Reading labels: the corrected label of every row, its confidence, and how well confidences are calibrated."""
+"""Reading labels: the corrected label of every row, its confidence, and the calibration of confidences."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     Parameters
     ----------
     label_probs
-        Label distributions of shape ``(rows, classes)``, as of :meth:`pencil.LabelStore.probs`.
+        Label distributions of shape ``(rows, classes)``, for example from :meth:`pencil.LabelStore.probs`.
     given_labels
         Class indices ``(rows,)``, -1 for none, or distributions ``(rows, classes)``.
     """
@@ -76,9 +76,9 @@ BINS = 10
 
 
 def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
-    """Return the calibration of confidences: rows, mean confidence and accuracy of each tenth that is not empty.
+    """Return the calibration of confidences: rows, mean confidence and accuracy of each non-empty bin of width 0.1.
 
-    ``error`` is the expected calibration error: the mean distance between the two, weighted by the rows.
+    ``error`` is the expected calibration error: the mean distance between the two, weighted by the number of rows.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
 
 
 def bin_totals(confidence: Tensor, right: Tensor) -> Tensor:
-    """Return rows, summed confidence and rows that are right of each tenth, (10, 3); totals of parts can be added."""
+    """Return row count, summed confidence and right rows of each bin, (10, 3); totals of parts can be added."""
     numbers = (confidence.double() * BINS).long().clamp(0, BINS - 1)
     totals = torch.zeros(BINS, 3, dtype=torch.float64)
     for number in numbers.unique().tolist():
@@ -101,7 +101,7 @@ def bin_totals(confidence: Tensor, right: Tensor) -> Tensor:
 
 
 def calibration(totals: Tensor) -> dict[str, Any]:
-    """Return :func:`reliability` by the totals of each tenth."""
+    """Return :func:`reliability` from the totals of each bin."""
     bins, error, everything = [], 0.0, float(totals[:, 0].sum())
     for rows, confidences, right in totals[totals[:, 0] > 0].tolist():
         mean_confidence, accuracy = confidences / rows, right / rows
@@ -121,7 +121,7 @@ class EntryReading:
     known
         Whether the entry is given.
     confidence
-        Probability of what was read, present or absent.
+        Probability of the corrected value, present or absent.
     changed
         Whether the corrected entry differs from the given one; never true for unknown entries.
     """
@@ -137,7 +137,7 @@ class EntryReading:
 
 
 def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
-    """Return the corrected labels of multi-label data: a class is present above one half.
+    """Return the corrected labels of multi-label data: a class is present if its probability is above one half.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Steps that all label stores share: pinned rows, the check for non-finite gradients, fast writes, blocks of rows."""
+"""Steps shared by all label stores: pinned rows, the check for non-finite gradients, fast writes, blocks of rows."""
 
 import torch
 from torch import Tensor
@@ -7,11 +7,11 @@ from pencil.errors import TrainingError
 from pencil.labels.protocol import Labels
 
 BLOCK = 2**20
-"""Values, a number for each (row, class), that are computed at a time where all at once would not fit into memory."""
+"""Number of (row, class) values computed at a time where all at once would not fit into memory."""
 
 
 def rows_at_a_time(num_classes: int) -> int:
-    """Return how many rows are whole distributions at a time."""
+    """Return how many rows of full distributions are processed at a time."""
     return max(1, BLOCK // num_classes)
 
 
@@ -27,19 +27,19 @@ def apply_gradient(labels: Labels, rows: Tensor, label_logits: Tensor, gradient:
     Raises
     ------
     TrainingError
-        If the gradient is not finite. No label has changed then.
+        If the gradient is not finite. No label is changed in this case.
     """
     if not gradient.sum().isfinite():
         bad = rows[~gradient.isfinite().all(dim=1)].tolist()
         raise TrainingError(
-            f"the logits of row {bad[0]} are not finite; expected finite numbers; no label has changed; "
+            f"the logits of row {bad[0]} are not finite; expected finite numbers; no label was changed; "
             "lower the learning rate or check that row."
         )
     labels.write(rows, label_logits.sub_(gradient, alpha=step))
 
 
 def drop_pinned(pinned: Tensor | None, rows: Tensor, label_logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows and label logits without those of pinned rows."""
+    """Return rows and label logits without the pinned rows."""
     if pinned is None:
         return rows, label_logits
     free = ~pinned.index_select(0, rows)
@@ -47,7 +47,7 @@ def drop_pinned(pinned: Tensor | None, rows: Tensor, label_logits: Tensor) -> tu
 
 
 def set_rows(matrix: Tensor, rows: Tensor, values: Tensor) -> None:
-    """``matrix[rows] = values`` in place, for rows that are each named once."""
+    """``matrix[rows] = values`` in place, for rows without repeats."""
     if rows.is_cpu:  # NumPy writes rows several times faster than torch's index_copy_ and index_add_ do
         matrix.numpy()[rows.numpy()] = values.numpy()
     else:

@@ -1,4 +1,4 @@
-"""Where the label rows of a run are kept: replicated on every process, or sharded over them."""
+"""Where the label rows of a run are stored: replicated on every process, or sharded over processes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True)
 class LabelLayout:
-    """How the labels of a run are kept.
+    """How the labels of a run are stored.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class LabelLayout:
     top_k
         How many label logits are kept per row; None keeps all.
     pinned
-        True for the rows whose labels never move; None where every row may move.
+        True for rows whose labels never move; None if every row may move.
     """
 
     sharded_over: Collectives | None = None
@@ -46,14 +46,14 @@ class LabelLayout:
     pinned: Tensor | None = None
 
     def build(self, given_labels: Tensor, make_store: Callable[[Tensor, int | None], Labels]) -> Labels:
-        """Return the store of these labels.
+        """Return the store for these labels.
 
         Parameters
         ----------
         given_labels
             Given labels of all rows.
         make_store
-            ``make_store(given_labels, top_k)`` returns the store of the rows that this process holds.
+            ``make_store(given_labels, top_k)`` returns the store for the rows of this process.
         """
         world = self.sharded_over
         local = slice(None) if world is None else slice(world.rank, None, world.size)
@@ -67,7 +67,7 @@ REPLICATED = LabelLayout()
 
 
 def gather_rows(world: Collectives, local_values: Tensor) -> Tensor:
-    """Return the values of all rows in order, given those of this rank's rows (``i mod W``); all ranks call this."""
+    """Return the values of all rows in order, given this rank's rows (``i mod W``); all ranks must call this."""
     counts = [count for (count,) in world.all_gather_ints(len(local_values))]
     gathered = world.all_gather(local_values, counts)
     in_order = torch.empty_like(gathered)
@@ -79,8 +79,8 @@ def gather_rows(world: Collectives, local_values: Tensor) -> Tensor:
 class ShardedLabelStore:
     """Any label store, sharded over processes: row ``i`` is on rank ``i mod W``.
 
-    ``labels[rows]`` and :meth:`write` exchange rows by all-to-all, so all ranks call them together, each with rows of
-    its own. See :class:`pencil.labels.Labels` for which members are about the local rows.
+    ``labels[rows]`` and :meth:`write` exchange rows by all-to-all, so all ranks must call them together, each with its
+    own rows. See :class:`pencil.labels.Labels` for the members that work on local rows.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class ShardedLabelStore:
         return self.world.all_reduce_sum(local_mean * len(self.local_rows)) / self.count
 
     def gather(self, local_values: Tensor) -> Tensor:
-        """Return the values of all rows in order, given those of the local rows."""
+        """Return the values of all rows in order, given the values of the local rows."""
         return gather_rows(self.world, local_values)
 
     def state_dict(self) -> dict[str, Tensor]:

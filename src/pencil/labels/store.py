@@ -13,7 +13,7 @@ from pencil.labels.protocol import Labels
 from pencil.labels.rows import apply_gradient, drop_pinned, set_rows
 
 CHUNK = 65536
-"""Rows that are processed at a time where all at once would not fit into memory."""
+"""Rows processed at a time where all at once would not fit into memory."""
 PAPER_INIT_SCALE = 10.0
 """K of Eq. 8."""
 
@@ -21,7 +21,7 @@ PAPER_INIT_SCALE = 10.0
 def init_scale(probability: float, num_classes: int) -> float:
     """Return the K of Eq. 8 that gives the given class this initial probability: ``log((c - 1) p / (1 - p))``."""
     if not 1 / num_classes < probability < 1:
-        raise RecipeError(f"initial probability is {probability}; expected one between 1/{num_classes} and 1.")
+        raise RecipeError(f"initial probability is {probability}; expected a value between 1/{num_classes} and 1.")
     return math.log((num_classes - 1) * probability / (1 - probability))
 
 
@@ -41,10 +41,10 @@ def label_gradient(
     pull: float = 0.0,
     compatibility: Compatibility = "printed",
 ) -> Tensor:
-    """Return ``(y_d - f) + pull * (y_d - y_hat)``: the gradient of Eq. 28 and that of the compatibility loss.
+    """Return ``(y_d - f) + pull * (y_d - y_hat)``: the gradient of Eq. 28 plus the gradient of the compatibility loss.
 
-    It is the gradient of the overall loss with respect to ``label_logits``, times ``B * c``, so that it depends on
-    neither batch size nor class count. Every row sums to zero (Proposition 1).
+    It is the gradient of the overall loss with respect to ``label_logits``, times ``B * c``, so that it is independent
+    of batch size and class count. Every row sums to zero (Proposition 1).
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
 
     The printed update converges to ``y_d = (f + pull * y_hat) / (1 + pull)``, where the given class keeps the maximum
     whenever ``pull >= 1``. The evidence ``(1 + pull) * y_d - pull * y_hat`` equals ``f`` there, so the corrected label
-    is its maximum. The initial distribution, nearly ``y_hat``, replaces ``y_hat`` here, so that a label that has not
-    moved is read as it was given. Before convergence the evidence can leave the simplex; it is clipped and normalised.
+    is its maximum. Here the initial distribution, nearly ``y_hat``, replaces ``y_hat``, so that a label that has not
+    moved is read as given. Before convergence the evidence can leave the simplex; it is clipped and normalised.
     """
     evidence = label_probs.mul(1 + pull).sub_(initial_probs, alpha=pull).clamp_(min=0)
     return evidence.div_(evidence.sum(dim=1, keepdim=True))
@@ -95,7 +95,7 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
 def update_single_labels(
     labels: Labels, rows: Tensor, logits: Tensor, *, step: float, pull: float, compatibility: Compatibility
 ) -> None:
-    """Update any store of single-label data whose rows are all local; see :meth:`LabelStore.update`."""
+    """Update any single-label store whose rows are all local; see :meth:`LabelStore.update`."""
     label_logits = labels[rows]
     gradient = label_gradient(
         label_logits.softmax(dim=1),
@@ -129,14 +129,14 @@ class LabelStore:
     device
         Where the labels are kept; the network's device avoids copies.
     dtype
-        Of the label logits; fp32 under mixed precision too.
+        Dtype of the label logits; use fp32 under mixed precision too.
 
     Attributes
     ----------
     label_logits
         The label logits of all rows.
     pinned
-        True for the rows that never move; None where every row may move.
+        True for rows whose labels never move; None if every row may move.
     """
 
     local_rows: Tensor | None = None
@@ -161,7 +161,7 @@ class LabelStore:
         return self
 
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
-        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows, of all by default."""
+        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows (all rows by default)."""
         given = self.given_labels if rows is None else self.given_labels[rows]
         return scaled_given_labels(given, self.num_classes, self.scale, self.dtype)
 
@@ -199,7 +199,7 @@ class LabelStore:
         Parameters
         ----------
         rows
-            Row numbers of the examples, each named once.
+            Row numbers of the examples, without repeats.
         logits
             The network's logits for them, of shape ``(batch, classes)``; no gradient flows back.
         step
@@ -207,17 +207,17 @@ class LabelStore:
         pull
             Strength of the compatibility loss, ``alpha * c`` in the paper's symbols.
         compatibility
-            Which compatibility loss; see :func:`pencil.labels.label_gradient`.
+            The compatibility loss; see :func:`pencil.labels.label_gradient`.
 
         Raises
         ------
         TrainingError
-            If logits are not finite. No label has changed then.
+            If logits are not finite. No label is changed in this case.
         """
         update_single_labels(self, rows, logits, step=step, pull=pull, compatibility=compatibility)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Replace the label logits of these rows, each named once; pinned rows stay as they are."""
+        """Replace the label logits of these rows, without repeats; pinned rows stay as they are."""
         set_rows(self.label_logits, *drop_pinned(self.pinned, rows, label_logits))
 
     def to_probs(self, label_logits: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class LabelStore:
         return label_logits.softmax(dim=1)
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        """Return the label distributions of these rows, of all by default."""
+        """Return the label distributions of these rows (all rows by default)."""
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
@@ -234,11 +234,11 @@ class LabelStore:
         return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
 
     def mean(self, local_mean: Tensor) -> Tensor:
-        """Return the value itself: all rows are local."""
+        """Return the value unchanged: all rows are local."""
         return local_mean
 
     def gather(self, local_values: Tensor) -> Tensor:
-        """Return the values themselves: all rows are local."""
+        """Return the values unchanged: all rows are local."""
         return local_values
 
     def state_dict(self) -> dict[str, Tensor]:

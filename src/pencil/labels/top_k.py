@@ -1,4 +1,4 @@
-"""A label store that keeps the largest label logits of each row, for very many classes."""
+"""A label store that keeps only the largest label logits of each row, for very many classes."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from pencil.labels.store import CHUNK, PAPER_INIT_SCALE, anchor_free, scaled_giv
 class TopKLabelStore:
     """The ``k`` largest label logits of each row in half precision; all other classes have equal logits.
 
-    An update never changes the sum of a row's logits (Proposition 1), which is K of Eq. 8, so the other classes need no
-    memory: each has ``(K - sum of the k) / (c - k)``. What is kept is relative to the largest logit of the row: half
-    precision is fine near zero, where the probable classes are then. With ``k = c`` nothing is rounded, and the store
-    equals :class:`pencil.LabelStore`. A row takes ``k * (2 + 2) + 4`` bytes (4 + 2 above 32,767 classes) instead of
-    ``4 * c``.
+    An update never changes the sum of a row's logits (Proposition 1), which is K of Eq. 8. The other classes therefore
+    need no memory: each has ``(K - sum of the k) / (c - k)``. Logits are stored relative to the largest logit of the
+    row: half precision is accurate near zero, where the probable classes then are. With ``k = c`` nothing is rounded,
+    and the store equals :class:`pencil.LabelStore`. A row takes ``k * (2 + 2) + 4`` bytes (4 + 2 above 32,767 classes)
+    instead of ``4 * c``.
 
     Parameters
     ----------
@@ -29,22 +29,22 @@ class TopKLabelStore:
     num_classes
         Number of classes; by default the largest class index plus one, or the number of columns.
     k
-        How many label logits are kept per row; more than the number of classes means all.
+        Number of label logits kept per row; values above the number of classes keep all.
     scale
         K of Eq. 8: the initial label logits are ``K * y_hat``.
     device
         Where the labels are kept.
     dtype
-        Of the label logits that ``labels[rows]`` returns.
+        Dtype of the label logits that ``labels[rows]`` returns.
 
     Attributes
     ----------
     top, index
         The ``k`` largest label logits of each row, relative to ``largest``, and their classes.
     largest
-        The largest label logit of each row; 0 with ``k = c``, where ``top`` are the label logits themselves.
+        The largest label logit of each row; 0 with ``k = c``, where ``top`` holds the label logits themselves.
     pinned
-        True for the rows that never move; None where every row may move.
+        True for rows whose labels never move; None if every row may move.
     """
 
     local_rows: Tensor | None = None
@@ -74,7 +74,7 @@ class TopKLabelStore:
         return self
 
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
-        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows, dense; of all by default."""
+        """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows, dense (all rows by default)."""
         given = self.given_labels if rows is None else self.given_labels[rows]
         return scaled_given_labels(given, self.num_classes, self.scale, self.dtype)
 
@@ -90,7 +90,7 @@ class TopKLabelStore:
 
     @property
     def label_logits(self) -> Tensor:
-        """The label logits of all rows, dense: for small stores."""
+        """The label logits of all rows, dense; only for small stores."""
         return self[torch.arange(len(self), device=self.index.device)]
 
     def __len__(self) -> int:
@@ -118,10 +118,10 @@ class TopKLabelStore:
         update_single_labels(self, rows, logits, step=step, pull=pull, compatibility=compatibility)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
-        """Keep the ``k`` largest label logits of these rows, each named once; pinned rows stay as they are.
+        """Keep the ``k`` largest label logits of these rows, without repeats; pinned rows stay as they are.
 
         A constant is added to each row so that its sum is K: the other classes are computed from the sum, and the
-        distribution does not depend on the constant. An update needs none (Proposition 1).
+        distribution does not depend on the constant. An update does not need it (Proposition 1).
         """
         self._set(*drop_pinned(self.pinned, rows, label_logits))
 
@@ -139,7 +139,7 @@ class TopKLabelStore:
         return label_logits.softmax(dim=1)
 
     def probs(self, rows: Tensor | None = None) -> Tensor:
-        """Return the label distributions of these rows, of all by default."""
+        """Return the label distributions of these rows (all rows by default)."""
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
@@ -148,11 +148,11 @@ class TopKLabelStore:
         return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
 
     def mean(self, local_mean: Tensor) -> Tensor:
-        """Return the value itself: all rows are local."""
+        """Return the value unchanged: all rows are local."""
         return local_mean
 
     def gather(self, local_values: Tensor) -> Tensor:
-        """Return the values themselves: all rows are local."""
+        """Return the values unchanged: all rows are local."""
         return local_values
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Methods: one file (or folder) each, one line each in ``METHODS``. ``auto`` is the default, ``pencil`` the paper's."""
+"""Methods: one file (or folder) and one line in ``METHODS`` each; ``auto`` is the default, ``pencil`` the paper's."""
 
 import inspect
 from pathlib import Path
@@ -83,12 +83,12 @@ METHODS: dict[str, type[Method]] = {
 
 
 def find_method(name: str, trust: Trust = NO_FILES) -> type[Method]:
-    """Return the class of a method: by name, or a user's own as ``my_file.py:MyMethod``.
+    """Return the class of a method: by name, or a user's own class as ``my_file.py:MyMethod``.
 
     Parameters
     ----------
     name : str
-        The name.
+        The method's name.
     trust : Trust
         Which files may be executed; none by default.
     """
@@ -110,5 +110,5 @@ def _from_file(path: Path, attribute: str, trust: Trust) -> type[Method]:
             if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
         ]
         hint = f"; it has {', '.join(methods)}." if methods else "."
-        raise RecipeError(f"{path} defines no method {attribute!r}; expected a subclass of pencil.methods.Method{hint}")
+        raise RecipeError(f"{path} does not define {attribute!r}; expected a subclass of pencil.methods.Method{hint}")
     return found

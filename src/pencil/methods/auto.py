@@ -1,4 +1,4 @@
-"""``auto``, the default: noise rate, length of the backbone phase and label updates are estimated from noisy data."""
+"""``auto``, the default: estimates noise rate, length of the backbone phase and label updates from noisy data."""
 
 import math
 import warnings
@@ -31,57 +31,56 @@ from pencil.methods.base import (
 from pencil.methods.schedules import Cosine
 
 BACKBONE_WITHOUT_HELD_OUT = 0.2
-"""Length of the backbone phase as a fraction of the budget, where no rows are held out to end it."""
+"""Length of the backbone phase as a fraction of the budget, if no held-out rows are there to end it."""
 LIGHT_DROPOUT = 0.6
-"""Strength of dropout while a perceptron fits its training rows no better than held-out ones: more costs accuracy."""
+"""Dropout strength while a perceptron fits training rows no better than held-out rows: more costs accuracy."""
 MANY_HELD_OUT = 400
-"""With fewer held-out rows a gap of five points is not significant: dropout keeps its full strength."""
+"""With fewer held-out rows a gap of five points is not significant, and dropout keeps its full strength."""
 ENOUGH_HELD_OUT = 75
-"""With fewer held-out rows an accuracy no better than chance may be bad luck: no warning then."""
+"""With fewer held-out rows an accuracy at chance level may be bad luck, and no warning is given."""
 
 
 class Auto(Method):
     """The three phases of the paper; noise rate, backbone length and label updates are estimated during training.
 
-    *Backbone*: cross-entropy on the given labels (of single-label data with ELR's regulariser), until the likelihood of
-    the held-out labels has not risen for ``patience`` epochs and is clearly below its best. The network then returns to
-    its best epoch, and every label is set to its posterior.
-    *Correction*: label distributions move towards the posterior of the true class, given the prediction for the row and
-    the estimated noise model (:mod:`pencil.labels.noise_model`).
-    *Fine-tuning*: the last epochs, on labels that no longer move.
-    In the end every label, held out or not, is set to its posterior by the training dynamics of all epochs
-    (:mod:`pencil.labels.judging`); where the network predicts held-out labels no better than chance, labels stay as
-    given. What differs for multi-label data is in :mod:`pencil.methods.auto_forms`.
+    *Backbone*: cross-entropy on the given labels (with ELR's regulariser for single-label data), until the likelihood
+    of the held-out labels has not risen for ``patience`` epochs and is clearly below its best value. The network then
+    returns to its best epoch, and every label is set to its posterior. *Correction*: label distributions move towards
+    the posterior of the true class, given the prediction for the row and the estimated noise model
+    (:mod:`pencil.labels.noise_model`). *Fine-tuning*: the last epochs, on fixed labels. At the end every label, held
+    out or not, is set to its posterior given the training dynamics of all epochs (:mod:`pencil.labels.judging`); if the
+    network predicts held-out labels no better than chance, labels stay as given. :mod:`pencil.methods.auto_forms`
+    contains the differences between single-label and multi-label data.
 
     Parameters
     ----------
     epochs
-        Length of the run, where ``training.epochs`` or a time budget does not set it.
+        Length of the run, unless ``training.epochs`` or a time budget sets it.
     lr
-        Highest learning rate of the one cosine schedule over all phases.
+        Peak learning rate of the cosine schedule over all phases.
     warmup
-        Fraction of the epochs in which the learning rate rises first; for high learning rates.
+        Fraction of the epochs in which the learning rate first rises; for high learning rates.
     early_learning
-        Largest weight of ELR's regulariser in the backbone phase of single-label data. It has the share of this weight
-        that noise has in the network's disagreement with held-out labels.
+        Largest weight of ELR's regulariser in the backbone phase of single-label data. The weight is scaled by the
+        share of label noise in the network's disagreement with held-out labels.
     patience, max_backbone
-        The backbone phase ends after this many epochs in which held-out labels were not predicted better, once they are
-        predicted worse by more than a standard error, and at the latest at this fraction of the budget (of multi-label
-        data only if labels are worth correcting by then); never while they are predicted no better than chance. A
-        network that still improves gains more by this than by its own corrections.
+        The backbone phase ends after this many epochs without better predictions of held-out labels, once predictions
+        are worse by more than a standard error. It ends at the latest at this fraction of the budget (for multi-label
+        data only if labels are worth correcting by then), but never while predictions are no better than chance. A
+        network that still improves gains more from training than from its own corrections.
     pace
         How far a label moves towards its posterior per epoch: ``y_d <- (1 - pace) * y_d + pace * posterior``.
     finetune
-        Fraction of the epochs on labels that no longer move.
+        Fraction of the epochs on fixed labels.
     rounds
-        Correction and fine-tuning run at most this many times, as long as a round explains held-out labels better than
-        the one before.
+        Maximum number of rounds of correction and fine-tuning; a further round runs only if the last one explained
+        held-out labels better than the round before.
     ema
         Evaluate and keep the moving average of the weights.
     dropout
-        Drop units of a multi-layer perceptron that has no dropout of its own; for single-label data.
+        Add dropout to a multi-layer perceptron that has none; for single-label data.
     anchored
-        Count the given label in the posterior. Without it labels follow the network alone, as in the paper.
+        Use the given label in the posterior. If false, labels follow the network alone, as in the paper.
     divergence
         Direction of the KL divergence between label distribution and prediction.
     """
@@ -132,7 +131,7 @@ class Auto(Method):
         return self.plan()
 
     def plan(self) -> tuple[Phase, ...]:
-        """One cosine over all phases, whichever epoch they change at, and one over each further round."""
+        """One cosine over all phases, whatever the epochs at which they change, and one over each further round."""
         state = self.state
         self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.form.ema_memory * state.total))
         if not state.backbone_epochs:
@@ -151,7 +150,7 @@ class Auto(Method):
         return Cosine(self.lr, offset=offset, length=length, warmup=warmup, hold=self.form.hold)
 
     def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
-        """Correction and fine-tuning on a cosine of ``length`` epochs, ``offset`` of which have passed before."""
+        """Correction and fine-tuning on a cosine of ``length`` epochs, after ``offset`` epochs have passed."""
         left, finetune = max(0, self.state.total - self.state.backbone_epochs), self._finetune_epochs()
         warmup = self.warmup if offset else 0.0  # a further round starts at the full rate
         first, second = (self._lr(place, length, warmup) for place in (offset, length - finetune))
@@ -168,14 +167,14 @@ class Auto(Method):
     # ---- losses and label updates
 
     def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels; of single-label data plus ELR's regulariser, with targets in the label store."""
+        """Eq. 1 on the given labels; for single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
         stored = self.labels.to_probs(self.labels[batch.rows])
         share = 1.0 if self.state.early_learning_share is None else self.state.early_learning_share
         return self.form.backbone_terms(outputs.logits, batch.given_labels, stored, self.state.done, share)
 
     def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
-        """Store ELR's targets of these rows."""
+        """Store the ELR targets of these rows."""
         assert self.labels is not None
         if targets is not None:
             self.labels.write(batch.rows, self.form.as_logits(targets, batch.given_labels))
@@ -196,7 +195,7 @@ class Auto(Method):
         self.labels.write(batch.rows, self.form.as_logits(moved, batch.given_labels))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions; before correction, when the store holds ELR's targets, the given labels."""
+        """The label distributions; before correction, while the store holds ELR's targets, the given labels."""
         assert self.labels is not None
         if self.state.corrected:
             return self.labels.probs(rows)
@@ -221,7 +220,7 @@ class Auto(Method):
         self._note(f"{self.form.describe(noise)}; every label set to its posterior")
 
     def refit(self, context: Context) -> None:
-        """Fit the calibration and the weight of the given labels to the network as it is now."""
+        """Fit the calibration and the weight of the given labels to the current network."""
         held_out = context.held_out()
         if held_out is not None:
             self.state.noise = self.form.refit(self.state.noise, held_out)
@@ -233,7 +232,7 @@ class Auto(Method):
             self.state.trust = self.form.remaining_trust(self.state.noise, held_out, agreement)
 
     def _write_labels(self, label_logits: Callable[[Tensor], Tensor]) -> None:
-        """Set the label logits of all rows, which are computed some at a time; pinned rows stay as given."""
+        """Set the label logits of all rows, in blocks; pinned rows stay as given."""
         assert self.labels is not None
         store, rows, device = self.labels.local, self.labels.local_rows, self.task.device
         store.reset()
@@ -245,7 +244,7 @@ class Auto(Method):
     # ---- decisions after every epoch
 
     def on_epoch_end(self, context: Context) -> None:
-        """Evaluate the held-out rows, and decide what comes next."""
+        """Evaluate the held-out rows, and decide how to continue."""
         state = self.state
         state.done += 1
         self._plan_by_clock(context)
@@ -264,13 +263,13 @@ class Auto(Method):
             self._settle(context)
 
     def on_rows_changed(self) -> None:
-        """Forget what was predicted for the held-out rows: the best epoch is searched for again."""
+        """Discard the predictions for held-out rows: the search for the best epoch restarts."""
         state = self.state
         state.best_likelihoods, state.best_logits, state.recent_likelihoods = None, None, []
-        self._note(f"the rows have changed after epoch {state.done}: earlier epochs are no longer compared with")
+        self._note(f"the rows changed after epoch {state.done}: earlier epochs are no longer compared")
 
     def _plan_by_clock(self, context: Context) -> None:
-        """Plan as many epochs as the time budget allows, again after each epoch until fine-tuning begins."""
+        """Plan as many epochs as the time budget allows; repeated after each epoch until fine-tuning begins."""
         state = self.state
         correcting = state.backbone_epochs > 0
         if self.task.seconds is None or (correcting and state.done >= state.total - self._finetune_epochs()):
@@ -278,14 +277,14 @@ class Auto(Method):
         left = self.task.seconds - context.elapsed_seconds
         affordable = int(left * state.done / context.elapsed_seconds)
         state.total = state.done + max(0 if state.done > 2 else 3 - state.done, affordable)
-        if correcting:  # the epochs of correction so far leave their share for fine-tuning
+        if correcting:  # leave the share of fine-tuning for the correction epochs so far
             state.total = max(state.total, math.ceil(state.done / (1 - self.finetune)))
 
     def _is_memorising(self, context: Context) -> bool:
-        """Return whether the held-out likelihood is falling again; keep the best network, set ELR's share and dropout.
+        """Return whether the held-out likelihood is falling; keep the best network, and set ELR's share and dropout.
 
-        The likelihood is taken at the best temperature, so that knowledge counts and not confidence. A network that is
-        no better than chance has learned nothing yet that memorising could spoil.
+        The likelihood is computed at the best temperature, so that it measures knowledge rather than confidence. A
+        network no better than chance has not learned anything that memorising could spoil.
         """
         state, held_out = self.state, context.held_out()
         if held_out is None:
@@ -293,7 +292,7 @@ class Auto(Method):
         self._set_dropout(context, held_out)
         if self.form.is_chance(held_out):
             return False
-        share = self.form.early_learning_share(held_out)  # a network that memorises disagrees more: it may not fall
+        share = self.form.early_learning_share(held_out)  # a memorising network disagrees more: the share may not fall
         state.early_learning_share = max(share, state.early_learning_share or 0.0)
         by_row = self.form.log_likelihoods(held_out)
         self._keep_if_best(context, held_out, by_row)
@@ -304,17 +303,17 @@ class Auto(Method):
         return ended and state.done < state.total
 
     def _set_dropout(self, context: Context, held_out: HeldOut) -> None:
-        """Light dropout, until labels of training rows are predicted clearly better, dropout included, than others."""
+        """Use light dropout until, despite it, training labels are predicted clearly better than held-out labels."""
         state, rows, agreement = self.state, len(held_out[0]), self.form.agreement(*held_out)
         error = math.sqrt(agreement * (1 - agreement) / rows)
         state.overfitted |= context.train_accuracy > agreement + SIGNIFICANT * error
         state.dropout = 1.0 if state.overfitted or rows < MANY_HELD_OUT else LIGHT_DROPOUT
 
     def _keep_if_best(self, context: Context, held_out: HeldOut, by_row: Tensor) -> None:
-        """Keep the network if held-out labels are more likely by it than before, or clearly more of them are predicted.
+        """Keep the network if held-out labels are more likely under it, or if it predicts clearly more of them.
 
-        The likelihood of a few rows goes up and down by chance. So a network that predicts more labels is better,
-        unless the labels are less likely by more than a standard error: then it is surer of mistakes.
+        The likelihood of a few rows fluctuates by chance. A network that predicts more labels is therefore better,
+        unless the labels are less likely by more than a standard error: then it is more confident in its mistakes.
         """
         state = self.state
         state.recent_likelihoods = [*state.recent_likelihoods, by_row][-1 - self.patience :]
@@ -327,12 +326,12 @@ class Auto(Method):
             state.best_weights, state.best_logits = context.snapshot(), held_out[0]
 
     def _gain(self, by_row: Tensor) -> float:
-        """Return how much more likely held-out labels are than by the best network so far, in standard errors."""
+        """Return the gain in held-out likelihood over the best network so far, in standard errors."""
         best = self.state.best_likelihoods
         return math.inf if best is None else z_score(by_row - best)
 
     def _progress(self) -> float:
-        """Return what the held-out labels became more likely by in ``patience`` epochs, in standard errors."""
+        """Return the gain in held-out likelihood over the last ``patience`` epochs, in standard errors."""
         recent = self.state.recent_likelihoods
         return z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
 
@@ -340,7 +339,7 @@ class Auto(Method):
         state = self.state
         state.backbone_epochs = state.done
         if context.held_out() is None:
-            self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch by")
+            self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch")
         else:
             assert state.best_likelihoods is not None
             self._note(
@@ -351,7 +350,7 @@ class Auto(Method):
         self.relabel(context)
 
     def _end_in_backbone(self, context: Context) -> None:
-        """The budget ended in the backbone phase: relabel, if the network has learned anything."""
+        """The budget ended in the backbone phase: relabel if the network has learned anything."""
         state, held_out = self.state, context.held_out()
         if held_out is not None and state.best_logits is None:
             message = "held-out labels were never predicted better than chance"
@@ -364,7 +363,7 @@ class Auto(Method):
         self._settle(context)
 
     def _settle(self, context: Context) -> None:
-        """At the end: set every label to its posterior by the dynamics of all epochs, or leave all as given."""
+        """At the end: set every label to its posterior given the dynamics of all epochs, or leave all as given."""
         if not self.anchored:
             return
         if self.state.done < self.form.min_visits:
@@ -375,15 +374,15 @@ class Auto(Method):
             lambda rows: self.form.as_logits(judgement.posterior(rows.cpu()).to(given.device), given[rows])
         )
         self.state.noise = self.form.noise_of(judgement)
-        found = "set to its posterior by the training dynamics" if judgement.knows else "left as given"
+        found = "set to its posterior given the training dynamics" if judgement.knows else "left as given"
         self._note(f"every label {found}")
 
     def _another_round_helps(self, context: Context) -> bool:
-        """Return whether this round explains held-out labels significantly better than what was before it."""
+        """Return whether this round explains held-out labels significantly better than the state before it."""
         state, held_out = self.state, context.held_out()
         if state.round >= self.rounds or self.task.seconds is not None:
             return False
-        if held_out is None or state.best_logits is None:  # none are held out, or others than before
+        if held_out is None or state.best_logits is None:  # there are no held-out rows, or they have changed
             return False
         assert state.noise is not None
         both = held_out[0], state.best_logits
@@ -396,14 +395,14 @@ class Auto(Method):
         return True
 
     def _undo_if_worse(self, context: Context) -> None:
-        """At the end: return to the network before correction if that predicts held-out labels better."""
+        """At the end: return to the network before correction if it predicts held-out labels better."""
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return
         if z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
             message = (
-                "correction made predictions of held-out labels worse: the network returns to what it was before, and "
-                "labels to its posterior"
+                "correction made predictions of held-out labels worse: the network returns to its state before "
+                "correction, and labels to its posterior"
             )
             self._note(message)
             warnings.warn(message, stacklevel=2)

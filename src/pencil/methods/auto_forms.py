@@ -1,7 +1,7 @@
-"""What :class:`pencil.methods.Auto` does differently for single-label and for multi-label data.
+"""The differences of :class:`pencil.methods.Auto` between single-label and multi-label data.
 
-A form knows the noise model of its labels, their posterior and their losses; when to end a phase, what to undo and when
-to stop is the same for both and is decided in :mod:`pencil.methods.auto`.
+A form defines the noise model of its labels, their posterior and their losses. When to end a phase, what to undo and
+when to stop is the same for both; :mod:`pencil.methods.auto` decides it.
 """
 
 import math
@@ -45,7 +45,7 @@ from pencil.methods.elr import early_learning_loss, moved_targets
 ELR_BETA = 0.7
 """ELR's beta: the weight of earlier predictions in the running mean."""
 WORTH_CORRECTING = 1 / 2
-"""Labels are worth correcting where the posterior leaves at most this fraction of the wrong entries."""
+"""Labels are worth correcting if at most this fraction of the wrong entries remains under the posterior."""
 
 HeldOut = tuple[Tensor, Tensor]
 """Logits and (noisy) given labels of held-out rows."""
@@ -54,10 +54,10 @@ HeldOut = tuple[Tensor, Tensor]
 class AutoForm(Protocol):
     """The part of ``auto`` that depends on the form of labels. ``noise`` is the noise model that the form fits.
 
-    With fewer epochs than ``min_visits`` labels are judged by the predictions of the last network instead of all. The
-    learning rate falls after the fraction ``hold`` of the budget. From the fraction ``correct_from`` on the backbone
-    phase ends as soon as labels are worth correcting. The memory of averaged weights is an epoch, or the fraction
-    ``ema_memory`` of the budget where that is less. ``dropout`` says whether a perceptron trains with it.
+    With fewer epochs than ``min_visits``, labels are judged by the predictions of the last network instead of all
+    epochs. The learning rate falls after the fraction ``hold`` of the budget. From the fraction ``correct_from`` on,
+    the backbone phase ends as soon as labels are worth correcting. The memory of averaged weights is one epoch, or the
+    fraction ``ema_memory`` of the budget if that is less. ``dropout`` says whether a perceptron trains with dropout.
     """
 
     min_visits: ClassVar[int]
@@ -67,79 +67,79 @@ class AutoForm(Protocol):
     correct_from: ClassVar[float]
 
     def store(self, given_labels: Tensor, top_k: int | None) -> Labels:
-        """Return a new store of these labels."""
+        """Return a new store for these labels."""
 
     def backbone_terms(
         self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int, share: float
     ) -> Terms:
-        """Return the loss on the given labels; ``carry`` is what the label store keeps of these rows, None: nothing.
+        """Return the loss on the given labels; ``carry`` is what the label store keeps for these rows (None: nothing).
 
         ``stored_probs`` are the probabilities in the store, after ``epochs`` epochs, and ``share`` is
         :meth:`early_learning_share`.
         """
 
     def early_learning_share(self, held_out: HeldOut) -> float:
-        """Return the share of its largest weight that ELR's regulariser is to have in the next epoch."""
+        """Return the fraction of its largest weight that ELR's regulariser has in the next epoch."""
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         """Return the "forward" or "inverse" KL divergence between labels and predictions."""
 
     def as_logits(self, probs: Tensor, given_labels: Tensor) -> Tensor:
-        """Return the label logits of label distributions."""
+        """Return the label logits of these label distributions."""
 
     def is_chance(self, held_out: HeldOut) -> bool:
         """Return whether held-out labels are predicted no better than chance."""
 
     def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
-        """Return whether labels that are set to their posterior are so much better that training on them pays.
+        """Return whether setting labels to their posterior improves them enough that training on them pays off.
 
         ``progress`` is the gain in the likelihood of held-out labels in the last epochs, in standard errors.
         """
 
     def log_likelihoods(self, held_out: HeldOut, noise: Any = None) -> Tensor:
-        """Return the log-probability of the labels of each row, by calibrated predictions of given or true labels."""
+        """Return the log-probability of each row's labels, under calibrated predictions of given or true labels."""
 
     def gains(self, now: HeldOut, before: Tensor) -> Tensor:
-        """Return how much better each row's label is predicted now than by the logits ``before``."""
+        """Return how much better each row's label is predicted now than by the earlier logits ``before``."""
 
     def fit_noise(self, logits: Tensor, given_labels: Tensor, held_out: HeldOut | None) -> Any:
-        """Return the noise model by the predictions for training rows and held-out rows."""
+        """Return the noise model, from the predictions for training rows and held-out rows."""
 
     def refit(self, noise: Any, held_out: HeldOut) -> Any:
-        """Return the noise model for the network as it is now."""
+        """Return the noise model for the current network."""
 
     def remaining_trust(self, noise: Any, held_out: HeldOut, agreement: float) -> float:
-        """Return the weight of a given label that predictions, which agree with it so often, do not contain yet."""
+        """Return the weight of a given label that predictions do not yet contain, given their agreement with it."""
 
     def has_label(self, given_labels: Tensor) -> Tensor:
         """Return which rows have a given label."""
 
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
-        """Return how often predictions agree with given labels."""
+        """Return the fraction of predictions that agree with given labels."""
 
     def posterior(self, noise: Any, logits: Tensor, given_labels: Tensor, trust: float) -> Tensor:
         """Return the label logits of the posterior, given predictions and labels."""
 
     def to_probs(self, posterior: Tensor) -> Tensor:
-        """Return the probabilities of what :meth:`posterior` returned."""
+        """Return the probabilities of the result of :meth:`posterior`."""
 
     def noise_of(self, judgement: Judgement) -> Any:
         """Return the noise model of a judgement."""
 
     def describe(self, noise: Any) -> str:
-        """Return in words how the network was calibrated; the noise rate is not said here, as it is not the last."""
+        """Describe the calibration of the network; the noise rate is left out, because it may still change."""
 
     def calibration(self, noise: Any) -> dict[str, float]:
-        """Return the numbers that calibrate the network, for the metrics."""
+        """Return the calibration parameters of the network, for the metrics."""
 
     def findings(self, noise: Any) -> dict[str, Any]:
         """Return the noise model as plain values, for the summary."""
 
 
 def relative_targets(targets: Tensor, frequency: Tensor) -> Tensor:
-    """Return ELR's targets divided by the frequency of each class, with the sum that they had.
+    """Return ELR's targets divided by the class frequencies, rescaled to their previous sum.
 
-    A prediction that follows the frequencies alone becomes uniform, and the regulariser does not hold it.
+    A prediction that only follows the frequencies becomes uniform, and the regulariser does not hold on to it.
     """
     relative = targets / frequency.to(targets)
     return relative * (targets.sum(dim=1, keepdim=True) / relative.sum(dim=1, keepdim=True))
@@ -182,12 +182,12 @@ class SingleLabelForm:
     def backbone_terms(
         self, logits: Tensor, given_labels: Tensor, stored_probs: Tensor, epochs: int, share: float
     ) -> Terms:
-        """Eq. 1 on the given labels, plus a share of ELR's regulariser.
+        """Eq. 1 on the given labels, plus ELR's regulariser with its current share.
 
         Until labels are corrected, the label store holds ELR's targets, scaled to sum to one. The targets start at zero
         and every epoch visits every row, so after k epochs their sum is ``1 - beta ** k``. The regulariser gets them
-        relative to how frequent the classes are: a network that has learned the frequencies alone, as all do at first
-        where classes are rare, has learned nothing that should be kept.
+        relative to the class frequencies: a network that has learned only the frequencies, as all networks do at first
+        if classes are rare, has not learned anything worth keeping.
         """
         targets = moved_targets(stored_probs * (1 - ELR_BETA**epochs), logits, ELR_BETA)
         classification = cross_entropy(logits, given_labels)
@@ -209,10 +209,10 @@ class SingleLabelForm:
         return True
 
     def early_learning_share(self, held_out: HeldOut) -> float:
-        """The share of the disagreement with held-out labels that is noise; the rest is the network's own mistakes.
+        """The fraction of the disagreement with held-out labels that is noise; the rest is the network's own mistakes.
 
-        The regulariser makes predictions sure of themselves. A network with more mistakes than labels have would then
-        be sure of its own, and they would pass for wrong labels.
+        The regulariser makes predictions confident. A network with more mistakes than the labels would become confident
+        in its own mistakes, and right labels would look wrong.
         """
         logits, given = held_out[0], hard_labels(held_out[1])
         wrong = float((logits.argmax(dim=1) != given).double().mean())
@@ -239,7 +239,7 @@ class SingleLabelForm:
         return remaining_trust(held_out[0], hard_labels(held_out[1]), noise, agreement)
 
     def has_label(self, given_labels: Tensor) -> Tensor:
-        """All but distributions whose largest probability several classes share."""
+        """All rows except distributions with a tie for the largest probability."""
         return ~has_tie(given_labels)
 
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
@@ -249,7 +249,7 @@ class SingleLabelForm:
         return posterior(at_least_fp32(logits), given_labels, noise, trust, self.rarity)
 
     def to_probs(self, posterior: Tensor) -> Tensor:
-        return posterior.exp()  # they are log-probabilities
+        return posterior.exp()  # the posterior is in log-probabilities
 
     def noise_of(self, judgement: Judgement) -> NoiseModel:
         return judgement.noise
@@ -266,16 +266,16 @@ class SingleLabelForm:
 
 @dataclass(frozen=True)
 class MultiLabelForm:
-    """Sigmoid: every class of an example is present or absent by itself. Unknown entries are never trained on.
+    """Sigmoid: each class of an example is present or absent independently. Unknown entries are never trained on.
 
-    The backbone phase is plain binary cross-entropy. ELR's regulariser would hold a class absent that the network has
-    not found yet: its first predictions say what is true of most rows.
+    The backbone phase is plain binary cross-entropy. ELR's regulariser would keep a class that the network has not
+    learned yet absent, because the first predictions reflect what is true of most rows.
     """
 
-    min_visits: ClassVar[int] = 5  # first visits, before the network has seen all rows, weigh too much in fewer
-    hold: ClassVar[float] = 0.75  # small and rare things are learned late, at a high rate
-    ema_memory: ClassVar[float] = 1 / 40  # a tenth of the time in which the rate falls: an average lags behind
-    dropout: ClassVar[bool] = False  # with it a perceptron learned less in short budgets
+    min_visits: ClassVar[int] = 5  # with fewer, visits from before the network has seen all rows weigh too much
+    hold: ClassVar[float] = 0.75  # small and rare objects are learned late, at a high rate
+    ema_memory: ClassVar[float] = 1 / 40  # a tenth of the decay period of the rate: an average lags behind
+    dropout: ClassVar[bool] = False  # with dropout a perceptron learned less in short budgets
     correct_from: ClassVar[float] = 0.6
     task: Task
 
@@ -290,21 +290,21 @@ class MultiLabelForm:
         return Terms(label_form(True).given_loss(logits, given_labels))
 
     def early_learning_share(self, held_out: HeldOut) -> float:
-        return 0.0  # there is no such term
+        return 0.0  # this form has no such term
 
     def divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
         divergence = forward_binary_kl if direction == "forward" else inverse_binary_kl
         return divergence(logits, label_logits, ~given_labels.isnan()) / logits.shape[1]
 
     def as_logits(self, probs: Tensor, given_labels: Tensor) -> Tensor:
-        """Return logits whose sigmoid is ``probs``; an unknown entry stays at one half."""
+        """Return logits whose sigmoid is ``probs``; unknown entries stay at one half."""
         return probs.logit(eps=torch.finfo(torch.float32).eps).masked_fill(given_labels.isnan(), 0.0)
 
     def is_chance(self, held_out: HeldOut) -> bool:
         return not ranks_rows(*held_out)
 
     def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
-        """A network that is still learning what classes look like learns it faster from labels as given."""
+        """A network that still learns what classes look like learns faster from the given labels."""
         learning = progress > SIGNIFICANT
         return not learning and remaining_errors(*held_out, fit_entry_noise(*held_out)) <= WORTH_CORRECTING
 
@@ -324,7 +324,7 @@ class MultiLabelForm:
         return remaining_entry_trust(*held_out, noise, agreement)
 
     def has_label(self, given_labels: Tensor) -> Tensor:
-        """All; unknown entries are left out one by one."""
+        """All rows; unknown entries are ignored one by one."""
         return torch.ones(len(given_labels), dtype=torch.bool, device=given_labels.device)
 
     def agreement(self, logits: Tensor, given_labels: Tensor) -> float:
@@ -360,6 +360,6 @@ def auto_form(task: Task, early_learning: float) -> AutoForm:
 
 
 def z_score(gain: Tensor) -> float:
-    """Return the mean gain in standard errors; infinite where all rows gain the same."""
+    """Return the mean gain in standard errors; infinite if all rows gain the same."""
     mean, error = float(gain.double().mean()), float(gain.double().std(correction=0) / len(gain) ** 0.5)
     return mean / error if error else mean * math.inf if mean else 0.0

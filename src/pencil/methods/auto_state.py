@@ -1,4 +1,4 @@
-"""What ``auto`` has found out so far: saved with every checkpoint."""
+"""What ``auto`` has learned so far: saved with every checkpoint."""
 
 from dataclasses import dataclass, field
 
@@ -10,15 +10,15 @@ from pencil.labels.noise_model import NoiseModel
 
 @dataclass
 class AutoState:
-    """What training has found out so far.
+    """What training has learned so far.
 
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
-    ``best_*`` describe the backbone epoch that predicts held-out labels best, ``recent_likelihoods`` are those of the
-    held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior, ``network_high``
-    the upper end of the noise rate by the network that labels were last set by, ``early_learning_share`` the share of
-    its largest weight that ELR's regulariser has now, None: all of it, ``dropout`` the strength of dropout,
-    ``overfitted`` whether training rows were ever fitted clearly better than held-out ones. ``choices`` are the
-    decisions in words.
+    ``best_*`` describe the backbone epoch that predicts held-out labels best; ``recent_likelihoods`` are the
+    likelihoods of the held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior.
+    ``network_high`` is the upper end of the noise rate according to the network that last set the labels.
+    ``early_learning_share`` is the current fraction of the largest weight of ELR's regulariser (None: all of it).
+    ``dropout`` is the dropout strength. ``overfitted`` says whether training rows were ever fitted clearly better than
+    held-out rows. ``choices`` are the decisions in words.
     """
 
     total: int

@@ -1,4 +1,4 @@
-"""What a method is: phases as data, what it needs of the trainer, and the few things it may know."""
+"""What a method is: phases as data, its requirements to the trainer, and the information it may use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a method needs of the trainer, declared once.
+    """What a method requires from the trainer, declared once.
 
     Parameters
     ----------
     networks
-        How many networks are trained side by side. The first one is evaluated and kept.
+        Number of networks that are trained side by side. The first one is evaluated and kept.
     ema
         Evaluate and keep an exponential moving average of the first network's weights. Every further network has one
         too.
@@ -38,25 +38,25 @@ class Requirements:
     ema_logits
         The averaged networks also predict every training batch: ``Outputs.ema_logits``, ``Outputs.ema_others``.
     dropout
-        Drop units of a multi-layer perceptron that has no dropout of its own.
+        Add dropout to a multi-layer perceptron that has none.
     held_out_rows
-        How many held-out rows the method wants to base its decisions on. That many are held out of small datasets (at
-        most 30 %) unless ``data.validation`` is set.
+        Number of held-out rows that the method needs for its decisions. Small datasets hold out this many rows (at most
+        30 %) unless ``data.validation`` is set.
     min_held_out_rows
-        The method cannot run with fewer held-out rows.
+        Minimum number of held-out rows; the method cannot run with fewer.
     row_losses
-        The loss is a mean over rows, each by itself. With sharded labels a process then needs only its own rows.
+        The loss is a mean of independent row losses. With sharded labels a process then needs only its own rows.
     multilabel
         The method can train on multi-label data.
     wall_clock
         The method can plan its epochs for a time budget (``training.minutes``).
     label_arrays
-        How many arrays with a number for each row and class the method keeps, the label store among them; whether these
-        fit into memory is checked before they are made.
+        Number of arrays with one number per row and class that the method keeps, including the label store. The trainer
+        checks that they fit into memory before they are allocated.
     label_store
-        This array is the label store of ``Task.layout``, which ``training.label_top_k`` makes smaller.
+        One of these arrays is the label store of ``Task.layout``, which ``training.label_top_k`` makes smaller.
     transition_matrix
-        The definition of the method needs the true transition matrix of the noise. Tables mark it with a star.
+        The method needs the true transition matrix of the noise by definition. Tables mark it with a star.
     """
 
     networks: int = 1
@@ -81,27 +81,27 @@ class Requirements:
         if self.ema_logits and not self.ema:
             raise ValueError("ema_logits needs ema=True: there is no averaged network to predict with")
         if self.row_losses and (self.networks > 1 or self.ema_logits):
-            raise ValueError("row_losses is for one network's logits; leave it out with several, or with ema_logits")
+            raise ValueError("row_losses is for one network without ema_logits; remove row_losses")
 
 
 @dataclass(frozen=True)
 class Task:
-    """All that a method learns about its job. Neither clean labels nor a noise rate are in it.
+    """Everything that a method knows about its job. Clean labels and the true noise rate are not part of it.
 
     Parameters
     ----------
     given_labels
         Class indices ``(n,)``, or probabilities ``(n, classes)``.
     num_classes, batch_size, device
-        As in training.
+        As in the training settings.
     multilabel
         An example may have several classes.
     dtype
-        Of the label store: fp32 under mixed precision too, fp64 with an fp64 network.
+        Dtype of the label store: fp32 under mixed precision too, fp64 with an fp64 network.
     layout
-        Where label rows live: on every process or sharded, dense or top-k.
+        How label rows are stored: replicated or sharded, dense or top-k.
     epochs, seconds
-        The budget, where one is given.
+        The budget, if there is one.
     """
 
     given_labels: Tensor
@@ -117,17 +117,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Views:
-    """In which views the networks see the rows of a batch; by default in one, as the recipe augments it.
+    """The views in which the networks see the rows of a batch; by default one view, augmented as in the recipe.
 
     Parameters
     ----------
     second
-        Every row is seen in a second view too: "weak" is another draw of the same augmentation, "strong" is
-        :meth:`pencil.data.inputs.augment.Augmentation.strong` beside the weak first view. Images on which strong
-        augmentation cannot run have two weak views. Without augmentation (vectors, features) both views are equal.
+        The kind of a second view: "weak" is another draw of the same augmentation; "strong" is
+        :meth:`pencil.data.inputs.augment.Augmentation.strong` beside the weak first view. Images that do not support
+        strong augmentation have two weak views. Without augmentation (vectors, features) both views are equal.
     mixup
-        The parameter alpha of mixup (Zhang et al. 2018); 0 for none. Each network trains on inputs that are mixed with
-        those of other rows: ``Outputs.mixings``.
+        The parameter alpha of mixup (Zhang et al. 2018); 0 disables it. Each network trains on inputs that are mixed
+        with inputs of other rows: ``Outputs.mixings``.
     """
 
     second: Literal["weak", "strong"] | None = None
@@ -150,30 +150,30 @@ class Mixing:
     partners: Tensor
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Return labels or inputs of the batch, mixed in this way."""
+        """Return labels or inputs of the batch, mixed in the same way."""
         return self.weight * values + (1 - self.weight) * values[self.partners]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the networks predict for a batch of training rows.
+    """The networks' predictions for a batch of training rows.
 
-    Where a phase has two views, all logits have twice as many rows: those of the first view, then those of the second.
+    In a phase with two views, all logits have twice as many rows: first view, then second view.
 
     Parameters
     ----------
     logits
-        Of the first network, which is evaluated and kept.
+        Logits of the first network, which is evaluated and kept.
     others
-        Of the further networks, where ``Requirements.networks`` asks for more than one.
+        Logits of the further networks, if ``Requirements.networks`` asks for more than one.
     ema_logits, ema_others
-        Of the averaged networks, without gradient, where ``Requirements.ema_logits`` asks for them; for inputs
-        that are not mixed.
+        Logits of the averaged networks, without gradient, for unmixed inputs; only if ``Requirements.ema_logits`` asks
+        for them.
     mixings
         How the inputs of each network were mixed, in phases with mixup.
     plain_logits
-        Of every network in evaluation mode for inputs that are not mixed, without gradient; in phases with mixup, where
-        no averaged network predicts.
+        Logits of every network in evaluation mode for unmixed inputs, without gradient; in phases with mixup, if there
+        are no averaged networks that predict.
     """
 
     logits: Tensor
@@ -184,7 +184,7 @@ class Outputs:
     plain_logits: tuple[Tensor, ...] = ()
 
     def of_rows(self, rows: int) -> Tensor:
-        """Return what is predicted for the rows of the batch, not mixed, in the first view."""
+        """Return the predictions for the rows of the batch, unmixed, in the first view."""
         if not self.mixings:
             return self.logits[:rows]
         return (self.plain_logits[0] if self.ema_logits is None else self.ema_logits)[:rows]
@@ -192,9 +192,9 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Terms:
-    """A loss to minimise, its named parts for the metrics, and what ``Phase.after_step`` needs again.
+    """A loss to minimise, its named parts for the metrics, and values for ``Phase.after_step``.
 
-    ``carry`` is passed to ``after_step`` as it is, so that nothing has to be computed twice.
+    ``carry`` is passed unchanged to ``after_step``, so that nothing is computed twice.
     """
 
     loss: Tensor
@@ -207,12 +207,12 @@ AfterStep = Callable[[Any, Batch, float], None]
 
 
 class Context(Protocol):
-    """What the hooks of a method may ask of the trainer. Test rows and clean labels are not part of it."""
+    """What the hooks of a method may ask the trainer for. Test rows and clean labels are not part of it."""
 
     def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
-        """Return logits of all training rows, not augmented, by the current or the best-validation network.
+        """Return logits of all training rows, without augmentation, from the current or the best-validation network.
 
-        ``network`` is the number of a further network, whose best weights are not kept.
+        ``network`` is the number of a further network; their best weights are not kept.
         """
 
     @property
@@ -228,16 +228,16 @@ class Context(Protocol):
         """Training time so far."""
 
     def restart_dynamics(self) -> None:
-        """Forget the training dynamics, and count one visit of every row by the network as it is now."""
+        """Reset the training dynamics, and record one visit of every row with the current network."""
 
     def judge(self) -> Judgement:
-        """Return the judgement of all rows by their training dynamics so far."""
+        """Return the judgement of all rows, given their training dynamics so far."""
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
         """Return logits and (noisy) given labels of the held-out rows; None without held-out rows."""
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the weights of the network that is evaluated and kept, and of further networks."""
+        """Return a copy of the weights of the evaluated network, and of further networks."""
 
     def restore_weights(self, weights: list[Tensor]) -> None:
         """Continue from the weights of a snapshot; the optimizer state is reset."""
@@ -248,14 +248,14 @@ NO_LABEL_STEP = Constant(0.0)
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training: which loss, for how many epochs, with which learning rate and label step.
+    """A stretch of training with its loss, number of epochs, learning rate and label step.
 
     Parameters
     ----------
     name, epochs, loss, lr
-        What every phase has. ``loss(outputs, batch)`` returns :class:`Terms`; ``lr`` is a schedule.
+        Required. ``loss(outputs, batch)`` returns :class:`Terms`; ``lr`` is a schedule.
     label_step
-        Schedule of the value that ``after_step`` gets.
+        Schedule of the value passed to ``after_step``.
     on_start
         Called with the :class:`Context` before the first epoch.
     before_epoch
@@ -263,14 +263,14 @@ class Phase:
     after_step
         ``after_step(carry, batch, label_step)`` after every optimizer step; labels move here.
     rows
-        Returns the training rows that an epoch visits; all of them by default.
+        Returns the training rows of an epoch; all rows by default.
     fresh_network
         Start the phase with newly initialised networks. ``on_start`` is called before they are replaced.
     views
-        Two views of every row, inputs mixed with those of other rows; by default neither. Not for methods that declare
-        ``row_losses``.
+        Two views of every row, or inputs mixed with other rows; by default neither. Not available to methods that
+        declare ``row_losses``.
     dropout
-        Strength of the dropout of a method that requires it, from 0 to 1.
+        Dropout strength, from 0 to 1, for a method that requires dropout.
     """
 
     name: str
@@ -287,7 +287,7 @@ class Phase:
     dropout: float = 1.0
 
     def stretched(self, epochs: int) -> "Phase":
-        """Return the same phase over another number of epochs; its schedules are stretched with it."""
+        """Return the same phase with another number of epochs; its schedules are stretched accordingly."""
         ratio = epochs / self.epochs if self.epochs else 1.0
         return replace(self, epochs=epochs, lr=self.lr.stretched(ratio), label_step=self.label_step.stretched(ratio))
 
@@ -295,14 +295,14 @@ class Phase:
 class Method(ABC):
     """Base of every method. A subclass returns its phases from :meth:`start`; everything else has a default.
 
-    ``requirements`` declares what the method needs of the trainer. ``state`` is a dataclass of everything that training
-    changes, set in :meth:`start` and saved with every checkpoint. A method that learns labels keeps them in ``labels``
-    and returns them from :meth:`label_probs`; for any other method the network's predictions on the training rows take
-    their place.
+    ``requirements`` declares what the method requires from the trainer. ``state`` is a dataclass with everything that
+    training changes, set in :meth:`start` and saved with every checkpoint. A method that learns labels keeps them in
+    ``labels`` and returns them from :meth:`label_probs`; for other methods the network's predictions on the training
+    rows are used instead.
 
-    ``row_state`` names the fields of ``state`` that have a value for every training row, with the dimension of the
-    rows: if rows came or went before a run is resumed, these are matched by key. A method that has state and does not
-    declare it cannot be resumed with other rows.
+    ``row_state`` names the fields of ``state`` with one value per training row, and the dimension of the rows. If rows
+    were added or removed before a run is resumed, these fields are matched by key. A method that has state but does not
+    declare it cannot be resumed with changed rows.
     """
 
     requirements: Requirements = Requirements()
@@ -315,32 +315,32 @@ class Method(ABC):
         """Prepare for a task and return the phases. Called again, with the same task, before a run is resumed."""
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor | None:
-        """Return the corrected label distributions of these rows (all by default); None where the method has none.
+        """Return the corrected label distributions of these rows (all by default); None if the method has none.
 
-        With sharded labels, rows are positions among the rows of this process.
+        With sharded labels, rows are local positions.
         """
         return None if self.labels is None else self.labels.evidence(0.0, rows)
 
     def issue_scores(self) -> Tensor | None:
-        """Return the probability that each given label is wrong; None: as the training dynamics say."""
+        """Return the probability that each given label is wrong; None uses the training dynamics."""
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Return further numbers for the metrics of the epoch that just ended."""
+        """Return additional metrics of the epoch that just ended."""
         return {}
 
     def on_epoch_end(self, context: Context) -> None:  # noqa: B027 - most methods have nothing to decide
         """Observe held-out rows and decide; called after every epoch."""
 
-    def on_rows_changed(self) -> None:  # noqa: B027 - most methods keep nothing else of rows
-        """Drop what was computed from rows that are no longer the same; called after a resume with other rows.
+    def on_rows_changed(self) -> None:  # noqa: B027 - most methods keep no other values per row
+        """Discard what was computed from rows that have changed; called after a resume with changed rows.
 
-        ``row_state`` and labels are matched already: rows that stayed have theirs, new ones what :meth:`start` set, or
-        zeros in tensors that it did not set.
+        ``row_state`` and labels are already matched: rows that stayed keep their values; new rows have the values that
+        :meth:`start` set, or zeros in tensors that it did not set.
         """
 
     def plan(self) -> tuple[Phase, ...] | None:
-        """Return all phases, past ones included, as decided so far; None: as :meth:`start` returned them.
+        """Return all phases, including past ones, as decided so far; None keeps the phases of :meth:`start`.
 
         Called after every epoch and after a resume.
         """
@@ -365,15 +365,15 @@ class Method(ABC):
 
 
 def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:
-    """Return the same phases in ``epochs`` epochs altogether: at least one each, the rest in proportion."""
+    """Return the same phases with ``epochs`` epochs in total: at least one each, the rest in proportion."""
     phases = tuple(phase for phase in phases if phase.epochs > 0)
     if epochs < len(phases):
         names = ", ".join(phase.name for phase in phases)
-        raise RecipeError(f"{epochs} epochs cannot hold the {len(phases)} phases {names}; give at least {len(phases)}.")
+        raise RecipeError(f"{epochs} epochs are too few for {len(phases)} phases {names}; set at least {len(phases)}.")
     total = sum(phase.epochs for phase in phases)
     exact = [max(1.0, phase.epochs * epochs / total) for phase in phases]
     counts = [int(length) for length in exact]
-    while sum(counts) != epochs:  # largest remainder first; the longest phase returns what the minimum took
+    while sum(counts) != epochs:  # largest remainder first; the longest phase gives back what the minimum took
         short = sum(counts) < epochs
         error = [length - count for length, count in zip(exact, counts, strict=True)]
         chosen = error.index(max(error)) if short else counts.index(max(counts))

@@ -2,7 +2,7 @@
 
 "Toward robustness against label noise in training deep discriminative neural networks". The clean class ``y`` is a
 latent variable between the network, ``f(y)``, and the given label, ``T[y, given]``. With one given label per row the
-graph has no loops, so that the expectation step, which is sampled in the paper, has a closed form.
+graph has no loops, so the expectation step, which the paper samples, has a closed form.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 def safe_log(probs: Tensor) -> Tensor:
-    """``log(probs)``, zero replaced by the smallest number: a label that ``T`` rules out for all classes is neutral."""
+    """``log(probs)``, with zero replaced by the smallest number: a label that ``T`` rules out everywhere is neutral."""
     return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
 
 
@@ -35,24 +35,24 @@ def e_step(log_f: Tensor, log_t_given: Tensor, log_aux: Tensor, alpha: float) ->
     """``q(y)``, proportional to ``(f(y) T[y, given])^(1 / (1 + alpha)) * p_aux(y | given)^(alpha / (1 + alpha))``.
 
     It minimises ``KL(q || p(y | x, given)) + alpha * KL(q || p_aux)``. At ``alpha = 0`` it is the model's posterior;
-    the larger ``alpha``, the less the network counts.
+    a larger ``alpha`` reduces the weight of the network.
     """
     return ((log_f + log_t_given + alpha * log_aux) / (1 + alpha)).softmax(dim=1)
 
 
 def estimate_prior(transition: Tensor, given_labels: Tensor, steps: int = 200) -> Tensor:
-    """Return the class frequencies that make the labels most likely under ``T``, by EM."""
+    """Return the class frequencies that maximise the likelihood of the labels under ``T``, by EM."""
     frequencies = torch.bincount(given_labels, minlength=len(transition)).to(transition) / len(given_labels)
     prior_probs = torch.full_like(frequencies, 1 / len(frequencies))
     for _ in range(steps):
         expected = (prior_probs @ transition).clamp_min(torch.finfo(frequencies.dtype).tiny)
         prior_probs = prior_probs * (transition @ (frequencies / expected))
-        prior_probs = prior_probs / prior_probs.sum()  # less than one where T rules out labels that were given
+        prior_probs = prior_probs / prior_probs.sum()  # less than one if T rules out labels that were given
     return prior_probs
 
 
 def annealed(start: float, end: float, epoch: int, epochs: int) -> float:
-    """Linear from ``start`` to ``end``, which is reached in the last epoch."""
+    """Linear from ``start`` to ``end``, reached in the last epoch."""
     return start + (end - start) * epoch / max(1, epochs - 1)
 
 
@@ -65,11 +65,12 @@ class CnnCrfState:
 
 
 class CnnCrf(Method):
-    """Cross-entropy with ``q``, the belief about the clean class, which is computed again in every step.
+    """Cross-entropy with ``q``, the belief about the clean class, which is recomputed in every step.
 
     As in the paper ``alpha`` is annealed, here from ``alpha_start`` to ``alpha_end`` over all epochs: at first the
-    belief leans on the auxiliary distribution, later on the network. Class frequencies in it are all equal, or with
-    ``prior="estimated"`` those that ``T`` and the given labels imply. Soft labels count as their most probable class.
+    belief relies on the auxiliary distribution, later on the network. The auxiliary distribution assumes equal class
+    frequencies, or with ``prior="estimated"`` the frequencies that ``T`` and the given labels imply. Soft labels count
+    as their most probable class.
     """
 
     requirements = Requirements(transition_matrix=True)
@@ -94,7 +95,7 @@ class CnnCrf(Method):
         if self.transition is None:
             raise RecipeError(
                 "method.transition is not set; this method needs the true noise transition matrix, which is known in "
-                "experiments only; set it, or use a method that needs none, such as forward_estimated or auto."
+                "experiments only; set it, or use a method that does not need it, such as forward_estimated or auto."
             )
         transition = check_transition(self.transition, task.num_classes).to(task.device, task.dtype)
         given = hard_labels(task.given_labels)
@@ -114,18 +115,18 @@ class CnnCrf(Method):
         self.state.alpha = annealed(self.alpha_start, self.alpha_end, epoch, epochs)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """``-sum_y q(y) log f(y)``: the maximisation step, through which ``q`` is constant."""
+        """``-sum_y q(y) log f(y)``: the maximisation step, with ``q`` held constant."""
         logits, given = outputs.logits, hard_labels(batch.given_labels)
         evidence = (log_probs(logits.detach()), self.log_t_given[given], self.log_aux[given])
         posterior = e_step(*evidence, alpha=0.0)
         return Terms(cross_entropy(logits, e_step(*evidence, self.state.alpha)), carry=posterior)
 
     def store_posterior(self, posterior: Tensor, batch: Batch, _label_step: float) -> None:
-        """Keep the posterior of these rows."""
+        """Store the posterior of these rows."""
         self.state.beliefs[batch.rows] = posterior.to(self.state.beliefs.dtype)
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The posterior at the last visit, without the auxiliary distribution; before it, the given label."""
+        """The posterior at the last visit, without the auxiliary distribution; before any visit, the given label."""
         return self.state.beliefs if rows is None else self.state.beliefs[rows]
 
     def metrics(self) -> dict[str, float]:

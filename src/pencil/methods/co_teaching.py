@@ -15,7 +15,7 @@ from pencil.methods.base import Context, Epochs, Fraction, Method, Outputs, Phas
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 HIGHEST_ESTIMATE = 0.8
-"""An upper limit: a weak network disagrees with most labels, and its peer must not forget nearly all rows."""
+"""An upper limit: a weak network disagrees with most labels, and its peer must not discard nearly all rows."""
 
 
 def forget_fraction(epoch: int, epochs: int, forget_rate: float, ramp: float) -> float:
@@ -33,7 +33,7 @@ def small_loss_rows(row_losses: Tensor, forget: float) -> Tensor:
 def co_teaching_losses(
     first_logits: Tensor, second_logits: Tensor, given_labels: Tensor, forget: float
 ) -> tuple[Tensor, Tensor]:
-    """Each network's mean cross-entropy over the rows that its peer finds easiest (their Algorithm 1)."""
+    """Each network's mean cross-entropy over the rows with the smallest loss of its peer (their Algorithm 1)."""
     first = functional.cross_entropy(at_least_fp32(first_logits), given_labels, reduction="none")
     second = functional.cross_entropy(at_least_fp32(second_logits), given_labels, reduction="none")
     return first[small_loss_rows(second, forget)].mean(), second[small_loss_rows(first, forget)].mean()
@@ -41,19 +41,19 @@ def co_teaching_losses(
 
 @dataclass
 class CoTeachingState:
-    """The fraction of each batch that is forgotten."""
+    """The fraction of each batch that is discarded."""
 
     forget: float = 0.0
 
 
 class CoTeaching(Method):
-    """Two networks, each trained on the small-loss rows of the other one; the first is kept.
+    """Two networks, each trained on the small-loss rows of the other; the first network is kept.
 
-    In the paper the fraction of rows to forget is the noise rate, which a method may not know here. So without a
-    ``forget_rate`` both networks train on all rows for the fraction ``ramp`` of the epochs, and then forget the
-    fraction of rows on which the first network disagrees with the given labels: of the held-out rows, or without such
-    rows of the training rows. Errors of the network count as noise in this estimate. (The paper's ramp is 10 of 200
-    epochs, too few to learn from in a short run.)
+    In the paper the fraction of rows to discard is the noise rate, which methods do not know here. Without a
+    ``forget_rate`` both networks therefore train on all rows for the fraction ``ramp`` of the epochs. They then discard
+    the fraction of rows on which the first network disagrees with the given labels, measured on held-out rows, or on
+    training rows if there are none. Errors of the network count as noise in this estimate. (The paper's ramp is 10 of
+    200 epochs, too few to learn from in a short run.)
     """
 
     requirements = Requirements(networks=2, label_arrays=0)
@@ -76,14 +76,14 @@ class CoTeaching(Method):
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.begin_epoch),)
 
     def begin_epoch(self, epoch: int, epochs: int, context: Context) -> None:
-        """Set the fraction to forget: by the paper's ramp, or estimated once at its end."""
+        """Set the fraction to discard: by the paper's ramp, or estimated once at its end."""
         if self.forget_rate is not None:
             self.state.forget = forget_fraction(epoch, epochs, self.forget_rate, self.ramp)
         elif epoch == max(1, math.ceil(self.ramp * epochs)):
             self.state.forget = self.estimated_rate(context)
 
     def estimated_rate(self, context: Context) -> float:
-        """Return how often the network disagrees with given labels."""
+        """Return the fraction of given labels that the network disagrees with."""
         agreement = context.validation_accuracy
         if agreement is None:
             logits = context.predict()

@@ -20,12 +20,12 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 def stratified_folds(given_labels: Tensor, folds: int, seed: int) -> Tensor:
-    """Return the fold of every row, drawn at random; folds, and each class in them, differ in size by at most one."""
+    """Return a random fold for every row; sizes of folds, and of each class within folds, differ by at most one."""
     labels = hard_labels(given_labels).cpu()
     order = torch.randperm(len(labels), generator=generator(seed, "folds"))
     by_class = order[labels[order].argsort(stable=True)]
     fold = torch.empty(len(labels), dtype=torch.int64)
-    fold[by_class] = torch.arange(len(labels)) % folds  # round robin, class after class
+    fold[by_class] = torch.arange(len(labels)) % folds  # round robin, class by class
     return fold
 
 
@@ -35,18 +35,18 @@ def cleanlab_issues(given_labels: Tensor, probs: Tensor) -> Tensor:
     from cleanlab.filter import find_label_issues
 
     labels = hard_labels(given_labels).cpu().numpy()
-    # one process: starting others takes longer than the work itself
+    # one process: starting others would take longer than the work itself
     return torch.from_numpy(find_label_issues(labels, probs.double().cpu().numpy(), n_jobs=1))
 
 
 def mixed_labels(given_probs: Tensor, probs: Tensor, issues: Tensor) -> Tensor:
-    """The prediction where there is an issue, the given label elsewhere."""
+    """The prediction for rows with an issue, the given label for all others."""
     return torch.where(issues.unsqueeze(1), probs, given_probs)
 
 
 @dataclass
 class ConfidentLearningState:
-    """The fold and the out-of-fold prediction of every row, and the rows that were found to have a label issue."""
+    """The fold and the out-of-fold prediction of every row, and the rows with a label issue."""
 
     fold_of: Tensor
     out_of_fold_probs: Tensor
@@ -56,8 +56,8 @@ class ConfidentLearningState:
 class ConfidentLearning(Method):
     """Find label issues by cross-validation, then train a final network without those rows.
 
-    ``folds`` networks are trained first, each on all rows except one fold, which it predicts. The fold of a row depends
-    on ``fold_seed`` alone. The cleanlab library finds the issues: ``pip install 'pencil-labels[cleanlab]'``.
+    First, ``folds`` networks are trained, each on all rows except one fold, which it predicts. The fold of a row
+    depends only on ``fold_seed``. The cleanlab library finds the issues: ``pip install 'pencil-labels[cleanlab]'``.
     """
 
     requirements = Requirements(label_arrays=3)
@@ -83,13 +83,13 @@ class ConfidentLearning(Method):
         if len(task.given_labels) < 2 * self.folds:  # batch statistics need two rows
             raise RecipeError(
                 f"there are {len(task.given_labels)} training rows for {self.folds} folds; "
-                "expected at least two rows in each; lower method.folds."
+                "expected at least two rows per fold; lower method.folds."
             )
         self.given_labels, self.pinned = task.given_labels, task.layout.pinned
         self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
         self.state = ConfidentLearningState(
             stratified_folds(task.given_labels, self.folds, self.fold_seed).to(task.device),
-            self.given_probs.clone(),  # rows that cannot be read keep their given label
+            self.given_probs.clone(),  # unreadable rows keep their given label
             torch.zeros(len(self.given_probs), dtype=torch.bool, device=task.device),
         )
         folds = tuple(
@@ -122,16 +122,16 @@ class ConfidentLearning(Method):
         return (~self.state.issues).nonzero()[:, 0]
 
     def collect(self, fold: int, context: Context) -> None:
-        """Store the predictions for a fold by the network that was not trained on it."""
+        """Store the predictions for a fold, made by the network that was not trained on it."""
         logits, probs = context.predict(), self.state.out_of_fold_probs
         chosen = (self.state.fold_of == fold) & ~logits[:, 0].isnan()
         probs[chosen] = log_probs(logits[chosen]).exp().to(probs.dtype)
 
     def prune(self, context: Context) -> None:
-        """Find the issues, once every fold is predicted."""
+        """Find the issues once every fold has predictions."""
         self.collect(self.folds - 1, context)
         issues = cleanlab_issues(self.given_labels, self.state.out_of_fold_probs)
-        if self.pinned is not None:  # a reviewed label is no issue
+        if self.pinned is not None:  # a reviewed label is never an issue
             issues &= ~self.pinned
         self.state.issues = issues.to(self.state.issues.device)
 
@@ -141,7 +141,7 @@ class ConfidentLearning(Method):
         return mixed if rows is None else mixed[rows]
 
     def issue_scores(self) -> Tensor:
-        """One minus the out-of-fold probability of the given label: cleanlab's score "self-confidence"."""
+        """One minus the out-of-fold probability of the given label: cleanlab's "self-confidence" score."""
         given = hard_labels(self.given_labels)
         return 1 - self.state.out_of_fold_probs.gather(1, given[:, None].to(self.state.issues.device))[:, 0]
 
@@ -155,5 +155,5 @@ def _require_cleanlab() -> None:
     except ImportError as error:
         raise RecipeError(
             "confident learning needs the cleanlab library, which is not installed; "
-            "get it with: pip install 'pencil-labels[cleanlab]'."
+            "install it: pip install 'pencil-labels[cleanlab]'."
         ) from error

@@ -9,7 +9,7 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class CrossEntropy(Method):
-    """One phase of Eq. 1; binary cross-entropy for each class of multi-label data.
+    """One phase of Eq. 1; for multi-label data, binary cross-entropy of each class.
 
     Parameters
     ----------
@@ -28,14 +28,14 @@ class CrossEntropy(Method):
     def start(self, task: Task) -> tuple[Phase, ...]:
         if task.multilabel and self.label_smoothing:
             raise RecipeError(
-                f"method.label_smoothing is {self.label_smoothing} and the data is multi-label; expected single-label "
-                "data; leave label_smoothing out."
+                f"method.label_smoothing is {self.label_smoothing}, but the data is multi-label; it needs single-label "
+                "data; remove label_smoothing."
             )
         self.form = label_form(task.multilabel)
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Eq. 1 on the given labels, smoothed where that is asked for."""
+        """Eq. 1 on the given labels, smoothed if requested."""
         if self.label_smoothing:
             return Terms(cross_entropy(outputs.logits, batch.given_labels, self.label_smoothing))
         return Terms(self.form.given_loss(outputs.logits, batch.given_labels))

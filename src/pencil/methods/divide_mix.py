@@ -31,15 +31,15 @@ from pencil.methods.joint_optimization import prior_loss
 from pencil.methods.schedules import AnySchedule, Constant, Cosine, Schedule, as_schedule
 
 VIEWS = 2
-"""Augmentations of each row, over which predictions are averaged (their M)."""
+"""Number of augmentations per row over which predictions are averaged (their M)."""
 
 
 def clean_probs(row_losses: Tensor) -> Tensor:
     """Return the probability that each label is clean (co-divide, section 3.1).
 
-    It is that of the component with the smaller mean, in a mixture of two Gaussians that is fitted to the losses with
-    the settings of the authors' code; losses are scaled to between 0 and 1. Where all are equal nothing can be divided,
-    and all labels count as clean.
+    This is the probability of the component with the smaller mean, in a mixture of two Gaussians fitted to the losses
+    with the settings of the authors' code; losses are scaled to between 0 and 1. If all losses are equal there is
+    nothing to divide, and all labels count as clean.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.mixture import GaussianMixture
@@ -62,7 +62,7 @@ def sharpen(probs: Tensor, temperature: float) -> Tensor:
 
 
 def refined_labels(given_probs: Tensor, clean: Tensor, own_probs: Tensor, temperature: float) -> Tensor:
-    """Co-refinement of labelled rows: ``w * y + (1 - w) * p``, sharpened; w by the other network (section 3.2)."""
+    """Co-refinement of labelled rows: ``w * y + (1 - w) * p``, sharpened; w is from the other network (section 3.2)."""
     weight = clean[:, None]
     return sharpen(weight * given_probs + (1 - weight) * own_probs, temperature)
 
@@ -81,12 +81,12 @@ def mixmatch_losses(logits: Tensor, targets: Tensor, labelled: Tensor, mixing: M
     Parameters
     ----------
     logits
-        Of mixed inputs.
+        Logits of mixed inputs.
     targets, labelled
-        Of the rows before mixing: refined or guessed labels, and which of them are labelled. A mixed row belongs to the
-        set of the row that has the larger weight in it.
+        Refined or guessed labels of the rows before mixing, and which rows are labelled. A mixed row belongs to the set
+        of the row with the larger weight.
     mixing
-        How the inputs were mixed; targets are mixed alike.
+        How the inputs were mixed; targets are mixed in the same way.
     """
     log_f, mixed = log_probs(logits), mixing(targets)
     row_losses = -(mixed * log_f).sum(dim=1)
@@ -96,16 +96,17 @@ def mixmatch_losses(logits: Tensor, targets: Tensor, labelled: Tensor, mixing: M
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """The mean over the chosen rows; zero without any."""
+    """The mean over the chosen rows; zero if there are none."""
     return (values * chosen).sum() / chosen.sum().clamp(min=1)
 
 
 @dataclass
 class DivideMixState:
-    """What both networks think of the labels.
+    """Both networks' view of the labels.
 
-    ``clean`` (2, n) is the probability of a clean label by the losses of each network, ``refined`` (n, classes) the
-    mean of both networks' last targets, the given labels at first; ``unlabelled_weight`` is lambda_u of this epoch.
+    ``clean`` (2, n) is the probability of a clean label according to the losses of each network. ``refined`` (n,
+    classes) is the mean of both networks' last targets, initially the given labels. ``unlabelled_weight`` is this
+    epoch's lambda_u.
     """
 
     clean: Tensor
@@ -114,24 +115,24 @@ class DivideMixState:
 
 
 class DivideMix(Method):
-    """Two networks; each divides the rows by its losses for the other one, which unlearns the labels of the worse part.
+    """Two networks; each splits the rows by its losses for the other, which discards the labels of the noisy part.
 
     Before every epoch a mixture of two Gaussians is fitted to the losses of each network. Labels that the other
-    network's mixture calls clean are refined by the own prediction; all others are replaced by what both networks
-    predict. Both kinds are mixed with each other and trained on (MixMatch). The first network is kept; the published
-    method is evaluated as the mean of both. Both are trained on every batch, divided as it comes.
+    network's mixture considers clean are refined by the network's own prediction; all others are replaced by both
+    networks' predictions. Both kinds are mixed with each other and trained on (MixMatch). The first network is kept;
+    the published method evaluates the mean of both. Both networks train on every batch, which is split on the fly.
 
     Parameters
     ----------
     warmup_epochs, warmup_lr
         Length and learning rate of the warm-up: cross-entropy on the given labels.
     epochs, lr
-        Length and learning rate of the phase after it.
+        Length and learning rate of the phase after the warm-up.
     confidence_penalty
-        Subtract the entropy of predictions from the loss of the warm-up. The authors do so for asymmetric noise, which
-        they know to be there.
+        Subtract the entropy of predictions from the warm-up loss. The authors do so for asymmetric noise, which they
+        know in advance.
     threshold
-        A label is trained on as labelled if it is clean with a higher probability.
+        A label is trained on as labelled if its probability of being clean is higher.
     temperature
         Sharpens refined and guessed labels.
     mixup
@@ -139,7 +140,7 @@ class DivideMix(Method):
     unlabelled_weight
         Their lambda_u: 25 for most noises on CIFAR-10, 0 for asymmetric noise and few wrong labels.
     ramp
-        The fraction of the epochs over which that weight rises from zero; the paper's 16 epochs.
+        The fraction of the epochs over which this weight rises from zero; 16 epochs in the paper.
     """
 
     requirements = Requirements(networks=2, label_arrays=3)
@@ -180,7 +181,7 @@ class DivideMix(Method):
         )  # fmt: skip
 
     def warmup_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Cross-entropy of both networks, less the entropy of predictions where that is asked for (section 3.1)."""
+        """Cross-entropy of both networks, minus the entropy of predictions if requested (section 3.1)."""
         losses = [cross_entropy(logits, batch.given_labels) for logits in (outputs.logits, *outputs.others)]
         parts = {"first": losses[0].detach(), "second": losses[1].detach()}
         if self.confidence_penalty:
@@ -217,13 +218,13 @@ class DivideMix(Method):
         return Terms(loss, parts, carry=torch.stack(targets).mean(dim=0))
 
     def store_labels(self, targets: Tensor, batch: Batch, _label_step: float) -> None:
-        """Keep the mean of both networks' targets of these rows."""
+        """Store the mean of both networks' targets of these rows."""
         self.state.refined[batch.rows] = targets.to(self.state.refined)
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The refined and guessed labels of the last epoch, mean of both networks; the given ones in the warm-up."""
+        """Refined and guessed labels of the last epoch, averaged over both networks; given labels in the warm-up."""
         return self.state.refined if rows is None else self.state.refined[rows]
 
     def metrics(self) -> dict[str, float]:
-        """The fraction of rows whose label the first network trains on."""
+        """The fraction of rows with labels that the first network trains on."""
         return {"labelled_fraction": float((self.state.clean[1] > self.threshold).double().mean())}

@@ -1,4 +1,4 @@
-"""DLDL: soft labels that never move (Gao et al., "Deep label distribution learning with label ambiguity", 2017)."""
+"""DLDL: fixed soft labels (Gao et al., "Deep label distribution learning with label ambiguity", 2017)."""
 
 from typing import Annotated
 
@@ -12,10 +12,10 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Dldl(Method):
-    """One phase of ``KL(y_d || f)`` on soft labels that are fixed (PENCIL's Eq. 2-3).
+    """One phase of ``KL(y_d || f)`` on fixed soft labels (PENCIL's Eq. 2-3).
 
     ``y_d`` gives the given class ``init_probability`` and spreads the rest evenly over the other classes. The labels
-    never move, so the method returns none as corrected labels: the network's predictions take their place.
+    never move, so the method has no corrected labels; the network's predictions are used instead.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Dldl(Method):
         return (Phase("train", self.epochs, self.loss, self.lr),)
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """Forward KL; given labels that are soft already take the place of ``y_d``."""
+        """Forward KL; if the given labels are soft, they replace ``y_d``."""
         if batch.given_labels.ndim == 2:  # cross-entropy with a soft label has the gradient of forward KL
             return Terms(cross_entropy(outputs.logits, batch.given_labels))
         return Terms(forward_kl(outputs.logits, self.soft_labels[batch.rows]))

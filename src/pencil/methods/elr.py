@@ -13,7 +13,7 @@ from pencil.methods.base import Epochs, Fraction, Method, NonNegative, Outputs, 
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 MARGIN = 1e-4
-"""Predictions stay this far from 0 and 1, as in the authors' code: so ``log(1 - <f, t>)`` is never below log(1e-4)."""
+"""Predictions are clipped to this distance from 0 and 1, as in the authors' code: ``log(1 - <f, t>) >= log(1e-4)``."""
 
 
 def clamped_probs(logits: Tensor) -> Tensor:
@@ -22,34 +22,34 @@ def clamped_probs(logits: Tensor) -> Tensor:
 
 
 def moved_targets(targets: Tensor, logits: Tensor, beta: float) -> Tensor:
-    """``t <- beta * t + (1 - beta) * f``: a running mean of the predictions; no gradient flows."""
+    """``t <- beta * t + (1 - beta) * f``: a running mean of the predictions, without gradient."""
     probs = clamped_probs(logits.detach())
     return beta * targets + (1 - beta) * (probs / probs.sum(dim=1, keepdim=True)).to(targets.dtype)
 
 
 def early_learning_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """``mean log(1 - <f, t>)``, the regulariser: low where a prediction agrees with the earlier ones."""
+    """``mean log(1 - <f, t>)``, the regulariser: low where a prediction agrees with earlier ones."""
     return torch.log1p(-row_dot(clamped_probs(logits), targets)).mean()
 
 
 def read_targets(targets: Tensor, given_probs: Tensor) -> Tensor:
-    """Return targets scaled to sum to one; where they are still zero, the given label."""
+    """Return targets scaled to sum to one; rows whose targets are still zero get the given label."""
     mass = targets.sum(dim=1, keepdim=True)
     return torch.where(mass > 0, targets / mass.clamp(min=torch.finfo(mass.dtype).tiny), given_probs)
 
 
 @dataclass
 class ElrState:
-    """The running mean of the predictions of every row, zero at first."""
+    """The running mean of the predictions of every row, initially zero."""
 
     targets: Tensor
 
 
 class Elr(Method):
-    """Cross-entropy on the given labels plus a term that keeps predictions near those of the first epochs.
+    """Cross-entropy on the given labels, plus a term that keeps predictions near the predictions of early epochs.
 
-    ``strength`` is the paper's lambda; it and ``beta`` are the values for CIFAR-10. Targets start at zero, so that the
-    regulariser is weak in the first epochs; labels are read off the targets with that start divided out.
+    ``strength`` is the paper's lambda; it and ``beta`` have the values for CIFAR-10. Targets start at zero, so the
+    regulariser is weak in the first epochs; labels are read from targets normalised to sum to one.
     """
 
     state: ElrState
@@ -85,7 +85,7 @@ class Elr(Method):
         self.state.targets[batch.rows] = targets
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The targets, scaled to sum to one; a row that was never visited has its given label."""
+        """The targets, scaled to sum to one; a row without visits has its given label."""
         targets, given = self.state.targets, self.given_labels
         if rows is not None:
             targets, given = targets[rows], given[rows]

@@ -1,4 +1,4 @@
-"""ELR+: two networks with the regulariser of ELR (Liu, Niles-Weed, Razavian and Fernandez-Granda, NeurIPS 2020)."""
+"""ELR+: two networks with the ELR regulariser (Liu, Niles-Weed, Razavian and Fernandez-Granda, NeurIPS 2020)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,7 +29,7 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 def elr_losses(
     logits: Tensor, given_probs: Tensor, targets: Tensor, mixing: Mixing | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return cross-entropy and regulariser; where inputs were mixed, labels and targets are mixed alike."""
+    """Return cross-entropy and regulariser; if inputs were mixed, labels and targets are mixed in the same way."""
     if mixing is not None:
         given_probs, targets = mixing(given_probs), mixing(targets)
     return cross_entropy(logits, given_probs), early_learning_loss(logits, targets)
@@ -37,25 +37,25 @@ def elr_losses(
 
 @dataclass
 class ElrPlusState:
-    """The targets of both networks (2, n, classes), zero at first."""
+    """The targets of both networks (2, n, classes), initially zero."""
 
     targets: Tensor
 
 
 class ElrPlus(Method):
-    """Two networks, each trained on mixed inputs with the targets that the average of the other one predicts.
+    """Two networks, each trained on mixed inputs with targets from the weight average of the other.
 
-    The published method is evaluated as the mean of both averaged networks; here the first is kept. The averages have
-    a memory of one epoch. Vectors and features are mixed like images.
+    The published method evaluates the mean of both averaged networks; here the first is kept. The averages have a
+    memory of one epoch. Vectors and features are mixed like images.
 
     Parameters
     ----------
     epochs, lr
         Length of the phase, and its learning rate.
     strength, beta
-        Those of ELR.
+        As in ELR.
     mixup
-        The parameter alpha of mixup; 0 for none.
+        The parameter alpha of mixup; 0 disables it.
     """
 
     requirements = Requirements(networks=2, ema=True, ema_logits=True, label_arrays=3)
@@ -100,6 +100,6 @@ class ElrPlus(Method):
         self.state.targets[:, batch.rows] = targets
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The mean of both networks' targets, scaled to sum to one; a row never visited has its given label."""
+        """The mean of both networks' targets, scaled to sum to one; a row without visits has its given label."""
         rows = torch.arange(len(self.given_probs), device=self.given_probs.device) if rows is None else rows
         return read_targets(self.state.targets[:, rows].mean(dim=0), self.given_probs[rows])

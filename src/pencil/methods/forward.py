@@ -21,13 +21,14 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 Matrix = tuple[tuple[float, ...], ...]
 SINGULAR = 1e-6
-"""Singular values below this fraction of the largest count as zero: the inverse would amplify noise."""
+"""Singular values below this fraction of the largest count as zero, because the inverse would amplify noise."""
 
 
 def forward_loss(logits: Tensor, given_labels: Tensor, transition: Tensor) -> Tensor:
     """``CE(y_hat, T^T f)``, Theorem 2: the network predicts the clean class, ``T`` turns it into a given label.
 
-    A zero of ``T`` counts as the smallest number, so that a label that ``T`` rules out has a large but finite loss.
+    Zeros of ``T`` are replaced by the smallest number, so that a label that ``T`` rules out has a large but finite
+    loss.
     """
     log_f = log_probs(logits)
     log_t = transition.to(log_f).clamp_min(torch.finfo(log_f.dtype).tiny).log()
@@ -38,9 +39,9 @@ def forward_loss(logits: Tensor, given_labels: Tensor, transition: Tensor) -> Te
 
 
 def backward_loss(logits: Tensor, given_labels: Tensor, inverse: Tensor) -> Tensor:
-    """``(T^-1 l)_given`` with ``l = -log f``, Theorem 1: over the noise its mean is the clean cross-entropy.
+    """``(T^-1 l)_given`` with ``l = -log f``, Theorem 1: its expectation over the noise is the clean cross-entropy.
 
-    ``inverse`` is that of :func:`inverse_transition`. The loss may be negative, without bound.
+    ``inverse`` comes from :func:`inverse_transition`. The loss is not bounded from below.
     """
     log_f = log_probs(logits)
     inverse = inverse.to(log_f)
@@ -49,16 +50,16 @@ def backward_loss(logits: Tensor, given_labels: Tensor, inverse: Tensor) -> Tens
 
 
 def inverse_transition(transition: Tensor) -> Tensor:
-    """Return ``T^-1`` in fp64; a (nearly) singular matrix is an error."""
+    """Return ``T^-1`` in fp64; raise an error for a (nearly) singular matrix."""
     matrix = transition.double()
     inverse: Tensor = torch.linalg.pinv(matrix, rtol=SINGULAR)
     identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     if not torch.allclose(inverse @ matrix, identity, atol=1e-6):
         values = torch.linalg.svdvals(matrix)
         raise RecipeError(
-            f"the transition matrix is singular (its singular values go from {float(values[0]):.3g} to "
+            f"the transition matrix is singular (its singular values range from {float(values[0]):.3g} to "
             f"{float(values[-1]):.3g}); backward needs its inverse, and some classes have the same "
-            "distribution of given labels; use method forward, which needs no inverse."
+            "distribution of given labels; use method forward, which does not need the inverse."
         )
     return inverse
 
@@ -66,10 +67,10 @@ def inverse_transition(transition: Tensor) -> Tensor:
 def estimate_transition(probs: Tensor, percentile: float = 97.0) -> Tensor:
     """Return ``T``, estimated from the predictions of a network trained on noisy labels (Theorem 3).
 
-    The prediction for an anchor row, one that is of class ``i`` beyond doubt, is row ``i`` of ``T``. The anchor of
-    class ``i`` is the row whose probability of ``i`` is at this percentile of all rows (the next lower one), since the
-    largest may be an outlier; 100 is the maximum, for many classes (CIFAR-100), where each has fewer than 3 % of the
-    rows. Rows that could not be read (NaN) are left out.
+    The prediction for an anchor row, which certainly belongs to class ``i``, is row ``i`` of ``T``. The anchor of class
+    ``i`` is the row whose probability of ``i`` is at this percentile of all rows (rounded down), because the largest
+    may be an outlier; 100 is the maximum, for many classes (CIFAR-100), where each has fewer than 3 % of the rows.
+    Unreadable rows (NaN) are ignored.
     """
     probs = probs[probs.isfinite().all(dim=1)]
     rank = math.floor(percentile * (len(probs) - 1) / 100)
@@ -90,13 +91,13 @@ def check_transition(transition: Matrix, num_classes: int) -> Tensor:
         if not (min(row) >= 0 and abs(sum(row) - 1) < 1e-4):
             raise RecipeError(
                 f"row {number} of method.transition is {list(row)}, with sum {sum(row):g}; expected the probabilities "
-                f"with which class {number} is given each label, which sum to 1 (a row is a true class)."
+                f"of each given label for true class {number}, which sum to 1."
             )
     return torch.tensor(transition, dtype=torch.float64)
 
 
 class _Corrected(Method):
-    """One phase with a loss that a known transition matrix corrects."""
+    """One phase with a loss corrected by a known transition matrix."""
 
     requirements = Requirements(transition_matrix=True, label_arrays=0)
 
@@ -152,7 +153,7 @@ class ForwardEstimatedState:
 
 
 class ForwardEstimated(Method):
-    """Cross-entropy, then the transition matrix from its predictions, then forward correction (Algorithm 1)."""
+    """Cross-entropy, then a transition matrix from its predictions, then forward correction (Algorithm 1)."""
 
     state: ForwardEstimatedState
     row_state: ClassVar = {}

@@ -19,7 +19,7 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 def prior_loss(logits: Tensor, prior_probs: Tensor) -> Tensor:
     """L_p: ``sum_j p_j log(p_j / s_j)`` with ``s`` the mean prediction of the batch.
 
-    Without it all labels may collapse into one class, where they agree with the network at no cost.
+    Without it all labels may collapse into one class, on which labels and network agree at no cost.
     """
     mean_log_probs = log_probs(logits).logsumexp(dim=0) - math.log(len(logits))
     return (torch.xlogy(prior_probs, prior_probs) - prior_probs * mean_log_probs).sum()
@@ -28,9 +28,10 @@ def prior_loss(logits: Tensor, prior_probs: Tensor) -> Tensor:
 def joint_loss(
     logits: Tensor, soft_labels: Tensor, *, beta: float, alpha: float = 0.0, prior_probs: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy with the soft labels, ``+ alpha * L_p`` where there is a prior, ``+ beta * L_e``.
+    """Cross-entropy with the soft labels, ``+ alpha * L_p`` if there is a prior, ``+ beta * L_e``.
 
-    The first term of the paper is KL(y || f), which differs by the entropy of the labels: a constant for the network.
+    The first term in the paper is KL(y || f), which differs only by the entropy of the labels, a constant for the
+    network.
     """
     loss = cross_entropy(logits, soft_labels) + beta * entropy_loss(logits)
     return loss if prior_probs is None else loss + alpha * prior_loss(logits, prior_probs)
@@ -38,7 +39,7 @@ def joint_loss(
 
 @dataclass
 class JointOptimizationState:
-    """Soft labels of all rows, and the predictions of the last epochs that they are the mean of."""
+    """Soft labels of all rows, and the predictions of the last epochs, which are averaged to give the labels."""
 
     soft_labels: Tensor
     history: deque[Tensor]
@@ -48,10 +49,11 @@ class JointOptimization(Method):
     """Alternate between network and labels at a high learning rate, then train a new network on the final labels.
 
     From the fraction ``update_from`` of the first phase on (epoch 70 of 200 in the paper), the label of a row is the
-    mean of its predictions in the last ``window`` epochs, or in as many as there were. They are the predictions of the
-    training steps, so they cost nothing. ``alpha`` and ``beta`` are the paper's for symmetric noise on CIFAR-10. The
-    paper also gives the method the class frequencies: ``prior="uniform"`` (all equal) or ``"given"`` (those of the
-    given labels). With ``"none"``, the setting in which PENCIL was compared, ``alpha`` has no effect.
+    mean of its predictions in the last ``window`` epochs, or in all epochs if there are fewer. These predictions come
+    from the training steps, at no extra cost. ``alpha`` and ``beta`` are the paper's values for symmetric noise on
+    CIFAR-10. The paper also gives the method the class frequencies: ``prior="uniform"`` (all equal) or ``"given"``
+    (frequencies of the given labels). With ``"none"``, the setting in which PENCIL was compared, ``alpha`` has no
+    effect.
     """
 
     state: JointOptimizationState
@@ -113,11 +115,11 @@ class JointOptimization(Method):
                 state.soft_labels[self.pinned] = before[self.pinned]
 
     def store_predictions(self, probs: Tensor, batch: Batch, _label_step: float) -> None:
-        """Keep the predictions of this step for the mean."""
+        """Store the predictions of this step for the mean."""
         self.state.history[-1][batch.rows] = probs
 
     def on_rows_changed(self) -> None:
-        """A row that is new counts as predicted like its given label in the epochs before it came."""
+        """A new row counts as predicted like its given label in earlier epochs."""
         for probs in self.state.history:
             new = probs.sum(dim=1) == 0
             probs[new] = self.state.soft_labels[new].to(probs)

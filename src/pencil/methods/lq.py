@@ -1,7 +1,7 @@
 """Generalised cross-entropy, plain and truncated (Zhang and Sabuncu 2018).
 
-"Generalized cross entropy loss for training deep neural networks with noisy labels": between cross-entropy, which
-learns fast and learns mistakes too, and mean absolute error, which is robust and hardly learns.
+"Generalized cross entropy loss for training deep neural networks with noisy labels": a compromise between
+cross-entropy, which learns fast but also learns mistakes, and mean absolute error, which is robust but learns slowly.
 """
 
 import math
@@ -24,8 +24,8 @@ Power = Annotated[float, Field(gt=0, le=1)]
 def lq_losses(logits: Tensor, given_labels: Tensor, q: float) -> Tensor:
     """``(1 - p^q) / q`` for each row (section 3.2), where ``p`` is the probability of its given class.
 
-    Cross-entropy as q -> 0, half the absolute error at q = 1. It starts from ``log p``, so that small ``p`` and ``q``
-    lose no digits.
+    Cross-entropy as q -> 0, half the absolute error at q = 1. It is computed from ``log p``, so that small ``p`` and
+    ``q`` do not lose precision.
     """
     log_f = log_probs(logits)
     if given_labels.ndim == 2:
@@ -34,24 +34,24 @@ def lq_losses(logits: Tensor, given_labels: Tensor, q: float) -> Tensor:
 
 
 def lq_loss(logits: Tensor, given_labels: Tensor, q: float, kept: Tensor | None = None) -> Tensor:
-    """The mean over the batch; rows that are not ``kept`` (weight 0, section 3.3) count as zero, not as absent."""
+    """The mean over the batch; rows that are not ``kept`` (weight 0, section 3.3) count as zero, not as missing."""
     losses = lq_losses(logits, given_labels, q)
     return (losses if kept is None else losses * kept).mean()
 
 
 def confident(logits: Tensor, given_labels: Tensor, k: float) -> Tensor:
-    """Return a mask: true where the given class has a probability above ``k`` (the truncated loss uses those rows)."""
+    """Return a mask: true if the given class has a probability above ``k`` (the truncated loss uses these rows)."""
     given = hard_labels(given_labels).unsqueeze(1)
     return log_probs(logits).gather(1, given)[:, 0].exp() > k
 
 
 def is_due(epoch: int, epochs: int, first: float, every: float) -> bool:
-    """Return whether rows are chosen before this epoch: at the fraction ``first`` of the phase, then each ``every``.
+    """Return whether rows are chosen before this epoch: at the fraction ``first`` of the phase, then every ``every``.
 
-    Fractions stay valid when a budget stretches the phase; where two fall within an epoch, rows are chosen once.
+    Fractions stay valid when a budget stretches the phase; if two fall within an epoch, rows are chosen once.
     """
 
-    def choices(start: int) -> int:  # due by the start of this epoch; a rounding error must not delay one
+    def choices(start: int) -> int:  # number due by the start of this epoch; rounding errors must not delay one
         past = start / epochs - first + 1e-9
         return 0 if past < 0 else 1 + (math.floor(past / every) if every > 0 else start)
 
@@ -75,7 +75,7 @@ class Lq(Method):
 
 @dataclass
 class TruncatedLqState:
-    """Which rows are trained on."""
+    """The rows that are trained on."""
 
     chosen: Tensor
 
@@ -83,8 +83,8 @@ class TruncatedLqState:
 class TruncatedLq(Method):
     """The truncated L_q loss by alternate convex search (Algorithm 1): choose rows, learn from them, choose again.
 
-    Rows are chosen by the network that was best on the noisy validation rows so far. ``prune_from`` and ``prune_every``
-    are fractions of the training: epoch 40 and every 10 of 120, as in the paper.
+    Rows are chosen by the best network so far on the noisy validation rows. ``prune_from`` and ``prune_every`` are
+    fractions of the training: epoch 40 and every 10 of 120, as in the paper.
     """
 
     state: TruncatedLqState
@@ -110,7 +110,7 @@ class TruncatedLq(Method):
         return (Phase("train", self.epochs, self.loss, self.lr, before_epoch=self.prune),)
 
     def prune(self, epoch: int, epochs: int, context: Context) -> None:
-        """Choose rows again where that is due."""
+        """Choose rows again if due."""
         if is_due(epoch, epochs, self.prune_from, self.prune_every):
             kept = confident(context.predict(best=True), self.given_labels, self.k)
             if self.pinned is not None:  # reviewed rows are always trained on

@@ -19,7 +19,7 @@ from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 
 class Defaults(NamedTuple):
-    """The values of arguments that are left out."""
+    """Default values of arguments that are not set."""
 
     step: float
     pull: float
@@ -29,26 +29,27 @@ class Defaults(NamedTuple):
 
 DEFAULTS = {
     False: Defaults(2.0, 0.0, 0.4, "published"),
-    # Multi-label: most entries are absent, unsure predictions lean towards absent: an entry flips at 90 %, not 50 %.
+    # Multi-label: most entries are absent, uncertain predictions lean towards absent: entries flip at 90 %, not 50 %.
     True: Defaults(1.0, 0.8, 0.0, "printed"),
 }
 
 
 class Pencil(Method):
-    """Backbone learning, then PENCIL learning and fine-tuning, the last two ``rounds`` times (sections 3.6 and 3.8).
+    """Backbone learning, then PENCIL learning and fine-tuning; the last two run ``rounds`` times (sections 3.6 and
+    3.8).
 
     Parameters
     ----------
     backbone_epochs, correction_epochs, finetune_epochs
         Length of the phases; correction is the paper's PENCIL learning.
     lr, correction_lr, finetune_lr
-        Learning rate of each phase; correction uses ``lr`` unless its own is set.
+        Learning rate of each phase; correction uses ``lr`` unless ``correction_lr`` is set.
     step, pull
-        How far labels follow the network in a step, and how strongly the given label holds them. They mean the same at
-        every batch size and class count.
+        How far labels follow the network in a step, and how strongly the given label holds them back. Their meaning
+        does not depend on batch size or class count.
     label_lr, alpha
         The same in the paper's symbols (lambda and alpha): ``step = label_lr / (B * c)``, ``pull = alpha * c``; for
-        multi-label data ``label_lr / B`` and ``alpha``. Give one form or the other.
+        multi-label data ``label_lr / B`` and ``alpha``. Set one pair or the other.
     beta
         Weight of the entropy loss L_e.
     compatibility
@@ -56,7 +57,7 @@ class Pencil(Method):
     divergence
         Direction of the KL divergence of L_c.
     init_probability, init_scale
-        Probability of the given class in the initial label distribution, or the paper's K. Give one or the other.
+        Probability of the given class in the initial label distribution, or the paper's K. Set one or the other.
     class_mean
         Divide L_c and L_e by the number of classes, as the paper does.
     rounds, round_factor
@@ -162,22 +163,22 @@ class Pencil(Method):
         return Terms(self.form.given_loss(outputs.logits, batch.given_labels))
 
     def correction_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """``L_c / c + beta * L_e / c``; the labels' own part of the loss acts in :meth:`correct_labels`."""
+        """``L_c / c + beta * L_e / c``; :meth:`correct_labels` applies the labels' own part of the loss."""
         return self._network_terms(outputs.logits, batch, self.beta)
 
     def finetune_loss(self, outputs: Outputs, batch: Batch) -> Terms:
-        """``L_c / c`` on labels that no longer move."""
+        """``L_c / c`` on fixed labels."""
         return self._network_terms(outputs.logits, batch, beta=0.0)
 
     def correct_labels(self, carry: tuple[NetworkLosses, Tensor, Tensor], batch: Batch, label_step: float) -> None:
-        """Move labels as :meth:`pencil.LabelStore.update` does, with the probabilities that the loss has computed."""
+        """Move labels like :meth:`pencil.LabelStore.update`, using the probabilities computed for the loss."""
         assert self.labels is not None
         losses, logits, label_logits = carry
         gradient = self.form.label_gradient(losses, logits, label_logits, batch.given_labels, self.label_pull)
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions; a printed compatibility term with ``pull >= 1`` (none could flip) is removed."""
+        """The label distributions; a printed compatibility term with ``pull >= 1`` (no label could flip) is removed."""
         assert self.labels is not None
         remove_pull = self.compatibility == "printed" and self.label_pull >= 1
         return self.labels.evidence(self.label_pull if remove_pull else 0.0, rows)
@@ -208,4 +209,4 @@ class Pencil(Method):
 
 def _exclusive(ours: str, our_value: object, paper: str, paper_value: object) -> None:
     if our_value is not None and paper_value is not None:
-        raise RecipeError(f"both {ours} and the paper's {paper} are given; they set the same thing; keep one.")
+        raise RecipeError(f"both {ours} and the paper's {paper} are set; they mean the same; remove one.")

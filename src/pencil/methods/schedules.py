@@ -1,4 +1,4 @@
-"""Schedules as data: a value over the epochs of a phase, for the learning rate and for the label step alike.
+"""Schedules as data: a value over the epochs of a phase, for learning rates and label steps.
 
 ``schedule(epoch, epochs)`` is the value at a (possibly fractional) epoch of a phase of ``epochs`` epochs. In a recipe a
 plain number is a constant, and a table names its kind: ``{kind = "step", start = 0.2, at = [40, 80]}``.
@@ -30,7 +30,7 @@ class _Schedule:
 
 @dataclass(frozen=True)
 class Constant(_Schedule):
-    """The same value throughout."""
+    """A constant value."""
 
     value: Level
     kind: Literal["constant"] = "constant"
@@ -87,9 +87,9 @@ class Linear(_Schedule):
 class Cosine(_Schedule):
     """From ``start`` to ``end`` along half a cosine over the phase.
 
-    Where the cosine spans more than the phase, ``length`` is its length in epochs and ``offset`` the epochs before. In
-    the first ``warmup`` of it, a fraction, the value rises linearly from a fifth of ``start`` to ``start``; until the
-    fraction ``hold`` it stays there.
+    If the cosine spans more than the phase, ``length`` is its length in epochs and ``offset`` the epochs before the
+    phase. During the fraction ``warmup`` the value first rises linearly from a fifth of ``start`` to ``start``; it
+    stays there until the fraction ``hold``.
     """
 
     start: Level
@@ -115,7 +115,7 @@ class Cosine(_Schedule):
 
 @dataclass(frozen=True)
 class Steps(_Schedule):
-    """One value after the other: ``values[i]`` until the epoch ``at[i]``."""
+    """Piecewise constant: ``values[i]`` until the epoch ``at[i]``."""
 
     values: tuple[Level, ...]
     at: tuple[float, ...]
@@ -137,7 +137,7 @@ class Steps(_Schedule):
 
 @dataclass(frozen=True)
 class Triangle(_Schedule):
-    """Linear from ``start`` to ``peak`` over the first ``warmup`` of the phase, a fraction, then linear to ``end``."""
+    """Linear from ``start`` to ``peak`` over the fraction ``warmup`` of the phase, then linear to ``end``."""
 
     peak: Level
     start: Level = 0.0
@@ -157,7 +157,7 @@ AnySchedule = Constant | StepDecay | MultiplyEvery | Steps | Linear | Cosine | T
 
 
 def as_schedule(value: Any) -> Any:
-    """Return a constant schedule for a plain number; anything else is returned as it is."""
+    """Return a constant schedule for a plain number; return anything else unchanged."""
     return Constant(float(value)) if _is_number(value) else value
 
 

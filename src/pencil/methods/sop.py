@@ -14,9 +14,9 @@ from pencil.methods.joint_optimization import prior_loss
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
 
 LEAST = 1e-4
-"""Predictions that take part in a logarithm are at least this, as in the authors' code."""
+"""Lower limit of predictions inside a logarithm, as in the authors' code."""
 INIT = 1e-8
-"""Where every u and v starts. It is not zero, where both would stay; from there they grow exponentially."""
+"""Initial value of every u and v. At zero both would stay zero; from here they grow exponentially."""
 
 
 class Noise(NamedTuple):
@@ -27,12 +27,12 @@ class Noise(NamedTuple):
 
 
 def label_noise(u: Tensor, v: Tensor, given_probs: Tensor) -> Noise:
-    """``s = u * u * y - v * v * (1 - y)``: what noise added to the given class, and took from others (Algorithm 1)."""
+    """``s = u * u * y - v * v * (1 - y)``: what noise added to the given class, removed from others (Algorithm 1)."""
     return Noise((u.square() * given_probs).clamp(max=1.0), (v.square() * (1 - given_probs)).clamp(max=1.0))
 
 
 def noisy_probs(probs: Tensor, noise: Noise) -> Tensor:
-    """``f + s``, at least ``LEAST`` everywhere and scaled to sum to one: what the given label is drawn from."""
+    """``f + s``, clipped to at least ``LEAST`` and scaled to sum to one: the distribution of the given label."""
     shifted = (probs + noise.added - noise.removed).clamp(min=LEAST)
     return (shifted / shifted.sum(dim=1, keepdim=True)).clamp(min=LEAST)
 
@@ -45,8 +45,8 @@ def sop_loss(logits: Tensor, noise: Noise, given_probs: Tensor) -> Tensor:
 def u_gradient(logits: Tensor, u: Tensor, v: Tensor, given_probs: Tensor) -> Tensor:
     """The gradient of each row's ``CE(y, f + s)`` with respect to its u, of shape ``(batch, 1)``.
 
-    With ``q = f + s`` and ``r = q / sum(q)`` it is ``2 u <y, (<y, 1> - y / r) / sum(q)>``, over entries that no limit
-    holds.
+    With ``q = f + s`` and ``r = q / sum(q)`` it is ``2 u <y, (<y, 1> - y / r) / sum(q)>``, over entries that are not
+    clipped.
     """
     added, removed = label_noise(u, v, given_probs)
     q = log_probs(logits).exp() + added - removed
@@ -62,8 +62,8 @@ def u_gradient(logits: Tensor, u: Tensor, v: Tensor, given_probs: Tensor) -> Ten
 def v_gradient(logits: Tensor, u: Tensor, v: Tensor, given_probs: Tensor) -> Tensor:
     """The gradient of each row's ``|onehot(f) + s - y|^2`` with respect to its v.
 
-    The loss of v is the squared error of the predicted class: with cross-entropy no gradient would reach the classes
-    that were not given.
+    The loss of v is the squared error of the predicted class: with cross-entropy no gradient would reach classes other
+    than the given one.
     """
     added, removed = label_noise(u, v, given_probs)
     predicted = torch.zeros_like(given_probs).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
@@ -82,8 +82,8 @@ class SopState:
 class Sop(Method):
     """The noise of every label is learned too: ``f + u * u * y - v * v * (1 - y)`` explains the given label.
 
-    Both u and v start near zero, so that the network learns first what labels have in common, and only what it cannot
-    explain becomes noise. They are not part of the network; its own predictions are what it says about labels.
+    Both u and v start near zero, so the network first learns what labels have in common, and only the unexplained part
+    becomes noise. They are not part of the network; labels are read from the network's own predictions.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ class Sop(Method):
         return sop_loss(logits, label_noise(self.state.u[rows], self.state.v[rows], given_probs), given_probs)
 
     def update_noise(self, logits: Tensor, batch: Batch, _label_step: float) -> None:
-        """A step of gradient descent for u and v of these rows; a mean over the nominal batch size."""
+        """Take a gradient step on u and v of these rows; the loss is a mean over the nominal batch size."""
         rows, state = batch.rows, self.state
         now = at_least_fp32(logits), state.u[rows], state.v[rows], self.given_probs[rows]
         u_step, v_step = u_gradient(*now), v_gradient(*now)
@@ -135,21 +135,21 @@ class Sop(Method):
         state.v[rows] -= (self.lr_v / self.batch_size * v_step).to(state.v)
 
     def metrics(self) -> dict[str, float]:
-        """How much of the given labels counts as noise: the mean of u * u, at most 1."""
+        """The part of the given labels that counts as noise: the mean of u * u, at most 1."""
         return {"noise_fraction": float(self.state.u.square().clamp(max=1.0).mean())}
 
 
 class SopPlus(Sop):
-    """SOP with a strong view that has to agree with the weak one, and with all classes predicted equally often.
+    """SOP with a strong view that must agree with the weak view, and a term that balances the predicted classes.
 
     Parameters
     ----------
     epochs, lr, lr_u, lr_v
-        Those of :class:`Sop`.
+        As in :class:`Sop`.
     consistency
         Weight of ``KL(f(weak) || f(strong))``. Without augmentation both views are equal and this term is zero.
     balance
-        Weight of ``KL(uniform || mean f)``. Set it to 0 where classes are known to differ in size.
+        Weight of ``KL(uniform || mean f)``. Set it to 0 if classes are known to differ in size.
     """
 
     views = Views(second="strong")

@@ -1,4 +1,4 @@
-"""The changing state of a method: one dataclass, saved as a tree of tensors and plain values and loaded again."""
+"""The changing state of a method: a dataclass that is saved and loaded as a tree of tensors and plain values."""
 
 from collections import deque
 from dataclasses import fields, is_dataclass
@@ -11,22 +11,22 @@ from pencil.errors import RunError
 
 
 def state_tree(state: Any) -> Any:
-    """Return a dataclass, with the dataclasses and deques in its fields, as dicts and lists."""
+    """Return a dataclass, including nested dataclasses and deques, as dicts and lists."""
     if is_dataclass(state):
         return {part.name: state_tree(getattr(state, part.name)) for part in fields(state)}
     return list(state) if isinstance(state, deque) else state
 
 
 def load_state(state: Any, tree: Any) -> Any:
-    """Return a state of the same type as ``state`` with the values of a tree that :func:`state_tree` made.
+    """Return a state of the same type as ``state`` with the values of a tree from :func:`state_tree`.
 
-    Tensors are moved to the device of those that they replace, those of a deque, which may still be empty, to that of
-    the others; a deque keeps its maximum length.
+    Tensors move to the device of the tensors they replace. Tensors of a deque, which may still be empty, move to the
+    device of the other tensors; a deque keeps its maximum length.
 
     Raises
     ------
     RunError
-        If the tree is of another version of pencil, whose state had other parts.
+        If the tree comes from another version of pencil, whose state had other fields.
     """
     if not is_dataclass(state):
         return tree
@@ -35,8 +35,8 @@ def load_state(state: Any, tree: Any) -> Any:
     missing = [part.name for part in fields(state) if part.name not in tree]
     if missing:
         raise RunError(
-            f"the checkpoint has no {', '.join(missing)} of {build.__name__}; expected one of this version of pencil; "
-            "resume with the version that started the run, or start it again."
+            f"the checkpoint has no {', '.join(missing)} of {build.__name__}; expected one of this pencil version; "
+            "resume with the version that started the run, or restart the run."
         )
     now = {part.name: getattr(state, part.name) for part in fields(state)}
     device = next((value.device for value in now.values() if isinstance(value, Tensor)), torch.device("cpu"))

@@ -49,7 +49,7 @@ OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet34_cifar": resnet34_cifar,
 }
 TIMM = {"resnet50": "resnet50.tv_in1k"} | {f"efficientnet_b{size}": f"efficientnet_b{size}" for size in range(6)}
-"""The paper's names for networks of timm; torchvision's weights for ResNet-50, as the paper's framework had them."""
+"""The paper's names for timm networks; ResNet-50 uses torchvision's weights, as in the paper's framework."""
 TIMM |= {name: bundle.architecture for name, bundle in BUNDLES.items()}
 NAMES = ("mlp", *OURS, *TIMM)
 PHOTOS = "efficientnet_lite0"
@@ -66,17 +66,17 @@ class ModelSettings(BaseModel):
         A backbone: one of pencil's own, ``timm/NAME``, ``torchvision/NAME`` or ``my_model.py:Net``. ``auto`` is
         replaced by a name before a network is built; see :mod:`pencil.job.network`.
     options : dict
-        Further arguments of that network.
+        Further arguments of the network.
     pretrained : bool or None
-        Whether to start from the library's pretrained weights; None does so where ``name`` is ``auto`` and images are
+        Whether to start from the library's pretrained weights; None does so if ``name`` is ``auto`` and images are
         large.
     weights : Path or None
         A file with the initial weights, instead of ``pretrained``.
     train : str
-        "all" trains the whole network. "head" freezes a pretrained one, computes the features of every image once, and
-        trains a new head on them. "auto" is "head" with ``pretrained`` on a CPU, otherwise "all".
+        "all" trains the whole network. "head" freezes a pretrained network, computes the features of every image once,
+        and trains a new head on them. "auto" is "head" with ``pretrained`` on a CPU, otherwise "all".
     head : str
-        The head that is trained on features: "mlp", with two hidden layers, or "linear".
+        The head trained on features: "mlp", with two hidden layers, or "linear".
     finetune_epochs : int
         After the head, train head and backbone together on the corrected labels for this many epochs.
     attention : bool
@@ -132,7 +132,7 @@ def build(
     Raises
     ------
     ModelError
-        If there is no such model, or it does not fit its options, the inputs or the weight file.
+        If the model does not exist, or does not fit its options, the inputs or the weight file.
     """
     name, pretrained = settings.name, bool(settings.pretrained) and settings.weights is None and not fresh
     with seeded(seed, "weights"):
@@ -148,7 +148,7 @@ def build(
     if settings.weights is not None and not fresh:
         unfitted = load_weights(network, settings.weights.expanduser(), num_classes)
         if unfitted and settings.train != "head":
-            warnings.warn(f"{settings.weights} has no fitting {', '.join(unfitted)}; they start fresh", stacklevel=2)
+            warnings.warn(f"{settings.weights} has no matching {', '.join(unfitted)}; they start fresh", stacklevel=2)
     if settings.train != "head":
         return network
     with seeded(seed, "head"):
@@ -156,7 +156,7 @@ def build(
 
 
 def expected_normalization(settings: ModelSettings) -> Normalization | None:
-    """Return how the inputs of a pretrained network were normalised; None where that is not known."""
+    """Return the input normalisation of a pretrained network; None if it is not known."""
     if not settings.pretrained or settings.weights is not None:
         return None
     library, name = _library(settings.name)
@@ -174,7 +174,7 @@ def reinitialized(network: nn.Module, seed: int, number: int) -> nn.Module:
     with seeded(seed, "weights", number):
         for module in reversed(
             list(network.modules())
-        ):  # children first, so that a parent's own initialisation of them holds
+        ):  # children first, so that a parent's own initialisation of its children takes precedence
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
@@ -216,13 +216,13 @@ def _build(
         return network
     if library != "timm" or library_name.startswith(
         "vgg"
-    ):  # timm's VGG convolves its feature map to 1 x 1 before the classifier
+    ):  # timm's VGG reduces its feature map to 1 x 1 by convolution before the classifier
         network = feature_extractor(network, input_shape, num_classes, name)
     return AttentionNetwork(network, input_shape, num_classes, settings.attention_width)
 
 
 def _library(name: str) -> tuple[str | None, str]:
-    """Return timm or torchvision with the name in it, or None with the name as it is."""
+    """Return timm or torchvision and the name within it, or None and the unchanged name."""
     if name in TIMM:
         return "timm", TIMM[name]
     library, _, library_name = name.partition("/")
@@ -234,7 +234,7 @@ def _library(name: str) -> tuple[str | None, str]:
 def _own_network(
     settings: ModelSettings, name: str, input_shape: Sequence[int], num_classes: int, trust: Trust
 ) -> nn.Module:
-    """Build one of pencil's networks or a user's, for which there are no pretrained weights."""
+    """Build one of pencil's own networks or a user's network; neither has pretrained weights."""
     own = split_reference(name)
     if own is None and name != "mlp" and name not in OURS:
         raise ModelError(
@@ -259,10 +259,10 @@ def _need_images(name: str, input_shape: Sequence[int]) -> None:
 def _from_file(
     path: Path, attribute: str, input_shape: Sequence[int], num_classes: int, options: dict[str, Any], trust: Trust
 ) -> nn.Module:
-    """Call a user's class or function, with ``num_classes`` and ``input_shape`` if it has parameters of these names."""
+    """Call a user's class or function, with ``num_classes`` and ``input_shape`` if it takes these parameters."""
     make = getattr(load_module(path, attribute, trust), attribute, None)
     if not callable(make):
-        raise ModelError(f"{path} defines no model {attribute!r}; expected a class or function that returns a network.")
+        raise ModelError(f"{path} does not define {attribute!r}; expected a class or function that returns a network.")
     known = {"num_classes": num_classes, "input_shape": tuple(input_shape)}
     parameters = inspect.signature(make).parameters
     network = make(**{name: value for name, value in known.items() if name in parameters}, **options)

@@ -11,12 +11,12 @@ from pencil.models.probe import enlarged_shape, trial_forward
 
 
 class Attention(nn.Module):
-    """A head that turns a feature map into logits by one map per class.
+    """A head that turns a feature map into logits through one map per class.
 
-    A 1 x 1 convolution to ``width`` channels, a 1 x 1 convolution to one map per class, and a depthwise convolution
-    that sums each class's map with learned weights. The paper does not say what is between the first two; without a
-    non-linearity they would be a single convolution, so batch normalisation and ReLU are. The depthwise convolution
-    starts as a mean over the map, that is, as global average pooling.
+    It consists of a 1 x 1 convolution to ``width`` channels, a 1 x 1 convolution to one map per class, and a depthwise
+    convolution that sums each class's map with learned weights. The paper does not say what is between the first two;
+    without a non-linearity they would collapse into one convolution, so batch normalisation and ReLU are used here. The
+    depthwise convolution starts as a mean over the map, that is, as global average pooling.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ class Attention(nn.Module):
         nn.init.zeros_(self.gather.bias)  # type: ignore[arg-type]
 
     def class_maps(self, features: Tensor) -> Tensor:
-        """Return the map of each class before it is weighted: (batch, classes, height, width)."""
+        """Return the map of each class before weighting: (batch, classes, height, width)."""
         maps: Tensor = self.classes(torch.relu(self.bn(self.expand(features))))
         return maps
 
     def maps(self, features: Tensor) -> Tensor:
-        """Return what each position adds to each class's logit; their sum plus the bias is the logit."""
+        """Return the contribution of each position to each class's logit; the logit is their sum plus the bias."""
         return self.class_maps(features) * self.gather.weight.squeeze(1)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class AttentionNetwork(nn.Module):
     Parameters
     ----------
     backbone : nn.Module
-        Returns a feature map (batch, channels, height, width), or with channels last, as timm's Swin does.
+        Returns a feature map (batch, channels, height, width), or one with channels last, as timm's Swin does.
     input_shape : sequence of int
         Channels, height and width of one input.
     num_classes : int
@@ -89,14 +89,14 @@ class AttentionNetwork(nn.Module):
         return logits
 
     def maps(self, x: Tensor) -> Tensor:
-        """Return what each position adds to each class's logit: (batch, classes, height, width).
+        """Return the contribution of each position to each class's logit: (batch, classes, height, width).
 
         The logits are ``maps(x).sum((2, 3)) + head.gather.bias``.
         """
         return self.head.maps(self.features(x))
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the feature map (batch, channels, height, width); another size than the head's is a ModelError."""
+        """Return the (batch, channels, height, width) feature map; raise ModelError unless it fits the head."""
         features: Tensor = self.backbone(x)
         if self.channels_last:
             features = features.permute(0, 3, 1, 2)
@@ -104,7 +104,7 @@ class AttentionNetwork(nn.Module):
         if seen != expected:
             raise ModelError(
                 f"inputs of {x.shape[2]} x {x.shape[3]} pixels have a feature map of {seen[0]} x {seen[1]}; "
-                f"this network was built for one of {expected[0]} x {expected[1]}; "
+                f"this network was built for a feature map of {expected[0]} x {expected[1]}; "
                 f"use inputs of {self.input_shape[1]} x {self.input_shape[2]} pixels."
             )
         return features
@@ -117,9 +117,9 @@ class _Layout(NamedTuple):
 
 
 def _layout(backbone: nn.Module, input_shape: Sequence[int]) -> _Layout:
-    """Return the size of the backbone's feature map, and which of its dimensions has the channels.
+    """Return the size of the backbone's feature map, and which dimension holds the channels.
 
-    timm's networks declare their channels; for others, channels are the dimension that does not grow with the input.
+    timm networks declare their channels; for others, the channels are the dimension that does not grow with the input.
     """
     if len(input_shape) != 3:
         raise ModelError(f"the attention structure needs images; the inputs have shape {tuple(input_shape)}.")
@@ -135,8 +135,8 @@ def _layout(backbone: nn.Module, input_shape: Sequence[int]) -> _Layout:
         found = _constant_axes(backbone, input_shape, shape)
     if len(found) != 1:
         raise ModelError(
-            f"the backbone returns features of shape {shape}, and it is not clear which of these are the channels; "
-            "give it an attribute num_features with the number of channels."
+            f"the backbone returns features of shape {shape}, in which the channel dimension is ambiguous; "
+            "set its attribute num_features to the number of channels."
         )
     if found == [2]:
         return _Layout(shape[2], (shape[0], shape[1]), channels_last=True)
@@ -144,10 +144,10 @@ def _layout(backbone: nn.Module, input_shape: Sequence[int]) -> _Layout:
 
 
 def _constant_axes(backbone: nn.Module, input_shape: Sequence[int], shape: tuple[int, ...]) -> list[int]:
-    """Return which of the first and the last dimension stays the same while the height grows."""
+    """Return which of the first and the last dimension stays the same when the height grows."""
     try:
         larger = tuple(trial_forward(backbone, enlarged_shape(input_shape)).shape[1:])
-    except ModelError:  # it takes inputs of one size only
+    except ModelError:  # it takes inputs of a single size
         return []
     return [
         axis for axis, height in ((0, 1), (2, 0)) if larger[axis] == shape[axis] and larger[height] != shape[height]

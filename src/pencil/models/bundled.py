@@ -1,4 +1,4 @@
-"""Pretrained weights that are installed together with pencil, so that photos need no connection."""
+"""Pretrained weights that are installed with pencil, so that images need no network connection."""
 
 from importlib import resources
 from typing import NamedTuple
@@ -11,16 +11,16 @@ from pencil.models.weights import file_digest
 
 
 class Bundle(NamedTuple):
-    """Weights in a package of their own.
+    """Weights in a separate package.
 
     Parameters
     ----------
     architecture
-        The name of the network in timm.
+        The network's name in timm.
     package, file
         Where the weights are installed.
     sha256
-        Of the file.
+        SHA-256 of the file.
     """
 
     architecture: str
@@ -37,13 +37,13 @@ BUNDLES = {
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
     )
 }
-"""By pencil's name for the network. EfficientNet-Lite0: ImageNet, 224 pixels, inputs from -1 to 1."""
+"""Keyed by pencil's name for the network. EfficientNet-Lite0: ImageNet, 224 pixels, inputs from -1 to 1."""
 
 
 def load_bundled(network: nn.Module, name: str) -> None:
-    """Load the installed weights into a network of timm, except its output layer.
+    """Load the installed weights into a timm network, except its output layer.
 
-    The file names its tensors in another way than timm, but has them in the same order.
+    The file's tensors have other names than in timm, but the same order.
 
     Raises
     ------
@@ -57,13 +57,13 @@ def load_bundled(network: nn.Module, name: str) -> None:
             if seen != bundle.sha256:
                 raise ModelError(
                     f"the weights of {name} in the package {bundle.package} have the SHA-256 {seen}; expected "
-                    f"{bundle.sha256}; install the package again."
+                    f"{bundle.sha256}; reinstall the package."
                 )
             weights = torch.load(path, map_location="cpu", weights_only=True)
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ModelError(
             f"the weights of {name} are not installed: {error}; expected the package {bundle.package}, which is "
-            "installed with pencil; install it."
+            "a dependency of pencil; install it."
         ) from error
     own = network.state_dict()
     pairs = [(target, source) for target, source in zip(own, weights, strict=False) if not source.startswith("_fc.")]
@@ -75,7 +75,7 @@ def load_bundled(network: nn.Module, name: str) -> None:
 
 
 def _as_fitting(values: Tensor, like: Tensor) -> Tensor:
-    """The kernel of the first convolution for images of another number of channels; other tensors as they are."""
+    """Adapt the kernel of the first convolution to the number of image channels; return other tensors unchanged."""
     if values.ndim != 4 or values.shape[1] != 3 or like.shape[1] == 3:
         return values
     from timm.models import adapt_input_conv

@@ -18,7 +18,7 @@ class PreActBlock(nn.Module):
         self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False) if stride != 1 or inner != outer else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the block's output; the shortcut is the identity where shapes allow it."""
+        """Return the block's output; the shortcut is the identity if the shapes allow it."""
         active = torch.relu(self.bn1(x))
         residual: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active))))
         return residual + (x if self.shortcut is None else self.shortcut(active))

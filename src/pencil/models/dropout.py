@@ -1,4 +1,4 @@
-"""Dropout for networks that have none: a network that memorises labels cannot judge them."""
+"""Dropout for networks without dropout: a network that memorises labels cannot judge them."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.hooks import RemovableHandle
 
 INPUTS, HIDDEN = 0.2, 0.5
-"""Fraction of the inputs of the network, and of the units of a hidden layer, that is dropped at full strength."""
+"""Dropped fraction of the network's inputs, and of the units of a hidden layer, at full strength."""
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
@@ -20,24 +20,24 @@ class AddedDropout:
     handle: RemovableHandle
 
     def set_strength(self, strength: float) -> None:
-        """Drop this fraction of what is dropped at full strength."""
+        """Set the strength: the fraction of the full dropout rate."""
         self.hook.strength = strength
 
     def remove(self) -> None:
-        """Leave the layer as it was."""
+        """Remove the dropout from the layer."""
         self.handle.remove()
 
 
 def add_dropout(network: nn.Module) -> list[AddedDropout]:
-    """Drop inputs of every layer of a multi-layer perceptron while it trains; nothing if it has dropout already.
+    """Drop inputs of every layer of a multi-layer perceptron during training; do nothing if it already has dropout.
 
-    The weights and their names stay as they are. A network with other layers than linear ones is left as it is: a
-    convolutional network that is trained from scratch memorises later, and with dropout it learned less in every trial.
+    Weights and their names do not change. A network with layers other than linear ones is left alone: a convolutional
+    network trained from scratch memorises later, and with dropout it learned less in every trial.
 
     Returns
     -------
     list
-        The dropout of each layer, which can be weakened and removed again.
+        The dropout of each layer, which can be weakened or removed later.
     """
     modules = list(network.modules())
     has_dropout = any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules)
@@ -52,7 +52,7 @@ def add_dropout(network: nn.Module) -> list[AddedDropout]:
 
 
 class _Dropout:
-    """A hook that a deep copy of the network takes along."""
+    """A hook that is copied when the network is deep-copied."""
 
     def __init__(self, probability: float):
         self.probability, self.strength = probability, 1.0
@@ -63,9 +63,10 @@ class _Dropout:
 
 
 def drop(values: Tensor, probability: float) -> Tensor:
-    """Return the values with each set to 0 at this probability (in steps of 1 / 65,536), the others scaled up.
+    """Return the values, each set to 0 with this probability (in steps of 1 / 65,536), the others scaled up.
 
-    On a CPU torch draws one number for each value, which takes longer than the layer itself; here four share a number.
+    On a CPU torch draws one random number per value, which takes longer than the layer itself; here four values share
+    one.
     """
     if values.device.type != "cpu":
         return nn.functional.dropout(values, probability)

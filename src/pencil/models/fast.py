@@ -1,4 +1,4 @@
-"""A convolutional network for small images that trains fast, in the manner of the CIFAR-10 speed runs."""
+"""A convolutional network for small images that trains fast, similar to the CIFAR-10 speed runs."""
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +9,9 @@ from pencil.errors import ModelError
 WIDTHS = (64, 256, 256)
 """Channels of the three stages at ``width = 1``."""
 LOGIT_SCALE = 1 / 9
-"""Keeps the first logits small beside batch-normalised features, so that training can start at a high rate."""
+"""Keeps the initial logits small relative to batch-normalised features, so that training can start at a high rate."""
 SMALLEST = 9
-"""Pixels of a side that leave one place after the 2 x 2 convolution and three halvings."""
+"""The image size that leaves one position after the 2 x 2 convolution and three poolings."""
 
 
 class FastStage(nn.Module):
@@ -31,10 +31,10 @@ class FastStage(nn.Module):
 
 
 class FastCnn(nn.Module):
-    """Six 3 x 3 convolutions after a first layer that does not train: it decorrelates 2 x 2 patches.
+    """Six 3 x 3 convolutions after a fixed first layer that decorrelates 2 x 2 patches.
 
     The speed runs whiten patches by the covariance of the training images. Here the directions are fixed
-    (:func:`patch_filters`), and batch normalisation measures their variances, so the network needs no data to be built.
+    (:func:`patch_filters`), and batch normalisation measures their variances, so building the network needs no data.
     """
 
     patches: Tensor
@@ -70,9 +70,9 @@ class FastCnn(nn.Module):
 def patch_filters(channels: int) -> Tensor:
     """Return orthonormal filters for 2 x 2 patches, ``(8 * channels, channels, 2, 2)``: a basis and its negative.
 
-    In space the basis is Hadamard's (sum, two edges, checkerboard), which decorrelates the pixels of any images whose
-    statistics are the same everywhere and in mirror images. In colour it is the sum and two differences, which nearly
-    decorrelates the channels of photographs; other numbers of channels are left as they are.
+    The spatial basis is Hadamard's (sum, two edges, checkerboard), which decorrelates pixels if the image statistics
+    are invariant to translation and mirroring. The colour basis is the sum and two differences, which nearly
+    decorrelates the channels of photographs; images with another number of channels keep their channels unchanged.
     """
     line = torch.tensor([[1.0, 1.0], [1.0, -1.0]]) / 2**0.5
     space = torch.einsum("ai,bj->abij", line, line).reshape(4, 2, 2)
@@ -87,7 +87,7 @@ def fast_cnn(channels: int, num_classes: int, *, width: float = 0.5) -> FastCnn:
     """Build a network of six 3 x 3 convolutions for images of 9 to about 64 pixels.
 
     At 32 x 32 pixels and 3 channels a forward pass takes 66 million floating point operations at half width, and 20
-    million at a quarter.
+    million at a quarter of the width.
 
     Parameters
     ----------

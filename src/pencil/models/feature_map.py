@@ -25,9 +25,9 @@ from pencil.models.probe import (
 def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: str) -> nn.Module:
     """Return the part of a network that computes its last feature map.
 
-    A method ``forward_features`` is that part, as in timm. Any other network is traced (torch.fx) and run at two input
-    sizes: the feature map is the last value that grows with the input. If it cannot be traced, ``features`` is that
-    part, a layer or a method, as in many of torchvision's networks.
+    If the network has a method ``forward_features``, as in timm, that is used. Any other network is traced (torch.fx)
+    and run at two input sizes: the feature map is the last value that grows with the input. If it cannot be traced,
+    ``features`` is used, a layer or a method, as in many torchvision networks.
 
     Parameters
     ----------
@@ -36,14 +36,14 @@ def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classe
     input_shape : sequence of int
         Channels, height and width of one input.
     num_classes : int
-        The width of the output layer, by which it is recognised.
+        The width of the output layer, used to recognise it.
     name : str
-        The name of the network in messages.
+        The network's name in messages.
 
     Returns
     -------
     nn.Module
-        Its tensors have the names that they had; ``removed_tensors`` has the names of all others.
+        Its tensors keep their names; ``removed_tensors`` lists the names of all others.
 
     Raises
     ------
@@ -60,12 +60,12 @@ def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classe
     if part is None:
         try:
             graphs = _trace(network)
-        except FAULTS as error:  # whatever a network's own code raises when it is handed a proxy
+        except FAULTS as error:  # whatever a network's own code raises when it is given a proxy
             part = _declared(network, "features", input_shape)
             if part is None:
                 raise ModelError(
-                    f"cannot find the feature map in {name!r}, which cannot be traced ({first_line(error)}); "
-                    "give it a method forward_features(x) that returns a feature map (batch, channels, height, width)."
+                    f"cannot find the feature map of {name!r}, which cannot be traced ({first_line(error)}); "
+                    "add a method forward_features(x) that returns a feature map (batch, channels, height, width)."
                 ) from error
         else:
             part = _truncated(network, graphs, input_shape, num_classes, name)
@@ -75,14 +75,14 @@ def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classe
 
 
 def _declared(network: nn.Module, name: str, input_shape: Sequence[int]) -> nn.Module | None:
-    """Return the part that the network itself declares, or None; children that it does not use are dropped."""
+    """Return the part that the network itself declares, or None; unused children are dropped."""
     part = getattr(network, name, None)
     if isinstance(part, nn.Module):
         return nn.Sequential(OrderedDict({name: part}))
     if not callable(part):
         return None
     network.forward = part
-    trial_forward(network, input_shape)  # raises ModelError where it fails, and initialises lazy layers
+    trial_forward(network, input_shape)  # raises ModelError if it fails, and initialises lazy layers
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
     was_training = network.training
     features = network.eval()(zero_input(network, input_shape)).sum()
@@ -98,7 +98,7 @@ def _declared(network: nn.Module, name: str, input_shape: Sequence[int]) -> nn.M
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Do not trace into torchvision's layers, as with torch's own: some behave differently in training."""
+        """Treat torchvision's layers as leaves, like torch's own: some behave differently in training."""
         return super().is_leaf_module(m, module_qualified_name) or type(m).__module__.startswith("torchvision.ops")
 
 
@@ -128,7 +128,7 @@ def _truncated(
     was_training = network.training
     part: nn.Module = DualGraphModule(network, graphs[True], graphs[False], class_name=type(network).__name__)
     if next(part.parameters(), None) is None:
-        raise ModelError(_no_map(name, "no layer of it takes an image"))
+        raise ModelError(_no_map(name, "none of its layers takes an image"))
     return part.train(was_training)
 
 
@@ -156,19 +156,17 @@ def _find_map(network: nn.Module, graph: fx.Graph, input_shape: Sequence[int], n
     for node in graph.nodes:
         if node.op == "call_module" and node.target == stop:
             break
-        # A flattened map (batch, values) grows too and does not count; tokens (batch, positions, channels) do.
+        # A flattened map (batch, values) also grows but does not count; tokens (batch, positions, channels) do.
         if node.op != "placeholder" and node in large and len(large[node]) > 2 and small[node] != large[node]:
             found = node
     if any(len(shape) > 2 for node, shape in small.items() if node not in large):
         raise ModelError(
-            _no_map(
-                name, "it takes inputs of one size only, so that its feature map cannot be recognised by its growth"
-            )
+            _no_map(name, "it takes inputs of a single size, so its feature map cannot be recognised by its growth")
         )
     while found is not None and _pools(network, found):
         found = found.all_input_nodes[0]
     if found is None or found.op == "placeholder":
-        raise ModelError(_no_map(name, "nothing in it grows with the input"))
+        raise ModelError(_no_map(name, "none of its values grows with the input"))
     if len(small[found]) != 4:
         raise ModelError(_no_map(name, f"its last features have shape {small[found][1:]}"))
     if _bypassed(graph, found, small):
@@ -194,7 +192,7 @@ def _pools(network: nn.Module, node: fx.Node) -> bool:
 
 
 def _bypassed(graph: fx.Graph, node: fx.Node, tensors: Iterable[fx.Node]) -> bool:
-    """Return whether the output depends on the input other than through this node."""
+    """Return whether the output depends on the input through paths that avoid this node."""
     tensors, reached = set(tensors), set()
     for other in graph.nodes:
         follows = any(source in reached for source in other.all_input_nodes)
@@ -204,12 +202,12 @@ def _bypassed(graph: fx.Graph, node: fx.Node, tensors: Iterable[fx.Node]) -> boo
 
 
 def _end_at(graph: fx.Graph, node: fx.Node, nodes_after: int, name: str) -> None:
-    """Make the graph return the value of this node, and drop the ``nodes_after`` nodes that follow it."""
+    """Make the graph return the value of this node, and remove the ``nodes_after`` nodes that follow it."""
     nodes = list(graph.nodes)
     position = len(nodes) - 1 - nodes_after
     if position < 0 or (nodes[position].op, nodes[position].target) != (node.op, node.target):
         raise ModelError(
-            f"{name!r} continues differently after its feature map in training than in evaluation; give it a method "
+            f"{name!r} continues differently after its feature map in training and in evaluation; add a method "
             "forward_features(x) that returns the feature map (batch, channels, height, width)."
         )
     for other in reversed(nodes[position + 1 :]):
@@ -220,5 +218,5 @@ def _end_at(graph: fx.Graph, node: fx.Node, nodes_after: int, name: str) -> None
 def _no_map(name: str, seen: str) -> str:
     return (
         f"{name!r} has no feature map for the attention structure: {seen}; expected (channels, height, width), "
-        "as convolutional networks have; set model.attention to false, or try timm/resnet18."
+        "as in convolutional networks; set model.attention to false, or try timm/resnet18."
     )

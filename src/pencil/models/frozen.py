@@ -1,6 +1,6 @@
-"""A frozen backbone with a trained head: the backbone computes the features of every image once, the head is trained.
+"""A frozen backbone with a trained head: the features of every image are computed once, and only the head is trained.
 
-Head and backbone make one network, which predicts, is saved and exported like any other.
+Head and backbone form one network, which predicts, is saved and is exported like any other.
 """
 
 import copy
@@ -19,18 +19,18 @@ from pencil.models.small import mlp
 
 Head = Literal["mlp", "linear"]
 SMALLEST = 112
-"""Smaller images are enlarged to this many pixels: networks that were trained on photos see little in thumbnails."""
+"""Smaller images are enlarged to this many pixels: networks trained on photos extract little from thumbnails."""
 LONGEST = 4 * SMALLEST
-"""No side is enlarged beyond this."""
+"""Upper limit of either side after enlarging."""
 
 
 class FrozenNetwork(nn.Module):
-    """A backbone without its output layer, in evaluation mode until it is thawed, and a head on standardised features.
+    """A backbone without its output layer, in evaluation mode until thawed, and a head on standardised features.
 
     Parameters
     ----------
     backbone : nn.Module
-        Returns a vector of features for each image.
+        Returns a feature vector for each image.
     input_shape : sequence of int
         Channels, height and width of one image.
     num_classes : int
@@ -66,7 +66,7 @@ class FrozenNetwork(nn.Module):
         return self
 
     def thaw(self) -> "FrozenNetwork":
-        """Let the backbone train too, and return the network."""
+        """Make the backbone trainable too, and return the network."""
         self.frozen = False
         self.backbone.requires_grad_(True)
         return self
@@ -78,7 +78,7 @@ class FrozenNetwork(nn.Module):
 
 
 class _Resized(nn.Module):
-    """A network whose inputs are enlarged first."""
+    """A network that first enlarges its inputs."""
 
     def __init__(self, network: nn.Module, size: tuple[int, int] | None):
         super().__init__()
@@ -90,12 +90,12 @@ class _Resized(nn.Module):
 
 
 def make_head(width: int, num_classes: int, head: Head) -> nn.Module:
-    """Return a linear layer, or a multi-layer perceptron, that takes features."""
+    """Return a linear layer or a multi-layer perceptron on features."""
     return nn.Linear(width, num_classes) if head == "linear" else mlp(width, num_classes)
 
 
 def enlarged_size(input_shape: Sequence[int]) -> tuple[int, int] | None:
-    """Return the height and width that images of this shape are enlarged to; None for images that are large enough."""
+    """Return the height and width to which images of this shape are enlarged; None if they are large enough."""
     height, width = input_shape[-2:]
     if min(height, width) >= SMALLEST:
         return None
@@ -109,11 +109,11 @@ def resized(images: Tensor, size: tuple[int, int] | None) -> Tensor:
 
 
 def without_output_layer(network: nn.Module, name: str) -> nn.Module:
-    """Replace the last linear layer, which returns the logits, by the identity: the network returns features then."""
+    """Replace the last linear layer, which returns the logits, by the identity; the network then returns features."""
     found = output_layer(network)
     if found is None or not isinstance(found[1], nn.Linear):
         raise ModelError(
-            f"model {name!r} does not end in a linear layer; expected one, whose inputs are the features; set "
+            f"model {name!r} does not end in a linear layer; expected a linear layer on top of the features; set "
             "model.train to all."
         )
     parent, _, child = found[0].rpartition(".")
@@ -125,8 +125,8 @@ def without_output_layer(network: nn.Module, name: str) -> nn.Module:
 def folded(network: nn.Module, size: tuple[int, int]) -> nn.Module:
     """Return a copy of a network for inference, with each batch norm folded into the convolution before it.
 
-    Which convolution is before a batch norm is taken from the order of the layers. Where the copy does not compute the
-    same, that was wrong, and a plain copy is returned. ``size`` is the height and width of its inputs.
+    The convolution before a batch norm is inferred from the order of the layers. If the copy computes something else,
+    the inference was wrong, and a plain copy is returned. ``size`` is the height and width of the inputs.
     """
     plain = copy.deepcopy(network).eval()
     first = next((module for module in plain.modules() if isinstance(module, nn.Conv2d)), None)
@@ -137,7 +137,7 @@ def folded(network: nn.Module, size: tuple[int, int]) -> nn.Module:
     expected = plain(probe)
     try:
         found = fast(probe)
-    except FAULTS:  # a layer asks its batch norm for something
+    except FAULTS:  # a layer accesses an attribute of its batch norm
         return plain
     return fast if torch.allclose(found, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())) else plain
 
@@ -147,7 +147,7 @@ def _fold(module: nn.Module) -> nn.Module:
     for (name, layer), (next_name, norm) in pairwise(children):
         if isinstance(layer, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
             setattr(module, name, fuse_conv_bn_eval(layer, norm))
-            setattr(module, next_name, getattr(norm, "act", None) or nn.Identity())  # timm's have an activation inside
+            setattr(module, next_name, getattr(norm, "act", None) or nn.Identity())  # timm's contain an activation
     for _, child in children:
         _fold(child)
     return module

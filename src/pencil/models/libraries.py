@@ -1,4 +1,4 @@
-"""Networks of timm and torchvision, by their names in these libraries."""
+"""Networks from timm and torchvision, by their names in these libraries."""
 
 import difflib
 import warnings
@@ -13,15 +13,15 @@ from pencil.errors import ModelError
 from pencil.models.probe import first_line, output_layer, output_width
 
 AUXILIARY = ("AuxLogits", "aux1", "aux2")
-"""The auxiliary classifiers of GoogLeNet and Inception; they are removed, since losses take one output."""
+"""The auxiliary classifiers of GoogLeNet and Inception; they are removed, because losses take one output."""
 
 
 HUB_SECONDS = 5
-"""In which the hub of pretrained weights must answer."""
+"""Timeout of the connection to the hub of pretrained weights."""
 
 
 def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) -> nn.Module:
-    """Build one of timm's networks; the options ``num_classes=0, global_pool=""`` omit pooling and classifier."""
+    """Build a timm network; the options ``num_classes=0, global_pool=""`` omit pooling and classifier."""
     import timm
 
     if not timm.is_model(name):
@@ -32,7 +32,7 @@ def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) 
 
 
 def pretrained_normalization(name: str) -> Normalization:
-    """Return how the inputs of timm's pretrained weights were normalised."""
+    """Return the input normalisation of timm's pretrained weights."""
     import timm
 
     try:
@@ -43,7 +43,7 @@ def pretrained_normalization(name: str) -> Normalization:
 
 
 def torchvision_network(name: str, channels: int, num_classes: int, *, pretrained: bool, **options: Any) -> nn.Module:
-    """Build one of torchvision's classifiers; a pretrained one gets a new output layer if the classes differ."""
+    """Build a torchvision classifier; a pretrained one gets a new output layer if the classes differ."""
     from torchvision import models
 
     known = models.list_models(module=models)
@@ -74,7 +74,7 @@ def _replace_output_layer(network: nn.Module, num_classes: int) -> None:
     layer: nn.Module
     if isinstance(last, nn.Linear):
         layer = nn.Linear(last.in_features, num_classes)
-    else:  # SqueezeNet's
+    else:  # SqueezeNet
         layer = nn.Conv2d(last.in_channels, num_classes, kernel_size=1)
     parent, _, child = name.rpartition(".")
     setattr(network.get_submodule(parent), child, layer)
@@ -91,19 +91,19 @@ def _replace_input_channels(network: nn.Module, channels: int) -> None:
 
 def _unknown(library: str, name: str, known: Sequence[str]) -> str:
     close = [other for other in known if name in other][:5] or difflib.get_close_matches(name, known, n=5)
-    hint = f"did you mean {', '.join(close)}?" if close else f"{library}'s list_models() has the names."
+    hint = f"did you mean {', '.join(close)}?" if close else f"{library}.list_models() lists the names."
     return f"{library} has no model {name!r}; {hint}"
 
 
 @contextmanager
 def _without_retries() -> Iterator[None]:
-    """Let the hub's client use only what it has stored, if the hub does not answer: otherwise it tries for a minute."""
+    """Let the hub's client use only its local cache if the hub does not answer; it would retry for a minute."""
     from huggingface_hub import constants, get_session
 
     before = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
-    except Exception:  # noqa: BLE001 - the client has had errors of several libraries; whatever it is, there is no hub
+    except Exception:  # noqa: BLE001 - the client raises errors of several libraries; any of them means: no hub
         constants.HF_HUB_OFFLINE = True
     try:
         yield
@@ -121,6 +121,6 @@ def _download_errors(name: str, pretrained: bool) -> Iterator[None]:
             raise
         raise ModelError(
             f"the pretrained weights of {name} cannot be downloaded ({first_line(error)}); "
-            "take efficientnet_lite0, whose weights are installed with pencil, or save them to a file and pass it: "
+            "use efficientnet_lite0, whose weights are installed with pencil, or save them to a file and pass it: "
             "--set model.pretrained=false --set model.weights=FILE."
         ) from error

@@ -1,4 +1,4 @@
-"""What can be found out about any network: its output layer, and its output for an input of some shape."""
+"""Inspecting any network: its output layer, and its output for an input of a given shape."""
 
 import copy
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from torch.nn.parameter import is_lazy
 from pencil.errors import ModelError
 
 GROWTH = 128
-"""Pixels by which an input is enlarged to see what grows: more than the total stride of any usual network."""
+"""An input is enlarged by this many pixels to see what grows; it exceeds the total stride of common networks."""
 STATISTICS = ("running_mean", "running_var")
 FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, AssertionError, LookupError)
-"""What a network raises when an input does not fit it; anything else is a bug and is not caught."""
+"""Errors that a network raises for an unsuitable input; anything else is a bug and is not caught."""
 
 
 def as_network(model: Any) -> nn.Module:
-    """Return the same network; a class, a function or anything else that is no ``nn.Module`` is a ModelError."""
+    """Return the same network; raise ModelError for a class, a function or anything else but an ``nn.Module``."""
     if isinstance(model, nn.Module):
         return model
     if isinstance(model, type):
@@ -29,26 +29,26 @@ def as_network(model: Any) -> nn.Module:
 
 
 def copy_network(model: Any) -> nn.Module:
-    """Return a copy of a network, so that the user's own never changes; one that cannot be copied is a ModelError."""
+    """Return a copy of a network, so that the user's own network never changes; raise ModelError if copying fails."""
     try:
         return copy.deepcopy(as_network(model))
     except (RuntimeError, TypeError, AttributeError) as error:
         raise ModelError(
-            f"the model cannot be copied: {first_line(error)}; expected one that copy.deepcopy takes; keep computed "
+            f"the model cannot be copied: {first_line(error)}; expected one that copy.deepcopy accepts; keep computed "
             "tensors, open files and locks out of it."
         ) from error
 
 
 def refuse_untrainable(network: nn.Module) -> None:
-    """Raise ModelError for a network without parameters to train; call it after a forward pass has built lazy ones."""
+    """Raise ModelError for a network without trainable parameters; call it after a forward pass built lazy layers."""
     parameters = dict(network.named_parameters())
     if not parameters:
         raise ModelError("the model has no parameters; expected at least one to train; register its layers as modules.")
     unbuilt = [name for name, value in parameters.items() if is_lazy(value)]
     if unbuilt:
         raise ModelError(
-            f"the model has layers that no input builds ({', '.join(unbuilt[:3])}); expected that its forward uses all "
-            "lazy layers; remove the others."
+            f"the model has lazy layers that were never built ({', '.join(unbuilt[:3])}); expected forward to use all "
+            "lazy layers; remove unused ones."
         )
     if not any(value.requires_grad for value in parameters.values()):
         raise ModelError(
@@ -58,15 +58,15 @@ def refuse_untrainable(network: nn.Module) -> None:
     broken = non_finite_tensors(network)
     if broken:
         raise ModelError(
-            f"{len(broken)} tensors of the model hold NaN or infinity ({', '.join(broken[:3])}); expected numbers; "
-            "initialise them, or load other weights."
+            f"{len(broken)} tensors of the model have NaN or infinity ({', '.join(broken[:3])}); expected finite "
+            "numbers; initialise them, or load other weights."
         )
 
 
 def non_finite_tensors(network: nn.Module) -> list[str]:
-    """Return the names of parameters with NaN or infinity, and of such buffers.
+    """Return the names of parameters and buffers with NaN or infinity.
 
-    A buffer may hold infinity on purpose, as masks do; running statistics may not.
+    Buffers may contain infinity on purpose, as masks do; running statistics may not.
     """
     found = [name for name, value in network.named_parameters() if not _finite(value)]
     for name, value in network.named_buffers():
@@ -80,18 +80,18 @@ def _finite(value: Tensor) -> bool:
 
 
 def output_layer(network: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d] | None:
-    """Return the last linear or convolutional layer with its name: by convention the one that returns the logits."""
+    """Return the last linear or convolutional layer and its name; by convention it returns the logits."""
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     return layers[-1] if layers else None
 
 
 def output_width(layer: nn.Linear | nn.Conv2d) -> int:
-    """Return the number of values that a layer returns."""
+    """Return the number of outputs of a layer."""
     return layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
 
 
 def zero_input(network: nn.Module, input_shape: Sequence[int]) -> Tensor:
-    """Return one input of zeros on the network's device and of its dtype."""
+    """Return one input of zeros, on the network's device and in its dtype."""
     like = next(network.parameters(), None)
     if like is None:
         return torch.zeros(1, *input_shape)
@@ -100,7 +100,7 @@ def zero_input(network: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
 @torch.no_grad()
 def trial_forward(network: nn.Module, input_shape: Sequence[int]) -> Tensor:
-    """Return the network's output for one input of zeros, in evaluation mode; a failure is a ModelError."""
+    """Return the network's output for one input of zeros, in evaluation mode; raise ModelError if it fails."""
     was_training = network.training
     try:
         found = network.eval()(zero_input(network, input_shape))
@@ -115,11 +115,11 @@ def trial_forward(network: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type where it has none."""
+    """Return the first line of an error message, or the error's type if it has no message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def enlarged_shape(input_shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a higher input: dimensions that grow with it are heights."""
+    """Return the shape of a taller input; dimensions that grow with it are heights."""
     channels, height, width = input_shape
     return channels, height + GROWTH, width

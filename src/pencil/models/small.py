@@ -18,7 +18,7 @@ def small_cnn(
         Stride of the first convolution; 2 is about four times as fast.
     pool : bool
         Whether a linear classifier follows global average pooling, as in most large networks. By default 2 x 2
-        positions and a hidden layer remain, so that the network can memorise labels as large networks do.
+        positions and a hidden layer remain, so that the network can memorise labels like a large network.
     """
 
     def stage(inner: int, outer: int, stride: int = 1) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Initial weights from a local file, where the output layer may have another width."""
+"""Initial weights from a local file; the output layer may have another width."""
 
 import hashlib
 import pickle
@@ -17,7 +17,7 @@ from pencil.models.attention import AttentionNetwork
 from pencil.models.probe import output_layer, output_width, trial_forward
 
 KERNEL = "head.gather.weight"
-"""The tensor of the attention structure whose size is that of the feature map."""
+"""The tensor of the attention structure that has the size of the feature map."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts save the weights."""
 
@@ -25,18 +25,18 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
     """Load a file into a network.
 
-    Everything except the output layer must fit. The output layer keeps its initial values if its width is not the
-    number of classes, or if the file or the network has none. A network with the attention structure takes a file of
-    such a network, or a file of its backbone.
+    Everything except the output layer must match. The output layer keeps its initial values if its width differs from
+    the number of classes, or if the file or the network has no output layer. A network with the attention structure
+    accepts a file of such a network, or a file of its backbone.
 
     Parameters
     ----------
     network : nn.Module
         Its weights are changed.
     path : Path
-        A safetensors file, or a torch file that holds tensors only.
+        A safetensors file, or a torch file that contains only tensors.
     num_classes : int
-        The width of the output layer, by which it is recognised.
+        The width of the output layer, used to recognise it.
 
     Returns
     -------
@@ -51,7 +51,7 @@ def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
     weights = read_weights(path)
     if not isinstance(network, AttentionNetwork):
         if KERNEL in weights:
-            raise ModelError(f"{path} holds a network with the attention structure; set model.attention to true.")
+            raise ModelError(f"{path} contains a network with the attention structure; set model.attention to true.")
         return _fit(network, weights, head_tensors(network, num_classes), path)
     own = network.state_dict()
     if not any(name in own for name in weights if name.startswith("backbone.")):
@@ -64,7 +64,7 @@ def load_weights(network: nn.Module, path: Path, num_classes: int) -> list[str]:
 
 
 def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: Path) -> list[str]:
-    """Load the weights and return those of the tensors ``head`` that do not fit; all others must."""
+    """Load the weights and return the tensors in ``head`` that do not fit; all others must fit."""
     own = network.state_dict()
     fresh = [name for name in head if name not in weights or weights[name].shape != own[name].shape]
     missing = [name for name in own if name not in weights and name not in fresh and not _counter(name)]
@@ -84,7 +84,7 @@ def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: 
 
 
 def _check_kernel(network: AttentionNetwork, weights: dict[str, Tensor], path: Path) -> None:
-    """Raise ModelError for a head whose feature map has another size; one for other classes is not loaded anyway."""
+    """Raise ModelError for a head with another feature map size; a head for other classes is not loaded anyway."""
     kernel, own = weights.get(KERNEL), network.head.gather.weight
     if kernel is None or kernel.shape[:2] != own.shape[:2] or kernel.shape == own.shape:
         return
@@ -94,17 +94,17 @@ def _check_kernel(network: AttentionNetwork, weights: dict[str, Tensor], path: P
         "use inputs of the size it was trained on" if size is None else f"use inputs of {size[0]} x {size[1]} pixels"
     )
     raise ModelError(
-        f"the attention structure in {path} is for a feature map of {trained[0]} x {trained[1]}; inputs of "
-        f"{network.input_shape[1]} x {network.input_shape[2]} pixels have one of {seen[0]} x {seen[1]}; {advice} "
+        f"the attention structure in {path} expects a feature map of {trained[0]} x {trained[1]}; inputs of "
+        f"{network.input_shape[1]} x {network.input_shape[2]} pixels give one of {seen[0]} x {seen[1]}; {advice} "
         "(data.resize), or remove the tensors head.* from the file to start with a fresh structure."
     )
 
 
 def _input_size_for(network: AttentionNetwork, map_size: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the input size whose feature map has this size, or None if no usual total stride leads to it."""
+    """Return the input size whose feature map has this size, or None if no common total stride gives it."""
     for stride in (32, 16, 8, 4, 2, 1):
         size = (map_size[0] * stride, map_size[1] * stride)
-        with suppress(ModelError):  # a network that takes inputs of one size only
+        with suppress(ModelError):  # a network that takes inputs of a single size
             shape = trial_forward(network.backbone, (network.input_shape[0], *size)).shape[1:]
             if tuple(shape[:2] if network.channels_last else shape[1:]) == map_size:
                 return size
@@ -112,7 +112,7 @@ def _input_size_for(network: AttentionNetwork, map_size: tuple[int, ...]) -> tup
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors or torch file by name; a pickle that contains code is a ModelError."""
+    """Return the tensors of a safetensors or torch file by name; raise ModelError for a pickle that contains code."""
     if path.exists() and not path.is_file():
         raise ModelError(f"cannot read weights from {path}: it is not a regular file; expected safetensors or torch.")
     try:
@@ -129,7 +129,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         or not all(isinstance(value, Tensor) for value in loaded.values())
         or not all(isinstance(name, str) for name in loaded)
     ):
-        raise ModelError(f"{path} holds no plain weights; expected a dict of tensors, as state_dict() returns.")
+        raise ModelError(f"{path} does not contain plain weights; expected a dict of tensors, as from state_dict().")
     return {name.removeprefix("module."): value for name, value in loaded.items()}
 
 
@@ -146,7 +146,7 @@ def _is_removed(name: str, network: nn.Module) -> bool:
     """Return whether a tensor of the file belongs to an output layer that this network does not have."""
     if name in getattr(network, "removed_tensors", ()):
         return True
-    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm's networks declare theirs
+    classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm networks declare theirs
     return name.startswith(tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier)))
 
 
@@ -161,7 +161,7 @@ def file_digest(path: Path) -> str:
 
 
 def state_digest(network: nn.Module, num_classes: int) -> str:
-    """Return the SHA-256 over names and values of all tensors except the head's, for weights without a file."""
+    """Return the SHA-256 of the names and values of all tensors except the head's, for weights without a file."""
     head, tensors = head_tensors(network, num_classes), network.state_dict()
     return tensors_digest(
         {name: tensors[name] for name in tensors if name not in head and not name.startswith("head.")}
@@ -169,7 +169,7 @@ def state_digest(network: nn.Module, num_classes: int) -> str:
 
 
 def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names and values of tensors."""
+    """Return the SHA-256 of the names and values of these tensors."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(name.encode())

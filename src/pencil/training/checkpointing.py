@@ -1,4 +1,4 @@
-"""When to save and when to stop: between two steps, and on every rank at the same step."""
+"""When to save and when to stop: between two steps, and at the same step on every rank."""
 
 import signal
 import threading
@@ -15,13 +15,13 @@ from pencil.training.trainer import Trainer
 
 CONTINUE, SAVE, STOP = 0, 1, 2
 SAME_REQUEST = 1.0
-"""Signals within this many seconds are one request: a terminal and a launcher may both deliver it."""
+"""Signals within this many seconds count as one request: a terminal and a launcher may both deliver it."""
 
 
 class StopRequest:
-    """Records SIGTERM, SIGINT and SIGHUP instead of dying of them; a second SIGINT, later, interrupts at once.
+    """Records SIGTERM, SIGINT and SIGHUP instead of exiting; a second, later SIGINT interrupts at once.
 
-    Signals can be caught in the main thread only; in other threads they keep their effect.
+    Signals can be caught only in the main thread; in other threads they keep their default effect.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class StopRequest:
 
 
 class CheckpointStore(Protocol):
-    """Where checkpoints are written: rank 0 begins, every rank writes parts, rank 0 commits them or recovers."""
+    """Where checkpoints are written: rank 0 begins, every rank writes parts, and rank 0 commits them or recovers."""
 
     def begin(self, step: int) -> Path:
         """Return a directory for the parts of a new checkpoint."""
@@ -55,14 +55,14 @@ class CheckpointStore(Protocol):
         """Write one part and return its digests."""
 
     def commit(self, partial: Path, digests: Mapping[str, Any]) -> object:
-        """Make the parts a checkpoint."""
+        """Commit the parts as a checkpoint."""
 
     def recover(self) -> None:
-        """Remove what was left half-written."""
+        """Remove partially written checkpoints."""
 
 
 class Checkpointer:
-    """Saves training at intervals and when it is asked to stop; then it stops. It is the trainer's ``on_pause``.
+    """The trainer's ``on_pause``: saves training at intervals, and saves and stops it on request.
 
     Parameters
     ----------
@@ -71,11 +71,11 @@ class Checkpointer:
     request
         Whether a stop was requested.
     minutes, epochs
-        Save after this much time, and after this many epochs where that is set.
+        Save after this much time, and after this many epochs if set.
     world
-        All ranks decide together.
+        The processes, which decide together.
     clock
-        Seconds, monotonic.
+        A monotonic clock, in seconds.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Checkpointer:
         self._saved_at, self._saved_epochs = clock(), 0
 
     def __call__(self, trainer: Trainer) -> None:
-        """Save or stop where that is due; raises :class:`Stopped` once everything is saved."""
+        """Save or stop if due; raises :class:`Stopped` once everything is saved."""
         wish = CONTINUE
         if self.request.signal is not None:
             wish = STOP
@@ -141,7 +141,7 @@ class Checkpointer:
     def save_final(self, trainer: Trainer) -> bool:
         """Save training that has ended, so that its results can still be written after a failure.
 
-        Returns whether it is saved; if not, there is a warning, as the results may still be written.
+        Returns whether it was saved. If not, a warning is issued, because the results may still be written.
         """
         try:
             self.save(trainer)
@@ -161,7 +161,7 @@ class Checkpointer:
 
 
 def _attempt(action: Callable[[], Any]) -> Any:
-    """Return the result or the error: all ranks have to know of an error before any of them stops."""
+    """Return the result or the error: all ranks must know about an error before any of them stops."""
     try:
         return action()
     except PencilError as error:

@@ -54,7 +54,7 @@ CPU = Compute(torch.device("cpu"))
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device: for ``auto`` a GPU where there is one. Of several processes on a machine each has its own."""
+    """Return the device: ``auto`` is a GPU if available. Several processes on a machine get one GPU each."""
     if name in ("auto", "cuda") and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
         return torch.device("cuda", torch.cuda.current_device())
@@ -70,7 +70,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype to autocast to, or None for fp32, the default on a CPU. Labels and losses stay fp32."""
+    """Return the dtype for autocast, or None for fp32, the default on a CPU. Labels and losses stay fp32."""
     if name == "auto":
         return (
             torch.bfloat16
@@ -81,9 +81,9 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype | None:
         return None
     if device.type == "cpu":
         if name == "fp16":
-            raise RecipeError("training.precision is fp16 on a CPU; expected fp32 (or bf16 where the CPU has it).")
+            raise RecipeError("training.precision is fp16 on a CPU; expected fp32 (or bf16 if the CPU supports it).")
         if not cpu_runs_bf16():
-            raise RecipeError("training.precision is bf16 but this CPU cannot run it; expected fp32.")
+            raise RecipeError("training.precision is bf16 but this CPU does not support it; expected fp32.")
     return torch.bfloat16 if name == "bf16" else torch.float16
 
 

@@ -1,4 +1,4 @@
-"""Several processes that train as one: the process group, and its launcher on one machine."""
+"""Several processes that train together: the process group, and its launcher on one machine."""
 
 import os
 import signal
@@ -21,18 +21,18 @@ from torch.nn.parallel import DistributedDataParallel
 from pencil.errors import RecipeError, TrainingError
 
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for a process that does not answer; one that dies is noticed at once."""
+"""Timeout for a process that does not answer; a process that dies is noticed at once."""
 LAUNCHER = "PENCIL_LAUNCHER_PID"
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 GRACE = 25.0
-"""Seconds that the other processes have to end by themselves once one has failed."""
+"""Seconds that the other processes have to exit on their own once one has failed."""
 
 
 class World:
     """The processes of one training. This class is a single process; :class:`ProcessGroup` is several.
 
-    Every global batch is cut into one part per rank, in order, so that the parts of all ranks together are the batch
-    that a single process would have taken.
+    Every global batch is split into one part per rank, in order, so that the parts of all ranks together are the batch
+    of a single process.
     """
 
     rank, size = 0, 1
@@ -42,11 +42,11 @@ class World:
         return rows
 
     def all_gather(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Return the rows of all ranks in order, ``counts`` of each; this rank's own keep their gradient."""
+        """Return the rows of all ranks in order, ``counts`` of each; this rank's rows keep their gradient."""
         return rows
 
     def all_gather_local(self, rows: Tensor, total: int) -> Tensor:
-        """Return the rows of all ranks, where each has the part that :meth:`local` returns of ``total`` rows."""
+        """Return the rows of all ranks, where each has its :meth:`local` part of ``total`` rows."""
         return self.all_gather(rows, [len(part) for part in torch.arange(total).tensor_split(self.size)])
 
     def all_gather_ints(self, *values: int) -> list[tuple[int, ...]]:
@@ -58,7 +58,7 @@ class World:
         return rows, [len(rows)]
 
     def return_to_senders(self, rows: Tensor, counts: list[int], ranks: Tensor) -> Tensor:
-        """Answer :meth:`all_to_all` with one row per row received; return the answers in the order of the request."""
+        """Answer :meth:`all_to_all` with one row per row received; return the answers in request order."""
         return rows
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
@@ -66,11 +66,11 @@ class World:
         return values
 
     def broadcast_object(self, value: Any) -> Any:
-        """Return what rank 0 passed."""
+        """Return the value that rank 0 passed."""
         return value
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """Return what every rank passed."""
+        """Return the values that all ranks passed."""
         return [value]
 
     def wrap_ddp(self, network: nn.Module) -> nn.Module:
@@ -78,10 +78,10 @@ class World:
         return network
 
     def broadcast_buffers(self, network: nn.Module) -> None:
-        """Copy rank 0's buffers (batch statistics) to every rank: DDP averages gradients only."""
+        """Copy rank 0's buffers (batch statistics) to every rank, because DDP averages only gradients."""
 
     def leave(self) -> None:
-        """Leave the process group that was joined here."""
+        """Leave the process group if it was joined here."""
 
 
 class ProcessGroup(World):
@@ -89,7 +89,7 @@ class ProcessGroup(World):
 
     def __init__(self, device: torch.device):
         self.device = device
-        self.joined_here = not dist.is_initialized()  # a caller's own process group stays when we leave
+        self.joined_here = not dist.is_initialized()  # a caller's own process group is not destroyed
         if self.joined_here:
             with _peer_errors():
                 _connect("nccl" if device.type == "cuda" else "gloo")
@@ -100,10 +100,10 @@ class ProcessGroup(World):
 
     def all_gather(self, rows: Tensor, counts: list[int]) -> Tensor:
         longest = max(counts)
-        if longest == 0:  # a batch of which no rank can read a row
+        if longest == 0:  # a batch without any readable row on any rank
             return rows
         sent = rows.detach().to(self.device)
-        if len(sent) < longest:  # the collective needs parts of one length
+        if len(sent) < longest:  # the collective needs parts of equal length
             sent = torch.cat([sent, sent.new_zeros(longest - len(sent), *sent.shape[1:])])
         received = sent.new_empty(self.size * longest, *sent.shape[1:])
         with _peer_errors():
@@ -156,7 +156,7 @@ class ProcessGroup(World):
         return received
 
     def wrap_ddp(self, network: nn.Module) -> nn.Module:
-        """Batch statistics are those of all ranks on GPUs; on CPUs of each rank, and rank 0's are kept."""
+        """On GPUs batch statistics cover all ranks; on CPUs they cover each rank, and rank 0's are kept."""
         if self.device.type == "cuda":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         with _peer_errors():
@@ -181,14 +181,14 @@ SINGLE_PROCESS = World()
 
 
 def join(device: torch.device) -> World:
-    """Return the world that this process was launched in, by torchrun or ``pencil train --processes``."""
+    """Return the world in which torchrun or ``pencil train --processes`` launched this process."""
     launched = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     return ProcessGroup(device) if launched > 1 else SINGLE_PROCESS
 
 
 @contextmanager
 def joined(device: torch.device) -> Iterator[World]:
-    """Join the world for the length of a block: joined once, left once."""
+    """Join the world for the duration of a block: joined once, left once."""
     with _stopping_without_launcher():
         world = join(device)
         try:
@@ -199,9 +199,9 @@ def joined(device: torch.device) -> Iterator[World]:
 
 @contextmanager
 def _stopping_without_launcher() -> Iterator[None]:
-    """Request a stop once the launcher is gone: nobody would end this process otherwise.
+    """Request a stop once the launcher is gone, because nothing else would end this process.
 
-    The thread that watches is joined at the end: one that still ran while Python shuts down could abort the process.
+    The watching thread is joined at the end: a thread that runs during interpreter shutdown could abort the process.
     """
     if LAUNCHER not in os.environ:
         yield
@@ -224,7 +224,7 @@ def _stopping_without_launcher() -> Iterator[None]:
 
 
 def _connect(backend: str) -> None:
-    """Connect under a prefix of this start: torchrun's store still has the addresses of dead processes."""
+    """Connect under a prefix of this start, because torchrun's store still has the addresses of dead processes."""
     store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))  # type: ignore[attr-defined]
     token = _welcome(store, size) if rank == 0 else _ask_for_token(store, rank)
     prefixed = dist.PrefixStore(f"pencil/{token}", store)  # type: ignore[attr-defined]
@@ -232,10 +232,10 @@ def _connect(backend: str) -> None:
 
 
 def _welcome(store: Any, size: int) -> str:
-    """Tell every other rank a token that no earlier start had, and return it.
+    """Send every other rank a token that no earlier start had, and return it.
 
-    The number of restarts would not do: each agent of torchrun counts its own. A rank asks under a name that it has
-    made up, so what a dead process has asked is answered in vain, and the rank that took its place is waited for.
+    The restart count cannot serve as token, because each torchrun agent counts its own restarts. A rank asks under a
+    random name, so an answer to a dead process has no effect, and rank 0 waits for the process that replaced it.
     """
     token, waiting, end = uuid.uuid4().hex, set(range(1, size)), time.monotonic() + TIMEOUT.total_seconds()
     while waiting:
@@ -253,7 +253,7 @@ def _welcome(store: Any, size: int) -> str:
 
 
 def _ask_for_token(store: Any, rank: int) -> str:
-    """Return the token of this start, which rank 0 has made up."""
+    """Return the token of this start, which rank 0 chose."""
     name = uuid.uuid4().hex
     store.set(f"pencil/asks/{rank}", name)
     token: str = store.get(f"pencil/token/{name}").decode()
@@ -263,7 +263,7 @@ def _ask_for_token(store: Any, rank: int) -> str:
 
 @contextmanager
 def _peer_errors() -> Iterator[None]:
-    """A process that dies closes its connections: the others report that and end."""
+    """A process that dies closes its connections; the others report this and exit."""
     try:
         yield
     except (dist.DistError, RuntimeError, TimeoutError) as error:
@@ -284,14 +284,14 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine.
 
     The launcher owns the rendezvous store, so no other program can take its port before the processes use it. The
-    processes have a session of their own: a terminal signals the launcher alone, which passes the signal on to each of
-    them once. When one fails, the others lose contact and end, or are killed after a grace period. When the launcher
-    dies, they save and stop.
+    processes have their own session: a terminal signals only the launcher, which passes the signal on to each process
+    once. When one fails, the others lose contact and exit, or are killed after a grace period. When the launcher dies,
+    they save and stop.
 
     Returns
     -------
     int
-        0, or the exit code of the process that failed: 128 + N for one that died of signal N.
+        0, or the exit code of the process that failed: 128 + N if signal N killed it.
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")
@@ -306,7 +306,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
         LAUNCHER: str(os.getpid()),
     }
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    command = [sys.executable, "-P", "-m", "pencil", *arguments]  # -P: no module of the current folder
+    command = [sys.executable, "-P", "-m", "pencil", *arguments]  # -P: ignore modules in the current folder
     workers = [
         subprocess.Popen(
             command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, start_new_session=True
@@ -343,7 +343,7 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"]) -> int:
 
 
 def exit_code(codes: Sequence[int]) -> int:
-    """Return one exit code for a group: of a process killed by a signal, else the largest.
+    """Return one exit code for a group: the code of a process killed by a signal, otherwise the largest.
 
     A killed process is the cause; the others only lost contact with it. A negative code -N becomes 128 + N.
     """

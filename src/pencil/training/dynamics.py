@@ -1,4 +1,4 @@
-"""The dynamics of a run: those of training rows, met in every step, and of held-out rows, met in every evaluation."""
+"""The dynamics of a run: of training rows, visited in every step, and of held-out rows, visited in every evaluation."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,24 +18,24 @@ from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
 
 RunEvidence = tuple[Evidence | EntryEvidence, Evidence | EntryEvidence | None]
-"""The dynamics of training rows, and of held-out rows where there are any."""
+"""The dynamics of training rows, and of held-out rows if there are any."""
 
 
 TOGETHER = 16
-"""Steps whose predictions are recorded together: for small networks the calls take longer than the numbers."""
+"""Steps whose predictions are recorded together: for small networks the calls take longer than the computation."""
 
 
 class RunDynamics:
-    """Records what was predicted for every row, or entry of multi-label data, and judges the given labels by it.
+    """Records the predictions for every row (or entry of multi-label data), and judges the given labels by them.
 
     Parameters
     ----------
     splits
         Training and held-out rows.
     layout
-        Where the labels of the training rows are kept; their dynamics are kept there too.
+        Where the labels of the training rows are stored; their dynamics are stored there too.
     device
-        Of the training rows' dynamics.
+        Device of the training rows' dynamics.
     """
 
     def __init__(self, splits: Splits, layout: LabelLayout, device: torch.device):
@@ -43,7 +43,7 @@ class RunDynamics:
         self.restart()
 
     def restart(self) -> None:
-        """Forget all visits."""
+        """Discard all visits."""
         train, held_out, layout, device = self.splits.train, self.splits.validation, self.layout, self.device
         make = EntryDynamics if train.multilabel else TrainingDynamics
         self.train = make(train.given_labels.to(device), train.num_classes, layout)
@@ -52,9 +52,9 @@ class RunDynamics:
         self._judged: Judgement | None = None
 
     def add(self, rows: Tensor, logits: Tensor) -> None:
-        """Count a visit of training rows, each of them once in an epoch, with what was predicted before the step."""
+        """Record a visit of training rows, once per epoch each, with the predictions before the step."""
         self._judged = None
-        if self.layout.sharded_over is not None:  # where all ranks record together
+        if self.layout.sharded_over is not None:  # all ranks record together
             self.train.add(rows, logits)
             return
         self._waiting.append((rows, logits.detach()))
@@ -62,14 +62,14 @@ class RunDynamics:
             self._record()
 
     def _record(self) -> None:
-        """Record the visits that wait for it."""
+        """Record the pending visits."""
         if self._waiting:
             rows, logits = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
             self._waiting = []
             self.train.add(rows, logits)
 
     def add_evaluation(self, held_out_logits: Tensor | None) -> None:
-        """Count a visit of the held-out rows that can be read, at the end of an epoch."""
+        """Record a visit of the readable held-out rows at the end of an epoch."""
         self._judged = None
         self._record()
         if self.held_out is not None and held_out_logits is not None:
@@ -77,7 +77,7 @@ class RunDynamics:
             self.held_out.add(read.nonzero()[:, 0], held_out_logits[read])
 
     def add_predictions(self, logits: Tensor) -> None:
-        """Count a visit of the training rows that can be read; with sharded rows all ranks call this together."""
+        """Record a visit of the readable training rows; with sharded rows all ranks must call this together."""
         rows, world = torch.arange(len(logits), device=logits.device), self.layout.sharded_over
         if world is not None:
             rows = rows[world.rank :: world.size]
@@ -87,12 +87,12 @@ class RunDynamics:
         self.train.add(rows.to(self.device), logits[rows].to(self.device))
 
     def evidence(self) -> RunEvidence:
-        """Return the dynamics of training and held-out rows as the label table needs them; all ranks call this."""
+        """Return the dynamics of training and held-out rows for the label table; all ranks must call this."""
         self._record()
         return self.train.scalar_evidence(), None if self.held_out is None else self.held_out.scalar_evidence()
 
     def judge(self) -> Judgement:
-        """Return the judgement of all rows by their dynamics so far; all ranks call this together."""
+        """Return the judgement of all rows, given their dynamics so far; all ranks must call this together."""
         if self._judged is None:
             self._record()
             self._judged = self._judge()
@@ -114,9 +114,9 @@ class RunDynamics:
         return None if self.held_out is None else self.held_out.evidence()
 
     def can_judge_shards(self) -> bool:
-        """Return whether :meth:`judge_shards` can be called: rows are sharded, of single-label data, and some held out.
+        """Return whether :meth:`judge_shards` can be called: single-label data, sharded rows, and some rows held out.
 
-        Without held-out rows training rows are compared with each other, for which all of them have to be in one place.
+        Without held-out rows, training rows are compared with each other, which needs all of them in one place.
         """
         if self.layout.sharded_over is None or not isinstance(self.train, TrainingDynamics):
             return False
@@ -126,10 +126,10 @@ class RunDynamics:
         return can_match(held_out.evidence(), validation.given_labels)
 
     def judge_shards(self) -> Judgement:
-        """Return the judgement of all rows, its posterior that of the rows of this process; all ranks call this.
+        """Return the judgement of all rows, with the posterior of the local rows; all ranks must call this.
 
-        It equals :meth:`judge`. A process holds a few numbers of every row, and whole distributions of its own rows
-        only while they are asked for.
+        It equals :meth:`judge`. A process holds a few numbers of every row, and full distributions of its own rows only
+        on demand.
         """
         self._record()
         world, train, validation = self.layout.sharded_over, self.train, self.splits.validation
@@ -142,7 +142,7 @@ class RunDynamics:
         return judged(self._held_out_evidence(), held_out_given, mine, world.all_reduce_sum)
 
     def _survey(self, train: TrainingDynamics) -> Survey:
-        """The survey of all training rows, of which this process has some; whole rows are exchanged for the sample."""
+        """The survey of all training rows, some of which are local; whole rows are exchanged for the sample."""
         world, given = self.layout.sharded_over, self.splits.train.given_labels
         blocks = row_blocks(len(train.given), train.num_classes)
         tops = [top_classes(train.local_evidence(places).log_probs) for places in blocks]
@@ -161,12 +161,12 @@ class RunDynamics:
         )
 
     def state_dict(self, *, sharded: bool) -> dict[str, Any]:
-        """Return the dynamics that every process has, or those of this process's shard."""
+        """Return the dynamics, either of all rows (replicated) or of this process's shard."""
         self._record()
         return {name: one.state_dict() for name, one in self._parts().items() if (one.world is not None) == sharded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the dynamics of the rows of this process."""
+        """Restore the dynamics of the local rows."""
         self._waiting, self._judged = [], None
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
@@ -179,7 +179,7 @@ class RunDynamics:
 def with_issue_scores(
     judgement: Judgement, scores: Tensor, held_out: Examples | None, held_out_probs: Tensor | None
 ) -> Judgement:
-    """Return the judgement with a method's own issue scores; held-out rows get theirs from the predictions."""
+    """Return the judgement with a method's own issue scores; scores of held-out rows come from the predictions."""
     held_out_scores = None
     if held_out is not None and held_out_probs is not None:
         given = hard_labels(held_out.given_labels)

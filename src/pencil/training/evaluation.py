@@ -19,7 +19,7 @@ BATCH = 512
 
 
 Found = list[tuple[Tensor | None, Tensor]]
-"""Of each batch the outputs, None where no row of it can be read, and which rows can be read."""
+"""For each batch: the outputs (None if none of its rows can be read), and a mask of the readable rows."""
 
 
 def predict_logits(
@@ -33,22 +33,22 @@ def predict_logits(
     after_batch: Callable[[], None] | None = None,
     finite: bool = False,
 ) -> Tensor:
-    """Return the network's logits for these rows as fp32 on the CPU; NaN for a row that cannot be read.
+    """Return the network's logits for these rows as fp32 on the CPU; NaN for unreadable rows.
 
     Parameters
     ----------
     model
-        Set to evaluation mode meanwhile.
+        The network; it is in evaluation mode during the call.
     inputs, rows
-        The rows of these inputs, all by default.
+        The rows of these inputs, all rows by default.
     forward
-        Called in place of the model: a compiled version of it, or another output, of any shape per row.
+        Called instead of the model: a compiled version, or a function with another output of any shape per row.
     batch_size, compute
         How the forward passes run.
     after_batch
         Called after every batch.
     finite
-        Raise ModelError, with the rows, if a logit of a row that can be read is NaN or infinite.
+        Raise ModelError, naming the rows, if a logit of a readable row is NaN or infinite.
     """
     rows = torch.arange(len(inputs)) if rows is None else rows
     found = _outputs(model, inputs, rows.split(batch_size), model if forward is None else forward, compute, after_batch)
@@ -87,19 +87,19 @@ def _nothing_read(inputs: Inputs, rows: Tensor) -> DataError:
     reason = inputs.fault_of(int(rows[0]))
     return DataError(
         f"none of these {len(rows)} inputs can be read{'' if reason is None else f', the first because {reason}'}; "
-        "expected at least one that can; check the files."
+        "expected at least one readable input; check the files."
     )
 
 
 def _refuse_non_finite(logits: Tensor, kept: Tensor, rows: Tensor, inputs: Inputs) -> None:
-    """Raise ModelError if the logits of a row that could be read are not finite."""
+    """Raise ModelError if the logits of a readable row are not finite."""
     bad = kept & ~logits.flatten(1).isfinite().all(dim=1)
     if bad.any():
         names = [_name_row(inputs, row) for row in rows[bad][:3].tolist()]
         more = ", ..." if int(bad.sum()) > len(names) else ""
         raise ModelError(
             f"the network returns NaN or infinity for {int(bad.sum())} of {len(rows)} inputs ({', '.join(names)}"
-            f"{more}); expected numbers; check these inputs, whose values may be far larger than those of training."
+            f"{more}); expected finite numbers; check these inputs: their values may be far larger than in training."
         )
 
 
@@ -109,7 +109,7 @@ def _name_row(inputs: Inputs, row: int) -> str:
 
 
 def _with_unreadable(outputs: Tensor | None, kept: Tensor, shape: Sequence[int]) -> Tensor:
-    """The outputs at the places of the rows that could be read, NaN at the others."""
+    """The outputs at the positions of the readable rows, NaN at the others."""
     if outputs is not None and len(outputs) == len(kept):
         return outputs
     every = torch.full((len(kept), *shape), torch.nan)
@@ -127,10 +127,10 @@ def predict_examples(
     world: World = SINGLE_PROCESS,
     after_batch: Callable[[], None] | None = None,
 ) -> Tensor:
-    """Return the logits of all examples; of several processes each predicts its part, and all get the whole.
+    """Return the logits of all examples; each of several processes predicts a part, and all get the whole.
 
-    A row that cannot be read has NaN; it is an error only if no process can read any. ``after_batch`` is called equally
-    often by all processes.
+    Unreadable rows have NaN; it is an error only if no process can read any row. All processes call ``after_batch``
+    equally often.
     """
     rows, found = world.local(examples.rows), Found()
     if len(rows):
@@ -144,14 +144,14 @@ def predict_examples(
     parts = [_with_unreadable(outputs, kept, shape) for outputs, kept in found]
     logits = world.all_gather_local(torch.cat([torch.empty(0, *shape), *parts]), len(examples))
     if len(logits) and logits[:, 0].isnan().all():  # on every process, or on none
-        read = any(outputs is not None for outputs, _ in found)  # by a network that predicts NaN
+        read = any(outputs is not None for outputs, _ in found)  # then the network predicts NaN
         if not any(count for (count,) in world.all_gather_ints(int(read))):
             raise _nothing_read(examples.inputs, examples.rows)
     return logits
 
 
 def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, batch_size: int = 2) -> None:
-    """Raise ModelError for a network that cannot train on these inputs, or does not return one logit per class."""
+    """Raise ModelError if a network cannot train on these inputs, or does not return one logit per class."""
     model = as_network(model)
     values = examples.some_inputs(min(2, batch_size))
     was_training = model.training
@@ -173,21 +173,21 @@ def check_model(model: nn.Module, examples: Examples, compute: Compute = CPU, ba
         _refuse_outputs(outputs, mode, len(values), examples.num_classes)
     if not trained.requires_grad:
         raise ModelError(
-            "the outputs of the model do not depend on a parameter that trains; expected logits with a gradient; leave "
-            "no_grad() and detach() out of its forward, or unfreeze a layer that it uses."
+            "the outputs of the model do not depend on a trainable parameter; expected logits with a gradient; remove "
+            "no_grad() and detach() from its forward, or unfreeze a layer that it uses."
         )
 
 
 def _refuse_outputs(outputs: Any, mode: str, rows: int, num_classes: int) -> None:
-    """Raise ModelError unless a network returned one logit per class, as a tensor of floating point numbers."""
+    """Raise ModelError unless a network returned one logit per class, as a floating-point tensor."""
     if not isinstance(outputs, Tensor):
-        remedy = "return the logits alone, or wrap the model in a module that does"
+        remedy = "return only the logits, or wrap the model in a module that does"
         raise ModelError(
             f"the model returns a {type(outputs).__name__} in {mode} mode; expected a tensor of logits; {remedy}."
         )
     if not outputs.is_floating_point():
         raise ModelError(
-            f"the model returns {outputs.dtype} in {mode} mode; expected floating point logits; leave argmax out of it."
+            f"the model returns {outputs.dtype} in {mode} mode; expected floating-point logits; remove argmax from it."
         )
     expected = (rows, num_classes)
     if tuple(outputs.shape) != expected:

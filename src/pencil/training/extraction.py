@@ -1,4 +1,4 @@
-"""Features of chunks of rows: the backbone on a device, and where it is run."""
+"""Features of chunks of rows: the backbone on a device, and the engine that runs it."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,15 +16,15 @@ from pencil.training.threads import in_threads
 
 
 class Extractor:
-    """The backbone as it computes features: on its device, batch norms folded.
+    """The backbone as it computes features: on its device, with folded batch norms.
 
-    On a CPU :func:`in_threads` passes a few images at a time through it, so features do not depend on how many threads
-    there are.
+    On a CPU :func:`in_threads` passes a few images at a time through it, so features do not depend on the number of
+    threads.
 
     Parameters
     ----------
     network
-        What :meth:`FrozenNetwork.extractor` returned.
+        The result of :meth:`FrozenNetwork.extractor`.
     compute
         Device and precision.
     """
@@ -35,7 +35,7 @@ class Extractor:
         self.dtype = next((value.dtype for value in self.network.parameters()), torch.float32)
 
     def chunks(self, inputs: Inputs, chunks: Sequence[Tensor]) -> Generator["Chunk", None, None]:
-        """Yield the features of each chunk of rows in turn."""
+        """Yield the features of each chunk of rows, in order."""
         on_cpu = self.compute.device.type == "cpu"
         with in_threads(self._features) if on_cpu else nullcontext(self._features) as features:
             for number, (values, kept) in enumerate(inputs.batches(chunks)):
@@ -43,13 +43,13 @@ class Extractor:
 
     @torch.inference_mode()
     def _features(self, images: Tensor) -> Tensor:
-        """Features in half precision. One that does not fit is refused: predictions are made from the exact ones."""
+        """Features in half precision. Values out of range are refused, because predictions use the exact features."""
         with self.compute.context():
             found: Tensor = self.network(self.compute.place(images).to(self.dtype)).float().cpu().half()
         if not found.isfinite().all():
             raise ModelError(
-                "the network returns NaN, infinity or numbers beyond 65,504 as features; expected numbers of half "
-                'precision, in which they are kept; check its weights and the inputs, or set model.train to "all".'
+                "the network returns NaN, infinity or numbers beyond 65,504 as features; expected values that fit "
+                'into half precision; check its weights and the inputs, or set model.train to "all".'
             )
         return found
 
@@ -60,13 +60,13 @@ class Chunk(NamedTuple):
     Parameters
     ----------
     number
-        Which of the chunks it is.
+        Number of the chunk.
     kept
-        Marks the rows that could be read; None for all.
+        Mask of the readable rows; None if all are readable.
     features
-        A vector in half precision for each row that could be read; None if there is no such row.
+        A half-precision vector for each readable row; None if there are none.
     digests
-        Those of the content that was read, where another machine has read it.
+        Digests of the content, if another machine read it.
     """
 
     number: int
@@ -76,11 +76,11 @@ class Chunk(NamedTuple):
 
 
 ComputeChunks = Callable[[Inputs, Sequence[Tensor], Callable[[], None]], Generator[Chunk, None, None]]
-"""Called as ``compute_chunks(inputs, chunks, idle)``: yields the features of all chunks of rows, in any order.
+"""Called as ``compute_chunks(inputs, chunks, idle)``; yields the features of all chunks of rows, in any order.
 
-``idle`` is called now and then while it waits; it may raise. Closing the generator ends what it has begun."""
+``idle`` is called now and then while it waits, and may raise. Closing the generator ends the work it has started."""
 Engine = Callable[[FrozenNetwork], AbstractContextManager[ComputeChunks]]
-"""Called as ``engine(network)`` once for all splits: what they need in common lasts as long as its context."""
+"""Called as ``engine(network)`` once for all splits; shared resources live as long as its context."""
 
 
 def on_this_machine(compute: Compute = CPU) -> Engine:

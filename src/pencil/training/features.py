@@ -1,4 +1,4 @@
-"""Features of a frozen backbone for all rows of a run: computed once, kept on disk, and the data of the head."""
+"""Features of a frozen backbone for all rows of a run: computed once, stored on disk, and used to train the head."""
 
 import hashlib
 import json
@@ -26,11 +26,11 @@ from pencil.training.extraction import Chunk, ComputeChunks, Engine, on_this_mac
 from pencil.user_file import split_reference
 
 VERSION = 1
-"""Of how features are computed; another one does not find the features of this one."""
+"""Version of the feature computation; features of another version are not found."""
 CHUNK = 64
-"""Images that are decoded, passed through the network and saved together."""
+"""Number of images that are decoded, passed through the network and saved together."""
 SAMPLE = 500
-"""Images of each split that are looked at to estimate how many are missing, and rows of random features."""
+"""Number of images per split used to estimate how many are missing, and number of rows of random features."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Features:
     Parameters
     ----------
     splits
-        The same examples, whose inputs are standardised features.
+        The same examples, with standardised features as inputs.
     normalization
-        Mean and deviation of each feature on the training rows.
+        Mean and standard deviation of each feature over the training rows.
     computed
-        How many images were passed through the network; the others were found on disk.
+        Number of images passed through the network; the others were found on disk.
     """
 
     splits: Splits
@@ -61,19 +61,19 @@ def compute_features(
     report: Callable[[int, int], None] | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Features:
-    """Return the features of all rows; those that are in the folder are not computed again.
+    """Return the features of all rows; features in the folder are not computed again.
 
     Parameters
     ----------
     splits
-        Images, prepared as the network expects them.
+        Images, preprocessed as the network expects.
     network
         Its backbone computes the features.
     folder
-        Where features are kept, see :func:`store_name`; None keeps them nowhere, and neither are those of inputs
-        that have no digest.
+        Where features are stored, see :func:`store_name`; None stores nothing. Features of inputs without a digest are
+        never stored.
     engine
-        Computes what is missing: by default :func:`on_this_machine` on its CPU.
+        Computes missing features; by default :func:`on_this_machine` on its CPU.
     report
         Called as ``report(done, total)`` while features are computed.
     waiting
@@ -100,7 +100,7 @@ def compute_features(
 
 
 def count_missing(splits: Splits, width: int, folder: Path | None) -> int:
-    """Return about how many images have no features in the folder, by some of them; it is not made if it is missing."""
+    """Estimate from a sample how many images have no features in the folder; a missing folder is not created."""
     parts = [part for part in vars(splits).values() if part is not None]
     total, store = sum(map(len, parts)), None if folder is None or not folder.is_dir() else FeatureStore(folder, width)
     if store is None:
@@ -121,7 +121,7 @@ def random_features(splits: Splits, width: int) -> Splits:
 
 
 def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings) -> str:
-    """Return a name that changes with everything that features depend on except the image."""
+    """Return a name that depends on everything that determines the features except the image."""
     geometry = data.model_dump(mode="json", include={"resize", "crop", "normalize"})
     own = split_reference(model.name)
     code = None if own is None else file_digest(own[0])
@@ -132,13 +132,13 @@ def store_name(model: ModelSettings, network: FrozenNetwork, data: DataSettings)
 
 
 def _digests(part: Examples) -> list[bytes]:
-    """The digest of each row; a random one where there is none, or where the row could not be read."""
+    """The digest of each row; a random one if the row has none or could not be read."""
     found = part.inputs.digests(part.rows) or [bytes(DIGEST)] * len(part)
     return [digest if any(digest) else os.urandom(DIGEST) for digest in found]
 
 
 class _Extraction:
-    """Has every image computed whose features are not known, and saves them chunk by chunk."""
+    """Computes all missing features, and saves them chunk by chunk."""
 
     def __init__(
         self, network: FrozenNetwork, store: FeatureStore, engine: Engine, report: Callable[[int, int], None] | None
@@ -148,13 +148,13 @@ class _Extraction:
         self.unreadable: set[bytes] = set()
 
     def run(self, parts: Sequence[tuple[Examples, list[bytes]]]) -> None:
-        """Compute what is missing of each part of the data, given with its digests."""
+        """Compute what is missing of each part of the data, which comes with its digests."""
         wanted: list[tuple[Examples, dict[bytes, int]]] = []
         known = set[bytes]()
         for part, digests in parts:
             missing = {digest for digest in self.store.missing(digests) if digest not in known}
             known |= missing
-            places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equal ones
+            places = dict(zip(reversed(digests), reversed(part.rows.tolist()), strict=True))  # the first of equals wins
             wanted.append((part, {digest: places[digest] for digest in dict.fromkeys(digests) if digest in missing}))
         self.total = sum(len(places) for _, places in wanted)
         if not self.total:
@@ -165,7 +165,7 @@ class _Extraction:
                     self._compute(part, places, compute_chunks)
 
     def _compute(self, part: Examples, places: dict[bytes, int], compute_chunks: ComputeChunks) -> None:
-        """Compute and save the features of these rows, given by digest."""
+        """Compute and save the features of these rows, keyed by digest."""
         digests, rows = list(places), torch.tensor(list(places.values()), dtype=torch.int64)
         chunks = rows.split(CHUNK)
         with closing(compute_chunks(part.inputs, chunks, self._report)) as computed:
@@ -192,7 +192,7 @@ class _Extraction:
 
 
 def _refuse_other_content(part: Examples, rows: Tensor, digests: list[bytes], found: Chunk) -> None:
-    """Raise if another machine has read other content than this one; rows that neither can read are warned about."""
+    """Raise if another machine read different content; warn about rows that neither machine can read."""
     assert found.digests is not None
     kept = torch.ones(len(rows), dtype=torch.bool) if found.kept is None else found.kept
     other = kept & torch.tensor([mine != theirs for mine, theirs in zip(digests, found.digests, strict=True)])
@@ -204,7 +204,7 @@ def _refuse_other_content(part: Examples, rows: Tensor, digests: list[bytes], fo
         raise DataError(
             f"{int(other.sum())} of {len(rows)} images, the first {str(part.keys[place])!r}, cannot be read or are "
             "different on another machine of the cluster; expected the same files on every machine; use a common file "
-            "system, or leave --engine ray out."
+            "system, or remove --engine ray."
         )
 
 
@@ -213,7 +213,7 @@ def _as_inputs(store: FeatureStore, digests: list[bytes], unreadable: set[bytes]
     readable = torch.tensor([digest not in unreadable for digest in digests])
     if not readable.any():
         raise DataError(
-            f"none of the {len(digests)} images can be read; expected images; see `pencil check` for the reasons."
+            f"none of the {len(digests)} images can be read; expected images; run `pencil check` for the reasons."
         )
     values = torch.zeros(len(digests), store.width, dtype=torch.float16)
     values[readable] = torch.from_numpy(store.read([one for one in digests if one not in unreadable]))

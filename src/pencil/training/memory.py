@@ -1,4 +1,4 @@
-"""Whether the labels of a run fit into memory, known before anything is allocated."""
+"""Checks whether the labels of a run fit into memory, before anything is allocated."""
 
 import math
 import os
@@ -16,25 +16,25 @@ from pencil.training.settings import TrainingSettings
 NUMBER = 4
 """Bytes of a label logit or a probability."""
 KEPT = 6
-"""Bytes of one of the kept entries of a row, in top-k labels and in the dynamics: half precision, and its class."""
+"""Bytes of one kept entry of a row, in top-k labels and dynamics: a half-precision value and its class."""
 PER_ROW = 64
-"""Bytes of a row that do not depend on the classes: largest label logit, dynamics, the narrow columns of the table."""
+"""Bytes of a row independent of the number of classes: largest label logit, dynamics, narrow table columns."""
 RESULTS = 2
-"""Arrays of all labels at the end, whatever the method: the label distributions, and their column in the table."""
+"""Arrays of all labels at the end, for any method: the label distributions, and their column in the table."""
 HELD_OUT = 4
 """Arrays of held-out and unlabelled rows: predictions, dynamics, posterior, column in the table."""
 NOISE_MODEL = 9 * 8
-"""Bytes for each pair of classes where the noise is estimated: counts, prior and their gamma functions, in fp64."""
+"""Bytes for each pair of classes in the noise estimate: counts, prior and their gamma functions, in fp64."""
 BLOCKS = 12 * 8 * BLOCK
-"""Bytes of what is computed in blocks of rows."""
+"""Bytes of values that are computed in blocks of rows."""
 USUAL_TOP_K = 8
-"""The value of ``training.label_top_k`` in the documentation; a smaller one is proposed where it does not fit."""
+"""The value of ``training.label_top_k`` in the documentation; a smaller one is suggested if it does not fit."""
 
 
 def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: int = 1) -> int:
-    """Return the most memory that labels take at a time: those that a method keeps, judging, and the results.
+    """Return the peak memory of the labels: the method's arrays, judging, and the results.
 
-    With sharded labels each of the ``ranks`` has a part of the training rows.
+    With sharded labels each of the ``ranks`` holds a part of the training rows.
     """
     train, classes = splits.train, splits.train.num_classes
     rows = math.ceil(len(train) / ranks)
@@ -50,16 +50,16 @@ def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: i
 
 
 def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSettings, *, in_python: bool) -> None:
-    """Raise if the labels of a run would not fit into the memory that is available now.
+    """Raise if the labels of a run would not fit into the available memory.
 
     Under torchrun the processes of a machine share its memory, and sharded labels are spread over all processes.
 
     Parameters
     ----------
     splits, needs, settings
-        The rows, what the method declares, and the section ``training`` of the recipe.
+        The rows, the requirements of the method, and the ``training`` section of the recipe.
     in_python
-        The caller sets a key of the recipe in Python, not on the command line.
+        Whether the caller sets recipe keys in Python rather than on the command line.
     """
     sharded = settings.label_layout != "replicated" and needs.row_losses
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if sharded else 1
@@ -71,7 +71,7 @@ def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSett
     train, remedy = splits.train, _remedy(splits, needs, top_k, room, ranks, in_python)
     raise TrainingError(
         f"the labels of {len(train):,} training rows with {train.num_classes:,} classes take {as_size(needed)} of "
-        f"memory; expected at most {as_size(room)}, which is available; {remedy}."
+        f"memory; expected at most {as_size(room)}, the available memory; {remedy}."
     )
 
 
@@ -85,14 +85,14 @@ def _remedy(splits: Splits, needs: Requirements, top_k: int | None, room: int, r
     rows = splits.train
     if NOISE_MODEL * rows.num_classes**2 > room and not rows.multilabel:
         return (
-            f"the estimate of the noise alone takes {as_size(NOISE_MODEL * rows.num_classes**2)}, so no "
+            f"the noise estimate alone takes {as_size(NOISE_MODEL * rows.num_classes**2)}, so no "
             "training.label_top_k helps: merge rare classes, or use a machine with more memory"
         )
     return "no training.label_top_k makes them fit: use fewer rows (data.rows) or a machine with more memory"
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Return the bytes that this process can still take: of the machine, and of the containers that it runs in."""
+    """Return the bytes that this process can still allocate, limited by the machine and by its containers."""
     return min([memory_limit(), *_of_machine(root), *_of_containers(root)])
 
 
@@ -103,7 +103,7 @@ def _of_machine(root: Path) -> Iterator[int]:
 
 
 def _of_containers(root: Path) -> Iterator[int]:
-    """What each control group of the process leaves, by the files of version 2 and of version 1."""
+    """Free memory in each control group of the process, from the files of version 2 and version 1."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, name = line.split(":", 2)
         if controllers == "":
@@ -113,7 +113,7 @@ def _of_containers(root: Path) -> Iterator[int]:
             cache = "total_inactive_file"
         else:
             continue
-        group = top / name.strip("/")  # inside a container it is often the top itself, whatever its name outside
+        group = top / name.strip("/")  # inside a container this is often the top itself, whatever its name outside
         for folder in {group, *group.parents} if group.is_dir() else {top}:
             found = [*_lines(folder / limit), *_lines(folder / used)]
             if folder.is_relative_to(top) and len(found) == 2 and all(value.isdigit() for value in found):
@@ -122,7 +122,7 @@ def _of_containers(root: Path) -> Iterator[int]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file of the kernel; none where it does not exist (another system, no container)."""
+    """The lines of a kernel file; none if it does not exist (another system, no container)."""
     try:
         return path.read_text().split("\n")[:-1] if path.is_file() else []
     except OSError:

@@ -17,16 +17,16 @@ from pencil.labels.reading import read_entries, read_labels
 
 Metrics = dict[str, Any]
 SCORES = {False: "accuracy", True: "map"}
-"""The score that the best epoch is chosen by: accuracy for single-label data, mAP for multi-label data."""
+"""The score that selects the best epoch: accuracy for single-label data, mAP for multi-label data."""
 
 
 def to_probs(logits: Tensor, multilabel: bool) -> Tensor:
-    """Return probabilities: sigmoid for multi-label data, else softmax."""
+    """Return probabilities: sigmoid for multi-label data, otherwise softmax."""
     return logits.sigmoid() if multilabel else logits.softmax(dim=1)
 
 
 def evaluate(logits: Tensor, examples: Examples) -> Metrics:
-    """Return loss and score of predictions; rows that could not be read (NaN) are left out."""
+    """Return loss and score of predictions; unreadable rows (NaN) are ignored."""
     seen = ~logits[:, 0].isnan()
     logits, labels = logits[seen], examples.given_labels[seen]
     if examples.multilabel:
@@ -41,7 +41,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> np.ndarray:
-    """Return one per class, over rows where the class is known; NaN for a class without positives or negatives."""
+    """Return the average precision per class, over rows where it is known; NaN without positives or negatives."""
     known, present = (~labels.isnan()).numpy(), (labels > 0.5).numpy()
     found = np.full(labels.shape[1], np.nan)
     for k in range(labels.shape[1]):
@@ -52,13 +52,13 @@ def average_precisions(scores: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean over classes that can be measured (0 where none can); soft labels are present above 0.5."""
+    """Return the mean over classes that can be measured (0 if there are none); soft labels are present above 0.5."""
     found = average_precisions(scores, labels)
     return 0.0 if np.isnan(found).all() else float(np.nanmean(found))
 
 
 def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> Metrics:
-    """Return mAP and F1 at a threshold, macro and micro, over known entries."""
+    """Return mAP, and macro and micro F1 at a threshold, over known entries."""
     known, present = ~labels.isnan(), labels > 0.5
     predicted = probs > threshold
     hits = (predicted & present & known).sum(dim=0).double()
@@ -79,11 +79,11 @@ def multilabel_scores(probs: Tensor, labels: Tensor, threshold: float = 0.5) -> 
 
 
 def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> tuple[float, float]:
-    """Return how many rows (known entries of multi-label data) agree with the given label, of those that have one."""
+    """Return how many rows (known entries of multi-label data) agree with the given label, and how many have one."""
     if multilabel:
         known = ~given_labels.isnan()
         agree = ((logits > 0) == (given_labels > 0.5)) & known
-        hits, entries = torch.stack([agree.sum(), known.sum()]).tolist()  # one wait for the device
+        hits, entries = torch.stack([agree.sum(), known.sum()]).tolist()  # a single device synchronisation
         return float(hits), float(entries)
     if given_labels.ndim == 2:
         decided = ~has_tie(given_labels)
@@ -93,7 +93,7 @@ def training_hits(logits: Tensor, given_labels: Tensor, multilabel: bool) -> tup
 
 
 class LabelTotals:
-    """Sums over chunks of rows: labels (or entries) that changed, their entropy, and how many are right where known."""
+    """Sums over chunks of rows: changed labels (or entries), their entropy, and the number of right ones if known."""
 
     def __init__(self) -> None:
         self.changed, self.entropy, self.counted = 0.0, 0.0, 0.0
@@ -126,13 +126,13 @@ class LabelTotals:
 
 
 def correct_entries(labels: Tensor, clean_labels: Tensor) -> float:
-    """Return the fraction of entries that agree with clean labels, where those are known."""
+    """Return the fraction of entries that agree with clean labels, where these are known."""
     known = ~clean_labels.isnan()
     return float((labels == (clean_labels > 0.5))[known].double().mean())
 
 
 def per_class_scores(probs: Tensor, examples: Examples, threshold: float = 0.5) -> Metrics:
-    """Return all scores of predictions on labelled examples, overall and per class; unreadable rows are left out.
+    """Return all scores of predictions on labelled examples, overall and per class; unreadable rows are ignored.
 
     ``threshold`` is for the F1 of multi-label data.
     """

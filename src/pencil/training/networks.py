@@ -24,9 +24,9 @@ MakeNetwork = Callable[[int], nn.Module]
 
 
 def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Phase], seed: int) -> MakeNetwork:
-    """Return a factory for further networks where only one network is given.
+    """Return a factory for further networks, given a single network.
 
-    A network beside the first has newly drawn weights; one for a phase with a fresh network starts as the first did,
+    A second network has newly drawn weights; a network for a phase with a fresh network starts like the first,
     pretrained or not.
     """
     networks = requirements.networks
@@ -41,7 +41,7 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
             if all(map(torch.equal, another.parameters(), original.parameters())):
                 warnings.warn(
                     "no layer of the network has reset_parameters, so networks that train side by side start with the "
-                    "same weights and learn the same; give its modules such a method",
+                    "same weights and learn the same; add a reset_parameters method to its modules",
                     stacklevel=2,
                 )
         return another
@@ -50,10 +50,11 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
 
 
 class Ema:
-    """Moving average of a network's weights and buffers: of all steps at first, then with a memory of this many steps.
+    """Moving average of a network's weights and buffers: over all steps at first, then with a memory of this many
+    steps.
 
-    Counts, and buffers that hold infinity as masks do, are copied: the mean of two infinities is no number.
-    torch's AveragedModel computes the same, but groups all tensors again at every step, which slows small networks.
+    Counts, and buffers that contain infinity (such as masks), are copied, because averaging infinities can give NaN.
+    torch's AveragedModel computes the same, but regroups all tensors at every step, which slows down small networks.
     """
 
     def __init__(self, network: nn.Module, memory: int):
@@ -85,7 +86,7 @@ class Ema:
 
 
 class Networks:
-    """Networks that are trained side by side. ``model``, the first or its moving average, is evaluated and kept."""
+    """Networks that train side by side. ``model``, the first or its moving average, is evaluated and kept."""
 
     def __init__(
         self,
@@ -114,11 +115,11 @@ class Networks:
         return torch.compile(network) if self.settings.compile else network
 
     def evaluated(self, number: int) -> nn.Module:
-        """Return a network as it is evaluated: its moving average where there is one."""
+        """Return a network as it is evaluated: its moving average if there is one."""
         return self.emas[number].module if self.emas else self.trained[number]
 
     def remove_dropout(self) -> None:
-        """Leave the networks as they came: dropout that was added for training is removed."""
+        """Restore the networks' original structure: remove dropout that was added for training."""
         for added in self._dropout:
             added.remove()
 
@@ -128,17 +129,17 @@ class Networks:
             ema.memory = steps
 
     def set_dropout(self, strength: float) -> None:
-        """Train with this strength of the dropout that was added."""
+        """Set the strength of the dropout that was added."""
         for added in self._dropout:
             added.set_strength(strength)
 
     def check_finite(self, where: str) -> None:
-        """Raise TrainingError if a weight or a statistic of the kept network is not finite: its predictions are not."""
+        """Raise TrainingError if a weight or statistic of the kept network is not finite."""
         values = [value for value in self.model.state_dict().values() if value.is_floating_point()]
         if not values or torch.stack(torch._foreach_norm(values, torch.inf)).isfinite().all():
             return
         broken = non_finite_tensors(self.model)
-        if not broken:  # only masks hold infinity
+        if not broken:  # only masks contain infinity
             return
         raise TrainingError(
             f"{broken[0]} of the network is not finite after {where}; look for inputs of extreme size "
@@ -146,7 +147,7 @@ class Networks:
         )
 
     def track_best(self, score: float | None, epoch: int) -> None:
-        """Keep the weights of the epoch with the best score; without a score the last epoch is the best."""
+        """Keep the weights of the epoch with the best score; without a score, the last epoch is the best."""
         if score is None:
             self.best_epoch = epoch
         elif score > self.best_score:
@@ -155,7 +156,7 @@ class Networks:
 
     @contextmanager
     def at_best(self) -> Iterator[None]:
-        """Have the weights of the best epoch in the kept network inside a ``with`` block."""
+        """Load the weights of the best epoch into the kept network inside a ``with`` block."""
         now = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.load_state_dict(self.best_weights)
         try:
@@ -164,7 +165,7 @@ class Networks:
             self.model.load_state_dict(now)
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the weights of the kept network and of the further ones."""
+        """Return a copy of the weights of the kept network and of further networks."""
         kept = [self.model, *self.trained[1:]]
         return [value.detach().clone() for network in kept for value in network.state_dict().values()]
 

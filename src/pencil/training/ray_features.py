@@ -1,7 +1,7 @@
-"""Features of a frozen backbone on the machines of a Ray cluster: the chunks of rows of one machine, in any order.
+"""Features of a frozen backbone on the machines of a Ray cluster, computed chunk by chunk in any order.
 
-A task reads and computes one chunk as :class:`~pencil.training.extraction.Extractor` does in this process, so on a
-processor of the same kind features have the same bits. The calling process keeps them as they come.
+A task reads and computes one chunk like :class:`~pencil.training.extraction.Extractor` in this process, so features are
+bit-identical on processors of the same kind. The calling process stores them as they arrive.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,20 +21,20 @@ from pencil.training.extraction import Chunk, ComputeChunks, Engine, Extractor
 from pencil.user_file import loaded_modules
 
 AHEAD = 2
-"""Tasks per core, or per GPU, that are submitted and not ended: a machine need not wait for its next one."""
+"""Pending tasks per core or GPU, so that a machine does not wait for its next task."""
 
 
 def on_ray(*, gpu: bool = True) -> Engine:
     """Return the engine that computes features on a Ray cluster; see :func:`pencil.cluster.joined_cluster`.
 
-    A task takes a core, and a GPU where the cluster has some unless ``gpu`` is False. One whose machine dies runs once
-    more. Machines need pencil, and a common file system for images in files.
+    A task takes a core, and a GPU if the cluster has GPUs unless ``gpu`` is False. If its machine dies, it is retried
+    once. Machines need pencil, and a shared file system for image files.
     """
 
     @contextmanager
     def engine(network: FrozenNetwork) -> Iterator[ComputeChunks]:
         with joined_cluster() as ray:
-            for module in loaded_modules():  # other machines do not know the module of a user's network by its name
+            for module in loaded_modules():  # other machines cannot import the module of a user's network by name
                 ray.cloudpickle.register_pickle_by_value(module)
             extractor, on_gpu = ray.put(network.extractor()), gpu and has_gpus(ray)
 
@@ -52,7 +52,7 @@ def on_ray(*, gpu: bool = True) -> Engine:
 def _compute_chunks(
     ray: Any, shared: Sequence[Any], chunks: Sequence[Tensor], idle: Callable[[], None], *, on_gpu: bool
 ) -> Generator[Chunk, None, None]:
-    """Yield the features of all chunks as their tasks end; ``shared`` refers to the network and the inputs."""
+    """Yield the features of all chunks as their tasks finish; ``shared`` refers to the network and the inputs."""
     at_a_time = AHEAD * int(ray.cluster_resources().get("GPU" if on_gpu else "CPU", 1))
     task = as_task(ray, _compute_chunk, gpu=on_gpu)
     arguments = [(shared, on_gpu, number, chunk) for number, chunk in enumerate(chunks)]
@@ -68,8 +68,8 @@ def _result(ray: Any, reference: Any) -> Chunk:
     except ray.exceptions.RayError as error:
         raise TrainingError(
             f"the features of some images could not be computed on the cluster: {reason_of(error)}; expected machines "
-            "that have pencil and enough memory; start the same command again, which goes on from here, or leave "
-            "--engine ray out."
+            "that have pencil and enough memory; run the same command again, which continues from here, or remove "
+            "--engine ray."
         ) from error
     if isinstance(found, PencilError):
         raise found
@@ -77,7 +77,7 @@ def _result(ray: Any, reference: Any) -> Chunk:
 
 
 def _compute_chunk(shared: Sequence[Any], on_gpu: bool, number: int, rows: Tensor) -> Chunk | PencilError:
-    """Return the features of these rows, on any machine; errors of pencil are returned: Ray would change their text."""
+    """Return the features of these rows, on any machine; pencil's errors are returned, as Ray changes their text."""
     network, inputs = (_fetched(reference) for reference in shared)
     try:
         (found,) = _extractor(network, on_gpu).chunks(inputs, [rows])
@@ -88,11 +88,11 @@ def _compute_chunk(shared: Sequence[Any], on_gpu: bool, number: int, rows: Tenso
 
 @lru_cache(maxsize=4)
 def _fetched(reference: Any) -> Any:
-    """Return an object that all tasks share; a process fetches it once."""
+    """Return an object shared by all tasks; each process fetches it once."""
     return import_ray().get(reference)
 
 
 @lru_cache(maxsize=1)
 def _extractor(network: nn.Module, on_gpu: bool) -> Extractor:
-    """Return the network on the device of its task: Ray does not hide the GPUs of a machine from a task without one."""
+    """Return the network on the device of its task; Ray does not hide GPUs from a task without one."""
     return Extractor(network, Compute(torch.device("cuda" if on_gpu else "cpu")))

@@ -17,19 +17,19 @@ Record = dict[str, Any]
 
 
 class Observer:
-    """Watches training, as a progress display or a run directory does. Every hook is optional."""
+    """Observes training, like a progress display or a run directory. Every hook is optional."""
 
     def on_choice(self, sentence: str) -> None:
-        """Something was chosen before training, as the sentence says."""
+        """A choice was made before training, described by this sentence."""
 
     def on_features(self, done: int, total: int) -> None:
-        """Before training of a head: the features of this many images have been computed."""
+        """Before a head is trained: the features of this many images have been computed."""
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
-        """Training starts, or resumes after ``steps_done`` steps; epochs of an earlier stage are not among these."""
+        """Training starts, or resumes after ``steps_done`` steps; epochs of an earlier stage are not counted."""
 
     def on_plan(self, phases: tuple[Phase, ...]) -> None:
-        """After every epoch: the phases of training, past and to come, as the method plans them now."""
+        """After every epoch: past and future phases, as the method currently plans them."""
 
     def on_step(self) -> None:
         """A step has ended."""
@@ -40,16 +40,16 @@ class Observer:
 
 @dataclass(frozen=True)
 class TrainRows:
-    """What training found out about some training rows.
+    """What training learned about some training rows.
 
     Attributes
     ----------
     places
-        Their places in the training set.
+        Their positions in the training set.
     label_probs
         Their label distributions.
     posterior
-        The posterior of their true class by the training dynamics.
+        The posterior of their true class, given the training dynamics.
     dynamics
         Their training dynamics.
     """
@@ -64,13 +64,13 @@ class TrainRows:
 class Outcome:
     """The result of training.
 
-    ``label_probs`` are the label distributions of the training rows, ``validation_probs`` those of the held-out rows.
-    ``unlabelled_probs`` are calibrated predictions for the rows that have no label. ``judgement`` says what the
-    training dynamics of training and held-out rows have found out about their labels.
+    ``label_probs`` are the label distributions of the training rows, ``validation_probs`` of the held-out rows.
+    ``unlabelled_probs`` are calibrated predictions for rows without a label. ``judgement`` is the assessment of
+    training and held-out labels from their training dynamics.
 
-    Where each rank keeps its own rows to itself (``Trainer.run(whole=False)``), ``shard`` yields those of this rank,
-    some at a time; then ``label_probs`` has no rows, and ``judgement.posterior`` takes places among those of the rank.
-    The ``dynamics`` are without a number for each class.
+    If each rank keeps the results of its own rows (``Trainer.run(whole=False)``), ``shard`` yields the rows of this
+    rank in blocks; ``label_probs`` is then empty, and ``judgement.posterior`` takes local positions. The ``dynamics``
+    have no per-class values.
     """
 
     model: nn.Module
@@ -91,7 +91,7 @@ class Outcome:
         return f"Outcome({rows:,} training rows, {epochs} epochs, best epoch {self.best_epoch})"
 
     def train_rows(self) -> Iterator[TrainRows]:
-        """Yield what was found about the training rows: some at a time; with ``shard`` those of this rank."""
+        """Yield the results of the training rows in blocks; with ``shard``, the rows of this rank."""
         if self.shard is not None:
             yield from self.shard()
         else:
@@ -113,7 +113,7 @@ class RunningMeans:
     losses: dict[str, float] = field(default_factory=dict)
 
     def add(self, terms: Terms, loss: float, hits: tuple[float, float], rows: int) -> None:
-        """Add a step on this many rows; ``hits`` says how many labels agree with the prediction, and of how many."""
+        """Add a step on this many rows; ``hits``: how many labels agree with the prediction, of how many."""
         self.rows += rows
         self.hits += hits[0]
         self.known += hits[1]

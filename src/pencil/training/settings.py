@@ -16,7 +16,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 class OptimizerSettings(BaseModel):
     """SGD as in the paper by default. ``alpha`` is RMSprop's smoothing, ``betas`` are AdamW's.
 
-    ``lr_factors`` multiplies the learning rate of parameters by the longest prefix of their name: ``{head = 5.0}``.
+    ``lr_factors`` multiplies the learning rate of parameters, by the longest matching name prefix: ``{head = 5.0}``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -37,25 +37,25 @@ class OptimizerSettings(BaseModel):
 
 
 class TrainingSettings(BaseModel):
-    """How training runs, whatever the method.
+    """Training settings that do not depend on the method.
 
     Attributes
     ----------
     batch_size, optimizer, clip_norm, precision, device, compile, channels_last
-        As in PyTorch. ``clip_norm = 0`` does not clip.
+        As in PyTorch. ``clip_norm = 0`` disables clipping.
     epochs
-        The total budget; without it the method's own numbers of epochs are used.
+        The total budget; by default the method's own number of epochs.
     minutes
-        A time budget, for methods that can plan by it.
+        A time budget, for methods that support one.
     label_layout
-        Whether each of several processes has all labels (replicated) or a part of the rows (sharded); ``auto`` shards
+        Whether each of several processes holds all labels (replicated) or a part of the rows (sharded); ``auto`` shards
         labels of more than 1 GiB.
     label_top_k
         Keep only this many entries of each label distribution, for very many classes.
     checkpoint_minutes, checkpoint_epochs, checkpoints_kept
-        A run with a directory is saved after this much time, and after this many epochs where that is set.
+        A run with a directory is saved after this much time, and after this many epochs if set.
     log
-        Trackers that get the metrics of every epoch too.
+        Experiment trackers that also receive the metrics of every epoch.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -79,15 +79,15 @@ class TrainingSettings(BaseModel):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if self.epochs is not None and self.minutes is not None:
-            raise ValueError("epochs and minutes both say how long to train; leave one of them out")
+            raise ValueError("epochs and minutes both set the length of training; remove one of them")
         return self
 
 
 def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) -> optim.Optimizer:
     """Return the optimizer. Every step sets its learning rate: the phase's schedule times each group's factor."""
     parameters = [group for network in networks for group in _groups(network, settings.lr_factors)]
-    # A third of the time for a perceptron. On a CPU the kernel takes all tensors of a weight to have one memory layout,
-    # which those of convolutions do not have after a resume.
+    # The fused kernel takes a third of the time for a perceptron. On a CPU it assumes the same memory layout for all
+    # tensors of a weight, which does not hold for convolutions after a resume.
     fused = all(weight.ndim <= 2 for network in networks for weight in network.parameters()) or None
     if settings.name == "sgd":
         return optim.SGD(
@@ -110,9 +110,9 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
 
 
 def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
-    """Parameter groups by the factor on their learning rate, that of the longest prefix of their name.
+    """Parameter groups by learning rate factor, from the longest matching name prefix.
 
-    A prefix that no parameter has is an error.
+    A prefix that matches no parameter is an error.
     """
     groups: dict[float, list[nn.Parameter]] = {1.0: []}
     used = set[str]()

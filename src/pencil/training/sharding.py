@@ -1,4 +1,4 @@
-"""Which labels are sharded over the processes, and the results of sharded rows, which no process has all of."""
+"""Which labels are sharded over the processes, and the results of sharded rows, which no process holds in full."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ REPLICATED_BYTES = 2**30
 
 
 def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool, world: World) -> LabelLayout:
-    """Return the layout of the labels: sharded where a replica would be too large and the method's loss allows it."""
+    """Return the layout of the labels: sharded if a replica would be too large and the method's loss allows it."""
     sharded = settings.label_layout == "sharded"
     if settings.label_layout == "auto":
         sharded = len(train) * (settings.label_top_k or train.num_classes) * 4 > REPLICATED_BYTES
@@ -32,7 +32,7 @@ def choose_layout(settings: TrainingSettings, train: Examples, row_losses: bool,
 
 
 def label_metrics(method: Method, train: Examples, layout: LabelLayout, device: torch.device) -> Metrics:
-    """Return metrics of the labels, in chunks, so that labels are never held twice; sharded ones are added up."""
+    """Return metrics of the labels, in chunks, so that labels are never held twice; sharded ones are summed."""
     labels, totals = method.labels, LabelTotals()
     local = torch.arange(len(train)) if labels is None or labels.local_rows is None else labels.local_rows
     for places in row_blocks(len(local), train.num_classes):
@@ -44,14 +44,14 @@ def label_metrics(method: Method, train: Examples, layout: LabelLayout, device: 
 
 
 def can_judge_shards(method: Method, dynamics: RunDynamics) -> bool:
-    """Return whether the labels of a run are sharded, and can be judged by their dynamics where they are."""
+    """Return whether the labels of a run are sharded and can be judged shard by shard."""
     labels = method.labels
     sharded = labels is not None and labels.local_rows is not None
     return sharded and method.issue_scores() is None and dynamics.can_judge_shards()
 
 
 def whole_label_probs(method: Method, rows: int, num_classes: int, device: torch.device) -> Tensor | None:
-    """Return the label distributions of all rows, on the CPU; None where the method has none."""
+    """Return the label distributions of all rows, on the CPU; None if the method has none."""
     if method.labels is not None and method.labels.local_rows is not None:
         probs = method.label_probs()
         return None if probs is None else method.labels.gather(probs).cpu()
@@ -68,7 +68,7 @@ def whole_label_probs(method: Method, rows: int, num_classes: int, device: torch
 def shard_rows(
     method: Method, train: Examples, dynamics: RunDynamics, judgement: Judgement, device: torch.device
 ) -> Iterator[TrainRows]:
-    """Yield the results of the rows of this process, few enough at a time that all their classes fit."""
+    """Yield the results of the local rows, in blocks small enough to hold all classes."""
     labels = method.labels
     assert labels is not None and labels.local_rows is not None
     assert isinstance(dynamics.train, TrainingDynamics)

@@ -1,9 +1,9 @@
 """One training step, from top to bottom: rows, forward pass, loss, optimizer step, label update.
 
-Of several processes each computes its part of the batch. With replicated labels every rank gathers the logits of the
-whole batch and computes its loss, so a loss may do with the batch what it likes, and labels move alike on all ranks.
-With sharded labels every rank computes the loss of its own rows, which a loss that is a mean over rows allows; no
-logits are exchanged, and the label store fetches and writes rows by all-to-all.
+Each of several processes computes its part of the batch. With replicated labels every rank gathers the logits of the
+whole batch and computes its loss, so the loss can use the batch in any way, and labels move identically on all ranks.
+With sharded labels every rank computes the loss of its own rows, which requires a loss that is a mean over rows; no
+logits are exchanged, and the label store reads and writes rows by all-to-all.
 """
 
 import math
@@ -27,10 +27,10 @@ from pencil.training.views import draw_mixing, gather, mix_local, stacked
 class StepResult:
     """The result of a forward pass.
 
-    ``loss`` is this rank's part: the gradients of all ranks add up to that of the batch. ``terms`` are those of the
-    whole batch, ``batch`` and ``logits`` the rows that this rank computed the loss of and what was predicted for them,
-    ``hits`` how many labels (entries of multi-label data) of the whole batch are predicted as given, and of how many
-    known ones, ``rows`` the rows of the whole batch.
+    ``loss`` is this rank's part: summed over ranks, the gradients are the gradient of the batch. ``terms`` are the
+    terms of the whole batch. ``batch`` and ``logits`` are the rows of this rank's loss and their predictions. ``hits``
+    counts the labels (entries of multi-label data) of the whole batch that are predicted as given, and the known ones.
+    ``rows`` are the rows of the whole batch.
     """
 
     loss: Tensor
@@ -42,7 +42,7 @@ class StepResult:
 
 
 class TrainingStep:
-    """Takes a batch through the networks of a run; weights and labels move."""
+    """Runs a batch through the networks of a run; weights and labels move."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class TrainingStep:
         batch
             This process's part, on the device of the networks.
         chunk
-            The rows of the whole batch; by default those of ``batch``.
+            The rows of the whole batch; by default the rows of ``batch``.
         where
             Epoch and phase for error messages.
         position
@@ -85,7 +85,7 @@ class TrainingStep:
         Returns
         -------
         StepResult or None
-            None where too few rows can be read for batch statistics: the step is skipped, nothing moves.
+            None if too few rows can be read for batch statistics: the step is skipped and nothing moves.
         """
         chunk = batch.rows if chunk is None else chunk
         rows, counts = self._readable_rows(batch, chunk)
@@ -95,13 +95,13 @@ class TrainingStep:
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
         self._check_finite(float(result.terms.loss.detach()), result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
-        self.dynamics.add(result.batch.rows, result.logits)  # what was predicted before this step
-        if phase.after_step is not None:  # where labels move
+        self.dynamics.add(result.batch.rows, result.logits)  # predictions from before this step
+        if phase.after_step is not None:  # labels move here
             phase.after_step(result.terms.carry, result.batch, phase.label_step(progress, phase.epochs))
         return result
 
     def _readable_rows(self, batch: Batch, chunk: Tensor) -> tuple[Tensor, list[int]]:
-        """Return the rows of the whole batch that can be read, and how many of them each rank has."""
+        """Return the readable rows of the whole batch, and how many of them each rank has."""
         world = self.world
         if world.size == 1:
             return batch.rows, [len(batch.rows)]
@@ -120,12 +120,12 @@ class TrainingStep:
             return Outputs(logits[0], tuple(logits[1:]), *self._ema_logits(inputs))
 
     def _forward_mixed(self, inputs: Tensor, views: Views, counts: list[int], position: tuple[int, int]) -> Outputs:
-        """Return the logits for inputs that each network sees mixed with those of other rows of the whole batch."""
+        """Return the logits for inputs that each network sees mixed with other rows of the whole batch."""
         networks, whole = self.networks, inputs
         if not (inputs.is_floating_point() or inputs.dtype == torch.uint8):
             raise TrainingError(
                 f"inputs are {inputs.dtype} and the method mixes them (mixup); expected numbers that can be averaged, "
-                "not tokens; train on features of them, or choose a method without mixup."
+                "not tokens; train on their features, or choose a method without mixup."
             )
         ema_logits, ema_others = self._ema_logits(inputs)
         plain_logits = () if self.ema_logits else self._plain_logits(inputs)
@@ -144,7 +144,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def _ema_logits(self, inputs: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """Return the logits of the averaged networks, the first and the others, where the method asks for them."""
+        """Return the logits of the averaged networks, the first and the others, if the method asks for them."""
         if not self.ema_logits:
             return None, ()
         others = tuple(ema.module(inputs) for ema in self.networks.emas[1:])
@@ -152,7 +152,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def _plain_logits(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the logits of every network in evaluation mode: batch statistics stay as training made them."""
+        """Return the logits of every network in evaluation mode; batch statistics do not change."""
         trained = self.networks.trained.eval()
         logits = tuple(network(inputs) for network in trained)
         trained.train()
@@ -172,7 +172,7 @@ class TrainingStep:
         return StepResult(terms.loss, terms, batch, logits, hits, sum(counts))
 
     def _gathered(self, outputs: Outputs, views: Views, counts: list[int]) -> Outputs:
-        """Return the outputs for the rows of all ranks; how inputs were mixed is known to every rank."""
+        """Return the outputs for the rows of all ranks; every rank knows how inputs were mixed."""
 
         def whole(logits: Tensor) -> Tensor:
             return gather(logits, views, counts, self.world)
@@ -187,12 +187,12 @@ class TrainingStep:
         )
 
     def _local_loss(self, phase: Phase, outputs: Outputs, batch: Batch, rows: Tensor, counts: list[int]) -> StepResult:
-        """The loss of this process's rows, weighted so that the sum over ranks is that of the whole batch."""
+        """The loss of this process's rows, weighted so that the sum over ranks is the loss of the whole batch."""
         logits, own, total = outputs.logits, len(batch.rows), len(rows)
         terms = phase.loss(
             self._weighted(outputs, batch.rows), batch
-        )  # without rows it is NaN, but all ranks have to fetch labels together
-        loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward
+        )  # NaN without rows, but all ranks must fetch labels together
+        loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward pass
         hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
         sums = torch.zeros(3 + len(terms.parts), dtype=torch.float64)
         if own:
@@ -204,9 +204,10 @@ class TrainingStep:
         return StepResult(loss, whole_terms, batch, logits, (agreeing, known), sum(counts))
 
     def _weighted(self, outputs: Outputs, rows: Tensor) -> Outputs:
-        """Return the same logits, whose gradients are multiplied by the weight of each row.
+        """Return the same logits, with gradients multiplied by the weight of each row.
 
-        For a loss that is a mean over rows, this is the gradient of the weighted mean; others are refused beforehand.
+        For a loss that is a mean over rows, this gives the gradient of the weighted mean; other losses are refused
+        earlier.
         """
         if self.train.weights is None:
             return outputs
@@ -215,7 +216,7 @@ class TrainingStep:
         return replace(outputs, logits=values + weights * (outputs.logits - values))
 
     def _optimizer_step(self, result: StepResult, lr: float, where: str) -> None:
-        """Backward pass and optimizer step. A gradient that is not finite is an error before anything moves."""
+        """Backward pass and optimizer step. A non-finite gradient is an error before anything moves."""
         networks = self.networks
         optimizer, scaler, clip = networks.optimizer, networks.scaler, networks.settings.clip_norm
         for group in optimizer.param_groups:
@@ -224,7 +225,7 @@ class TrainingStep:
         scaler.scale(result.loss * self.world.size).backward()  # DDP averages over ranks; the losses add up
         if clip > 0:
             scaler.unscale_(optimizer)
-        if not scaler.is_enabled():  # a scaler skips such steps by itself
+        if not scaler.is_enabled():  # a scaler skips such steps itself
             parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             if not torch.stack(torch._foreach_norm(gradients)).sum().isfinite():
@@ -234,7 +235,7 @@ class TrainingStep:
                 nn.utils.clip_grad_norm_(network.parameters(), clip)
         scaler.step(optimizer)
         scaler.update()
-        for network in networks.trained:  # DDP does so before its next forward pass; what is evaluated bypasses DDP
+        for network in networks.trained:  # DDP does this before its next forward pass, but evaluation bypasses DDP
             self.world.broadcast_buffers(network)
         for ema in networks.emas:
             ema.update()
@@ -244,7 +245,7 @@ class TrainingStep:
             raise self._not_finite(f"loss became {loss}", result, where)
 
     def _not_finite(self, what: str, result: StepResult, where: str) -> TrainingError:
-        """The error, with the rows whose logits are not finite, or all rows of the batch."""
+        """The error, naming the rows with non-finite logits, or all rows of the batch."""
         bad = ~result.logits.isfinite().all(dim=1)
         rows = result.batch.rows[bad if bad.any() else torch.ones_like(bad)].cpu()
         keys = ", ".join(map(repr, self.train.keys[rows.numpy()][:5].tolist()))
@@ -256,17 +257,17 @@ class TrainingStep:
 
 
 def refuse_unsuited(method: Method, train: Examples, minutes: float | None) -> None:
-    """Raise if a method cannot train on these rows, or not in a given time."""
+    """Raise if a method cannot train on these rows, or cannot train for a given time."""
     name, needs = type(method).__name__, method.requirements
     if train.multilabel and not needs.multilabel:
-        raise TrainingError(f"{name} is for single-label data; these labels are multi-label.")
+        raise TrainingError(f"{name} supports only single-label data; these labels are multi-label.")
     if train.weights is not None and not needs.row_losses:
         raise TrainingError(
-            f"rows have weights and the loss of {name} is no mean over rows; expected a method that declares "
-            "row_losses, such as auto, pencil or cross_entropy; leave sample_weight out."
+            f"rows have weights, but {name} does not support sample_weight; expected a method that declares "
+            "row_losses, such as auto, pencil or cross_entropy; choose one of these, or remove sample_weight."
         )
     if minutes is not None and not needs.wall_clock:
-        raise TrainingError(f"{name} cannot plan for a time budget; set training.epochs (--epochs) instead.")
+        raise TrainingError(f"{name} does not support a time budget; set training.epochs (--epochs) instead.")
 
 
 def _at_least_two(inputs: Tensor) -> Tensor:

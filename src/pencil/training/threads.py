@@ -1,4 +1,4 @@
-"""Forward passes of a large network on a CPU, a few images in each thread."""
+"""Forward passes of a large network on a CPU, with a few images per thread."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 ROWS = 4
-"""Images per forward pass: so few that their activations stay in the cache of a core."""
+"""Images per forward pass, few enough that their activations stay in the cache of a core."""
 
 
 @contextmanager
 def in_threads(forward: Callable[[Tensor], Tensor], rows: int = ROWS) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Return the same function, computed for a few rows in each of several threads, without gradients.
+    """Return the same function, computed in several threads on a few rows each, without gradients.
 
-    Threads with rows of their own do not wait for one another, as the threads inside an operation do; on a machine that
-    does something else too, that is several times as fast.
+    Threads with their own rows do not wait for one another, unlike the threads inside an operation. On a busy machine
+    this is several times as fast.
 
     Parameters
     ----------
@@ -35,4 +35,4 @@ def in_threads(forward: Callable[[Tensor], Tensor], rows: int = ROWS) -> Iterato
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             yield lambda batch: torch.cat(list(pool.map(run, batch.split(rows))))
     finally:
-        torch.set_num_threads(threads)  # the pool has changed the default of new threads
+        torch.set_num_threads(threads)  # the pool changed the default for new threads

@@ -1,4 +1,4 @@
-"""How long training will take on this machine: a few real steps are timed, and counted up to the whole run."""
+"""How long training will take on this machine: a few real steps are timed and extrapolated to the whole run."""
 
 import copy
 import os
@@ -24,42 +24,42 @@ from pencil.training.threads import in_threads
 from pencil.training.trainer import Trainer
 
 BUDGET = 3.0
-"""Seconds that an estimate may take."""
+"""Time limit of an estimate, in seconds."""
 MOST_STEPS = 10
 LEAST_EPOCHS = 3
-"""Epochs that are timed where they are short; the first of them counts as warm-up."""
+"""Number of epochs that are timed if they are short; the first one is warm-up."""
 TIMED_EPOCHS = 3
-"""Epochs of every phase that are timed to plan a run for a time; the first of each counts as warm-up."""
+"""Epochs of every phase that are timed to plan a run for a time budget; the first of each is warm-up."""
 READ_ROWS = 8
-"""Rows that are read at a time, to time the reading."""
+"""Rows that are read at a time to measure reading."""
 
 
 def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = BUDGET) -> float:
     """Return how long the run of this trainer will take, without loading the data and writing the results.
 
-    Where epochs are short, some are trained. Otherwise steps of the first phase are timed, on fewer rows than a batch
-    has where that takes too long. Phases with other views of the rows count by the time of their steps. Reading and
-    evaluation are added, and predictions of all rows: one for the labels, and one for each phase that begins with a
-    hook. The trainer's networks and labels move, so it is of no use afterwards. Nothing is written.
+    If epochs are short, some are trained. Otherwise steps of the first phase are timed, on less than a full batch if
+    that takes too long. Phases with other views of the rows are scaled by the time of their steps. Reading, evaluation
+    and predictions of all rows are added: one prediction for the labels, and one for each phase that begins with a
+    hook. The trainer's networks and labels move, so it cannot be used afterwards. Nothing is written.
 
     Parameters
     ----------
     trainer
         A trainer that has not trained yet.
     cached
-        Whether training keeps decoded images, so that each is decoded only once.
+        Whether training caches decoded images, so that each is decoded only once.
     budget
-        Seconds that the estimate may take, more or less.
+        Approximate time limit of the estimate, in seconds.
     """
     if trainer.settings.minutes is not None:
         return 60 * trainer.settings.minutes
     until = time.perf_counter() + budget
     with warnings.catch_warnings(), seeded(trainer.seed, "timing"):
-        warnings.simplefilter("ignore")  # what training has to say is said when it trains
+        warnings.simplefilter("ignore")  # training itself will issue these warnings
         source = _Source(trainer, time.perf_counter() + budget / 4)
         trainer.networks.trained.train()
         first = trainer.phases[0]
-        if first.before_epoch is not None:  # some methods make room there for what a step leaves
+        if first.before_epoch is not None:  # some methods allocate there what a step stores
             first.before_epoch(0, first.epochs, trainer)
         step = _time_step(trainer, source, first, until)
         costs = {first.views: 1.0}
@@ -79,16 +79,16 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
 
 
 def estimate_features(splits: Splits, network: FrozenNetwork, missing: int, budget: float = BUDGET) -> float:
-    """Return how long it takes to compute the features of ``missing`` images; a few of them are computed.
+    """Return how long it takes to compute the features of ``missing`` images, by computing a few of them.
 
     Parameters
     ----------
     splits, network
         As in :func:`pencil.training.features.compute_features`.
     missing
-        How many images have no features yet.
+        Number of images without features.
     budget
-        Seconds that the estimate may take, more or less.
+        Approximate time limit of the estimate, in seconds.
     """
     if missing == 0:
         return 0.0
@@ -113,7 +113,7 @@ def estimate_features(splits: Splits, network: FrozenNetwork, missing: int, budg
 
 
 def estimate_finetuning(splits: Splits, network: FrozenNetwork) -> float:
-    """Return how long one epoch of fine-tuning takes, by two passes forward and backward on a few images."""
+    """Return how long one epoch of fine-tuning takes, from two forward and backward passes on a few images."""
     whole, images = copy.deepcopy(network).thaw().train(), splits.train.some_inputs(READ_ROWS)
 
     def step() -> None:
@@ -125,16 +125,16 @@ def estimate_finetuning(splits: Splits, network: FrozenNetwork) -> float:
 
 
 def _typical(seconds: list[float]) -> float:
-    """The median without the first one, in which memory is taken and kernels are chosen."""
+    """The median without the first value, which includes memory allocation and kernel selection."""
     return median(seconds[1:] or seconds or [0.0])
 
 
 class _Source:
-    """Batches to take steps on. Rows that are not in memory are read once, and used again for every step.
+    """Batches for timed steps. Rows that are not in memory are read once and reused for every step.
 
-    ``reading`` are the seconds that one such row takes; None for rows in memory, whose reading is part of the step.
-    ``augmenting`` are those that it takes again in every epoch, where decoded images are kept and changed one by one.
-    ``starting`` are the seconds until the worker processes of one pass over the data have started.
+    ``reading`` is the time in seconds to read one such row; None for rows in memory, whose reading is part of the step.
+    ``augmenting`` is the time per row in every later epoch, if decoded images are cached and augmented one by one.
+    ``starting`` is the time in seconds until the worker processes of one pass over the data have started.
     """
 
     def __init__(self, trainer: Trainer, until: float):
@@ -147,7 +147,7 @@ class _Source:
             self._read(until)
 
     def _read(self, until: float) -> None:
-        """Read rows until there is a batch, or the time is up; the first ones count as warm-up."""
+        """Read rows until there is a batch, or the time is up; the first rows are warm-up."""
         inputs, parts, seconds = self.train.inputs.in_process(), list[Tensor](), list[float]()
         view = View(self.trainer.seed, 0, self.trainer.augmentation)
         for chunk in self.train.rows.split(READ_ROWS):
@@ -169,7 +169,7 @@ class _Source:
             self.starting = self.workers * max(0.0, one - self.reading)
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Yield batches of this many rows without end, on the device of the networks."""
+        """Yield batches of this many rows endlessly, on the device of the networks."""
         train, positions = self.train, torch.arange(min(count, len(self.train)))
         view = View(self.trainer.seed, 0, self.trainer.augmentation)
         if self.values is None:
@@ -181,14 +181,14 @@ class _Source:
 
 
 def _time_step(trainer: Trainer, source: _Source, phase: Phase, until: float) -> float:
-    """Return the seconds of a step of this phase on a whole batch."""
+    """Return the seconds of a step of this phase on a full batch."""
     size = min(trainer.settings.batch_size, len(trainer.splits.train))
 
     def step(batches: Iterator[Batch]) -> float:
         return _seconds_of(lambda: trainer.step(phase, 0.0, next(batches)))
 
     def steps(rows: int, most: int, seconds: float) -> list[float]:
-        """Times of steps, at least one, without the first, in which memory is taken and kernels are chosen."""
+        """Times of steps, at least one, without the first, which includes memory allocation and kernel selection."""
         batches, stop = source.batches(rows), time.perf_counter() + seconds
         times = [step(batches), step(batches)]
         while len(times) <= most and time.perf_counter() < stop:
@@ -199,7 +199,7 @@ def _time_step(trainer: Trainer, source: _Source, phase: Phase, until: float) ->
     small = min(steps(few, 3, left / 8))
     if small * size / few <= left / 4:
         return median(steps(size, MOST_STEPS, left / 3))
-    rows = min(size, int(few * left / 4 / small))  # a row takes longer in a small batch, so this is within the time
+    rows = min(size, int(few * left / 4 / small))  # rows are slower in small batches, so this stays within the time
     if rows <= 2 * few:
         return small * size / few
     some = min(steps(rows, 2, left / 4))
@@ -208,7 +208,7 @@ def _time_step(trainer: Trainer, source: _Source, phase: Phase, until: float) ->
 
 @torch.inference_mode()
 def _time_evaluation(trainer: Trainer, source: _Source, step: float, until: float) -> float:
-    """Return the seconds that the prediction of one row takes; ``step`` tells how many rows there is time for."""
+    """Return the seconds to predict one row; ``step`` determines how many rows there is time for."""
     size = min(trainer.settings.batch_size, len(trainer.splits.train))
     shape = trainer.splits.train.input_shape
     wanted = min(BATCH, rows_within(shape, 4))  # batches of another size may be faster or slower
@@ -222,7 +222,7 @@ def _time_evaluation(trainer: Trainer, source: _Source, step: float, until: floa
             trainer.networks.eval_forward(inputs)
 
     if most >= 2 * wanted:
-        predict()  # as a warm-up
+        predict()  # warm-up
     seconds = _seconds_of(predict)
     model.train(was_training)
     return seconds / len(inputs)
@@ -251,7 +251,7 @@ def _epoch_seconds(trainer: Trainer, source: _Source, step: float, row: float, c
 
 
 def _overlapped(threads: int, workers: int, computing: float, reading: float) -> float:
-    """Return the seconds of computing while worker processes read; both share the cores of this machine."""
+    """Return the seconds of computation while worker processes read; both share the cores of this machine."""
     if not workers:
         return computing + reading
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -259,21 +259,21 @@ def _overlapped(threads: int, workers: int, computing: float, reading: float) ->
 
 
 class _EnoughError(Exception):
-    """Raised where training is interrupted."""
+    """Raised to interrupt training."""
 
 
 def affordable_epochs(trainer: Trainer, seconds: float) -> int:
-    """Return how many epochs of this run fit into a time, at least one for each phase.
+    """Return how many epochs of this run fit into a time budget, at least one per phase.
 
-    As many epochs of every phase are trained, as phases may take different times, and counted up in the proportion that
-    the phases have in the whole run.
+    The same number of epochs of every phase is trained, because phases may differ in speed. The result is extrapolated
+    with the proportions of the phases in the whole run.
 
     Parameters
     ----------
     trainer
-        A new one, with the epochs of the method; it cannot be used again.
+        A new trainer, with the epochs of the method; it cannot be used again.
     seconds
-        The time.
+        The time budget.
     """
     phases = trainer.phases
     trainer.phases = tuple(phase.stretched(TIMED_EPOCHS) for phase in phases)
@@ -292,9 +292,9 @@ def affordable_epochs(trainer: Trainer, seconds: float) -> int:
 
 
 def _time_epochs(trainer: Trainer, costs: dict[Views, float], until: float) -> float:
-    """Train until some epochs are done and the time is up, or to the end; count the rest by the median epoch.
+    """Train until some epochs are done and the time is up, or to the end; extrapolate the rest by the median epoch.
 
-    ``costs`` are those of a step relative to one of the first phase.
+    ``costs`` are the costs of a step relative to a step of the first phase.
     """
 
     def stop(trainer: Trainer) -> None:

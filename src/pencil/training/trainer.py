@@ -1,4 +1,4 @@
-"""The trainer: phases in; a trained network, labels and a record of every epoch out. It knows no method by name."""
+"""The trainer turns phases into a trained network, labels and a record of every epoch. It knows no method by name."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -32,27 +32,27 @@ from pencil.training.views import load_views, refuse_views
 
 
 class Trainer:
-    """Trains ``model`` in place, phase by phase. On a CPU the same seed gives the same bits.
+    """Trains ``model`` in place, phase by phase. On a CPU the same seed gives bit-identical results.
 
     Parameters
     ----------
     model, splits, method, settings
-        What is trained, on which data, how.
+        The network, its data, the method and the training settings.
     seed
-        Randomness is a function of the seed and the position: order, augmentation, dropout, fresh networks.
+        Randomness depends only on the seed and the position: order, augmentation, dropout, fresh networks.
     augmentation
-        Of training images.
+        Augmentation of training images.
     observers
-        Informed of the start, of every step and of every epoch.
+        Notified of the start, of every step and of every epoch.
     make_network
         Factory for further networks; without it they are copies of ``model`` with new weights.
     on_pause
-        Called with the trainer wherever training could be saved and resumed: after every step and every epoch. What
-        has to be saved is :meth:`state_dict` (and :meth:`local_state_dict` on every rank).
+        Called with the trainer wherever training can be saved and resumed: after every step and every epoch. The
+        state to save is :meth:`state_dict` (and :meth:`local_state_dict` on every rank).
     world
         The processes that train together; each computes its part of every batch.
     device
-        Where to train; chosen by the settings where it is left out.
+        Where to train; by default the settings decide.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Trainer:
         self.steps_per_epoch = len(split_into_batches(torch.arange(len(splits.train)), settings.batch_size))
         self._make_network = make_network or copies_of(model, method.requirements, self.phases, seed)
         self._use([model, *self._new_networks(range(1, method.requirements.networks))])
-        self.records, self.earlier_epochs = list[Record](), 0  # so many of the records are those of an earlier stage
+        self.records, self.earlier_epochs = list[Record](), 0  # the number of records of an earlier stage
         self.position, self._means, self._weights_restored = Position(), RunningMeans(), False
         self._visited: Tensor | None = None
         self._held_out_logits: Tensor | None = None
@@ -94,7 +94,7 @@ class Trainer:
     # ---- set-up
 
     def _first_plan(self, model: nn.Module) -> tuple[Phase, ...]:
-        """The phases that the method returns before the first step, within the budget; empty ones are left out."""
+        """The phases that the method returns before the first step, within the budget, without empty phases."""
         method, settings, train = self.method, self.settings, self.splits.train
         refuse_unsuited(method, train, settings.minutes)
         is_fp64 = any(parameter.dtype == torch.float64 for parameter in model.parameters())
@@ -119,7 +119,7 @@ class Trainer:
         return phases
 
     def _replan(self) -> None:
-        """Take over what the method has decided; phases that are done stay as they are."""
+        """Apply the method's decisions; finished phases do not change."""
         plan = self.method.plan()
         if plan is not None:
             self.phases = tuple(phase for phase in plan if phase.epochs > 0)
@@ -160,15 +160,15 @@ class Trainer:
 
     @property
     def steps_done(self) -> int:
-        """Steps since the start. It never falls, and is the same before and after an epoch is evaluated."""
+        """Steps since the start. It never decreases, and evaluating an epoch does not change it."""
         return len(self.records) * self.steps_per_epoch + self.position.step
 
     # ---- the loop
 
     def run(self, *, whole: bool = True) -> Outcome:
-        """Train to the end, from wherever the trainer is; all ranks return the results of all rows.
+        """Train to the end from the current position; all ranks return the results of all rows.
 
-        With ``whole=False`` each rank keeps the results of its own rows to itself where labels are sharded.
+        With ``whole=False`` and sharded labels, each rank keeps only the results of its own rows.
         """
         earlier, steps = self.earlier_epochs, self.steps_per_epoch
         for observer in self.observers:
@@ -182,7 +182,7 @@ class Trainer:
             while self.position.epoch < phase.epochs:
                 self.epoch(phase, self.position.epoch, started)
                 started = time.perf_counter()
-                phase = self.phases[self.position.phase]  # which may have been shortened
+                phase = self.phases[self.position.phase]  # it may have been shortened
                 self.position = Position(self.position.phase, self.position.epoch + 1)
                 if self.position.epoch == phase.epochs:
                     self.position = Position(self.position.phase + 1)
@@ -197,7 +197,7 @@ class Trainer:
             phase.on_start(self)
         if phase.fresh_network:
             count = self.method.requirements.networks
-            first = count * (self.position.phase + 1)  # numbers, and so seeds, that no network had before
+            first = count * (self.position.phase + 1)  # numbers, and therefore seeds, that no earlier network had
             self._use(self._new_networks(range(first, first + count)))
 
     def _pause(self) -> None:
@@ -237,7 +237,7 @@ class Trainer:
         self._end_epoch(phase, epoch, started)
 
     def _read(self, parts: list[Tensor], views: Views, epoch: int) -> Iterator[Batch]:
-        """Read batches. A stop signal may have ended the data workers first: then save instead of failing."""
+        """Read batches. If a stop signal has ended the data workers first, save instead of failing."""
         try:
             yield from load_views(self.splits.train, parts, self.augmentation, views, self.seed, epoch)
         except RuntimeError:
@@ -251,13 +251,13 @@ class Trainer:
         record |= {"lr": phase.lr(epoch, phase.epochs), "label_step": phase.label_step(epoch, phase.epochs)}
         record |= self._means.means() | self._evaluate(self._pause) | self._label_metrics() | self.method.metrics()
         self.networks.check_finite(f"epoch {record['epoch']} (phase {phase.name})")
-        record["seconds"] = time.perf_counter() - started  # so far: the method may plan by it
+        record["seconds"] = time.perf_counter() - started  # so far, because the method may use it for planning
         self.dynamics.add_evaluation(self._held_out_logits)
         self.records.append(record)
         self.position.step = 0
         self.method.on_epoch_end(self)
         self._replan()
-        if self._weights_restored:  # another network than the evaluated one; no pause, as the epoch has ended
+        if self._weights_restored:  # the network is not the evaluated one; no pause, because the epoch has ended
             record |= self._evaluate() | self._label_metrics()
             self._weights_restored = False
         elif self.position.phase + 1 == len(self.phases) and epoch + 1 == self.phases[-1].epochs:
@@ -271,7 +271,7 @@ class Trainer:
     # ---- evaluation
 
     def _logits(self, examples: Examples, after_batch: Callable[[], None] | None = None, network: int = 0) -> Tensor:
-        """The logits of a network, by default of the kept one, for a split, on every process."""
+        """The logits of a network (by default the kept one) for a split, on every process."""
         networks = self.networks
         return predict_examples(
             networks.evaluated(network),
@@ -283,7 +283,7 @@ class Trainer:
         )
 
     def _probs(self, examples: Examples) -> Tensor:
-        """The kept network's probabilities; the given label where an input cannot be read or a label is pinned."""
+        """The kept network's probabilities; the given label if the input is unreadable or the label is pinned."""
         logits = self._logits(examples)
         unread = logits[:, 0].isnan()
         probs = to_probs(logits, examples.multilabel)
@@ -292,7 +292,7 @@ class Trainer:
         return apply_pinned(probs, examples)
 
     def _evaluate(self, after_batch: Callable[[], None] | None = None) -> Record:
-        """Scores on the (noisy) held-out rows, which choose the best epoch, and on the test set, which does not."""
+        """Scores on the (noisy) held-out rows, which select the best epoch, and on the test set, which does not."""
         metrics: Record = {}
         if self.splits.validation is not None:
             self._held_out_logits = self._logits(self.splits.validation, after_batch)
@@ -337,7 +337,7 @@ class Trainer:
         )
 
     def _judgement(self) -> Judgement:
-        """The judgement by the dynamics, with the issue scores of a method that has its own."""
+        """The judgement from the dynamics, with the method's own issue scores if it has any."""
         judgement, scores = self.dynamics.judge(), self.method.issue_scores()
         held_out = self.splits.validation
         if scores is None:
@@ -370,7 +370,7 @@ class Trainer:
         }
 
     def local_state_dict(self) -> dict[str, Any]:
-        """Return what only this rank has: its shard of the labels and of the dynamics."""
+        """Return the state that only this rank has: its shard of the labels and the dynamics."""
         labels = self.method.labels
         dynamics = self.dynamics.state_dict(sharded=True)
         local: dict[str, Any] = {"dynamics": dynamics} if dynamics else {}
@@ -379,7 +379,7 @@ class Trainer:
         return local
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Return to where :meth:`state_dict` was taken, in a trainer that was built in the same way."""
+        """Return to the state of :meth:`state_dict`, in a trainer that was built in the same way."""
         self.position, self._means = Position(**state["position"]), load_state(RunningMeans(), state["means"])
         self.records, self._visited = list(state["records"]), state["visited"]
         self.networks.load_state_dict(state["networks"])
@@ -390,7 +390,7 @@ class Trainer:
     # ---- what the hooks of a method may ask for (pencil.methods.base.Context)
 
     def predict(self, *, best: bool = False, network: int = 0) -> Tensor:
-        """Return logits of all training rows, by a network as it is or the first as it was at its best epoch."""
+        """Return logits of all training rows, from a current network, or from the best epoch of the first network."""
         if network or not (best and self.networks.best_weights):
             return self._logits(self.splits.train, network=network).to(self.compute.device)
         with self.networks.at_best():
@@ -412,18 +412,18 @@ class Trainer:
         return float(self.world.broadcast_object(sum(record["seconds"] for record in self.records)))
 
     def restart_dynamics(self) -> None:
-        """Forget the training dynamics, and count one visit of every row by the network as it is now."""
+        """Reset the training dynamics, and record one visit of every row with the current network."""
         self.dynamics.restart()
         self.dynamics.add_predictions(self.predict())
         if self.held_out() is not None:
             self.dynamics.add_evaluation(self._held_out_logits)
 
     def judge(self) -> Judgement:
-        """Return the judgement of all rows by their training dynamics so far."""
+        """Return the judgement of all rows, given their training dynamics so far."""
         return self.dynamics.judge()
 
     def held_out(self) -> tuple[Tensor, Tensor] | None:
-        """Return logits and given labels of the held-out rows that can be read and have a label; None without any."""
+        """Return logits and given labels of the readable, labelled held-out rows; None if there are none."""
         if self.splits.validation is None:
             return None
         if self._held_out_logits is None:

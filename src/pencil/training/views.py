@@ -1,4 +1,4 @@
-"""Two views of a batch, and inputs that are mixed with those of other rows: what :class:`Views` of a phase asks for."""
+"""Two views of a batch, and inputs mixed with other rows, as requested by the :class:`Views` of a phase."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,30 +15,30 @@ from pencil.seeding import derive_seed
 from pencil.training.distributed import World
 
 SMALLEST_STRONG = 32
-"""Strong augmentation shifts by up to 32 pixels: of smaller images nothing would be left."""
+"""Strong augmentation shifts by up to 32 pixels, which would leave nothing of smaller images."""
 
 
 def refuse_views(phases: tuple[Phase, ...], name: str, needs: Requirements) -> None:
-    """Raise if a phase has two views or mixes inputs and the method declares a loss row by row."""
+    """Raise if a phase has two views or mixes inputs although the method declares a row-wise loss."""
     for phase in phases:
         if needs.row_losses and phase.views != Views():
             raise TrainingError(
                 f"the phase {phase.name} of {name} has {phase.views}, which mixes or repeats rows; expected one plain "
-                "view with row_losses; leave one of them out."
+                "view with row_losses; remove one of them."
             )
 
 
 def load_views(
     train: Examples, parts: list[Tensor], augmentation: Augmentation | None, views: Views, seed: int, epoch: int
 ) -> Iterator[Batch]:
-    """Yield a batch for each part, with a second view where one is asked for and differs from the first.
+    """Yield a batch for each part, with a second view if one is requested and differs from the first.
 
     Parameters
     ----------
     train, parts
-        The positions of each batch in these examples.
+        The examples, and the positions of each batch in them.
     augmentation, views
-        That of the recipe, and the views of the phase.
+        The augmentation of the recipe, and the views of the phase.
     seed, epoch
         Together with the row they determine every random choice.
     """
@@ -54,7 +54,7 @@ def load_views(
 def _augmented(
     train: Examples, augmentation: Augmentation | None, views: Views, seed: int, epoch: int
 ) -> tuple[View, View | None]:
-    """Return the first and the second view; no second one where it would be equal to the first."""
+    """Return the first and the second view; None for the second if it would equal the first."""
     only = View(seed, epoch, augmentation)
     if views.second is None or augmentation in (None, Augmentation()) or len(train.input_shape) != 3:
         return only, None
@@ -65,7 +65,7 @@ def _augmented(
 
 
 def _takes_strong(train: Examples) -> bool:
-    """Return whether strong augmentation can run: on 8-bit images, grey or RGB, that are not too small."""
+    """Return whether strong augmentation is possible: 8-bit images, grey or RGB, that are not too small."""
     inputs, shape = train.inputs, train.input_shape
     return inputs.dtype == torch.uint8 and inputs.channels in (1, 3) and min(shape[1:]) >= SMALLEST_STRONG
 
@@ -90,7 +90,7 @@ def gather(values: Tensor, views: Views, counts: list[int], world: World) -> Ten
 
 
 def mix_local(inputs: Tensor, mixing: Mixing, views: Views, counts: list[int], world: World) -> Tensor:
-    """Return this process's mixed inputs, where ``inputs`` are those of all processes, view by view."""
+    """Return this process's mixed inputs, where ``inputs`` holds all processes' inputs, view by view."""
     if world.size == 1:
         return mixing(inputs)
     start, total = sum(counts[: world.rank]), sum(counts)

@@ -1,1 +1,1 @@
-"""What `pencil check` finds in the data: bad files, duplicates, rows in several splits, cells for people."""
+"""What `pencil check` finds in the data: bad files, duplicates, rows in several splits, and cells for display."""

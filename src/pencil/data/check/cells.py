@@ -1,4 +1,4 @@
-"""The cells of a row for people: texts first, then the numbers that are most unusual for the given class."""
+"""The cells of a row for display: texts first, then the numbers that are most unusual for the given class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from pencil.data.given.given_labels import hard_labels
 from pencil.data.inputs.records import SECONDS_PER_DAY, RecordInputs
 
 LONGEST = 4000
-"""Characters of a cell that are shown."""
+"""Maximum number of displayed characters of a cell."""
 EXACT = 2.0**53
-"""Whole numbers below this are exact, and shown in full."""
+"""Integers below this are exact, and displayed in full."""
 VECTOR = 4
-"""Numbers of a vector that are shown."""
+"""Maximum number of displayed entries of a vector."""
 
 
 class Cell(NamedTuple):
-    """A column of a row, and its value in words; empty where it is missing."""
+    """A column of a row, and its value as text; empty if missing."""
 
     column: str
     value: str
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """What numbers are usual: median and interquartile range of every column, for each class and for all rows.
+    """Typical values: median and interquartile range of every column, for each class and for all rows.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Spread:
 
 
 def measure_spread(examples: Examples, records: RecordInputs) -> Spread:
-    """Measure what is usual in these rows; a class with fewer than four rows is measured by all rows."""
+    """Measure typical values of these rows; a class with fewer than four rows uses all rows."""
     names = records.roles.of("number")
     values = records.take(examples.rows).matrix(names)
     labels = None if examples.multilabel else hard_labels(examples.given_labels).numpy()
@@ -68,9 +68,9 @@ def row_cells(records: RecordInputs, row: int, spread: Spread | None = None, cod
     records
         The rows of a table.
     row
-        A row of them.
+        The number of a row.
     spread
-        What is usual; None keeps the order of the table.
+        Typical values; None keeps the order of the table.
     code
         The given class of the row; -1 compares with all rows.
     """
@@ -94,7 +94,7 @@ def _deviations(values: dict[str, Any], spread: Spread, code: int) -> dict[str, 
 
 
 def in_days(days: float | None) -> str:
-    """Return days since 1970 as a date, with the time if there is one."""
+    """Return days since 1970 as a date, with the time if it is not midnight."""
     if days is None:
         return ""
     try:
@@ -105,7 +105,7 @@ def in_days(days: float | None) -> str:
 
 
 def in_words(value: Any) -> str:
-    """Return a value as a page shows it: numbers with few digits, the beginning of a long text or vector."""
+    """Return a value for display: numbers with few digits, the start of a long text or vector."""
     if value is None:
         return ""
     if isinstance(value, float):

@@ -1,8 +1,8 @@
-"""Rows that occur more than once: exact copies by their digest, and near-duplicates by the cosine of two rows.
+"""Rows that occur more than once: exact copies by their digest, and near-duplicates by cosine similarity.
 
-Near-duplicates are found without comparing all pairs: rows become unit vectors, those are projected onto their main
-directions, where distances only shrink, and a k-d tree returns the nearest rows within reach. Each pair that it returns
-is then compared in full, in blocks.
+Near-duplicates are found without comparing all pairs: rows become unit vectors and are projected onto their main
+directions, where distances only shrink, and a k-d tree returns the nearest rows within reach. Each of these pairs is
+then compared in full, in blocks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,20 +21,20 @@ from pencil.data.inputs.sketch import BRIGHTNESS_VALUES
 from pencil.data.inputs.transform import Moments, rows_within
 
 MOST_ROWS = 200_000
-"""Near-duplicates are looked for among at most this many rows, taken from all over the data."""
+"""Near-duplicates are searched among at most this many rows, sampled from all of the data."""
 NEIGHBOURS = 8
-"""A row is compared in full with this many of the rows nearest to it."""
+"""A row is compared in full with this many of its nearest rows."""
 DIMENSIONS = 24
-"""Main directions that the tree is built from."""
+"""Number of main directions used by the tree."""
 BASIS_ROWS = 4096
-"""Rows that the main directions are computed from."""
+"""Number of rows used to compute the main directions."""
 MIN_FEATURES = 64
-"""Vectors of fewer features are near each other by chance too often."""
+"""Vectors with fewer features are too often close to each other by chance."""
 
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Groups of positions, one after the other in one array; ``starts`` are the beginnings of the groups."""
+    """Groups of positions, concatenated in one array; ``starts`` are the first positions of the groups."""
 
     positions: np.ndarray
     starts: np.ndarray
@@ -47,7 +47,7 @@ class Groups:
             yield self.positions[start:stop]
 
     def chosen(self, mask: np.ndarray) -> "Groups":
-        """Return the groups that the mask has True for."""
+        """Return the groups selected by the mask."""
         lengths = np.diff(self.starts, append=len(self.positions))
         kept = lengths[mask]
         return Groups(self.positions[np.repeat(mask, lengths)], np.cumsum(kept) - kept)
@@ -57,7 +57,7 @@ NO_GROUPS = Groups(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def group_equal(values: np.ndarray, positions: np.ndarray) -> Groups:
-    """Return groups of two or more positions with equal values, in the order of their first members."""
+    """Return groups of two or more positions with equal values, ordered by their first members."""
     _, first, inverse, counts = np.unique(values, return_index=True, return_inverse=True, return_counts=True)
     group, repeated = first[inverse], counts[inverse] > 1
     order = np.argsort(group[repeated], kind="stable")
@@ -65,11 +65,11 @@ def group_equal(values: np.ndarray, positions: np.ndarray) -> Groups:
 
 
 def with_different_labels(groups: Groups, labels: np.ndarray) -> Groups:
-    """Return the groups whose labels differ; an unknown label differs from none."""
+    """Return the groups whose labels differ; an unknown label never differs."""
     if not len(groups):
         return groups
     seen = labels[groups.positions].reshape(len(groups.positions), -1)
-    lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of what is known
+    lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of known labels
     return groups.chosen(np.any(lowest < highest, axis=1))
 
 
@@ -82,22 +82,22 @@ class Comparable(Protocol):
     """Rows that can be compared for near-duplicates."""
 
     similarity: float
-    """The least cosine of a pair."""
+    """The smallest cosine of a near pair."""
 
     def __len__(self) -> int: ...
 
     def units(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows as unit vectors (n, d) in fp32; zeros for a row that is near to none."""
+        """Return rows as unit vectors (n, d) in fp32; zeros for a row without neighbours."""
 
     def is_near(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return a mask of the pairs that are near-duplicates."""
 
 
 class Sketches:
-    """Sketches of images. A pair is near if it differs, besides contrast and offset, by a few grey levels at most.
+    """Sketches of images. A pair is near if it differs, apart from contrast and offset, by at most a few grey levels.
 
-    The cosine alone would call low-contrast images alike that only share a gradient, and would miss saved copies of
-    rich ones; so the remaining difference is limited as well, and the colours have to agree.
+    The cosine alone would match low-contrast images that only share a gradient, and would miss re-encoded copies of
+    detailed images. The remaining difference is therefore limited as well, and the colours must agree.
     """
 
     similarity = 0.99
@@ -113,7 +113,7 @@ class Sketches:
         return len(self.sketches)
 
     def units(self, rows: np.ndarray) -> np.ndarray:
-        """Return the brightness of images with contrast and offset removed; zeros for those of hardly any contrast."""
+        """Return the brightness of images without contrast and offset; zeros for images with hardly any contrast."""
         centred, contrast = self._brightness(rows)
         norm = contrast * BRIGHTNESS_VALUES**0.5
         return np.where(contrast[:, None] >= self.least_contrast, centred / np.maximum(norm, 1e-6)[:, None], 0)
@@ -171,14 +171,14 @@ class Vectors:
 
 
 def near_groups(items: Comparable, candidates: np.ndarray) -> Groups:
-    """Return groups of near-duplicates among these rows; a group holds rows that a chain of near pairs connects.
+    """Return groups of near-duplicates among these rows; a chain of near pairs connects the rows of a group.
 
     Parameters
     ----------
     items
         The rows to compare.
     candidates
-        The positions of those that take part, one of each group of exact copies.
+        The positions to compare, one of each group of exact copies.
     """
     if len(candidates) < 2:
         return NO_GROUPS
@@ -194,23 +194,23 @@ def near_groups(items: Comparable, candidates: np.ndarray) -> Groups:
 
 
 def _candidate_pairs(projected: np.ndarray, reach: float) -> np.ndarray:
-    """Return pairs (2, m) of each row and the rows nearest to it, and of each row and the first that is equal to it.
+    """Return pairs (2, m) of each row with its nearest rows, and of each row with the first row equal to it.
 
-    Equal rows are one point of the tree: thousands of them at one place would make it slow.
+    Equal rows are a single point of the tree, because thousands of them in one place would make it slow.
     """
     _, first, inverse = np.unique(projected, axis=0, return_index=True, return_inverse=True)
     points = projected[first]
     _, others = cKDTree(points).query(points, k=NEIGHBOURS + 1, eps=1.0, distance_upper_bound=reach, workers=-1)
     rows = np.repeat(np.arange(len(points)), others.shape[1])
     pairs = np.stack([rows, others.reshape(-1)])
-    pairs = first[pairs[:, pairs[1] < len(points)]]  # the tree returns that number where there is no further row
+    pairs = first[pairs[:, pairs[1] < len(points)]]  # the tree returns this number if there are no further rows
     equal = np.stack([first[inverse.reshape(-1)], np.arange(len(projected))])
     pairs = np.concatenate([pairs, equal], axis=1)
     return np.unique(np.sort(pairs[:, pairs[0] != pairs[1]], axis=0), axis=1)
 
 
 def _project(items: Comparable, rows: np.ndarray) -> np.ndarray:
-    """Return the rows in their main directions; distances there are never larger than between the unit vectors."""
+    """Return the rows in their main directions; distances there never exceed those between the unit vectors."""
     width = items.units(rows[:1]).shape[1]
     block = rows_within((width,), 4)
     some = np.unique(np.linspace(0, len(rows) - 1, min(BASIS_ROWS, block)).astype(np.int64))
@@ -218,7 +218,7 @@ def _project(items: Comparable, rows: np.ndarray) -> np.ndarray:
     count = min(DIMENSIONS, *sample.shape)
     basis = randomized_svd(sample - sample.mean(axis=0), count, n_iter=2, random_state=0)[2].T
     projected: np.ndarray = np.empty((len(rows), count), dtype=sample.dtype)
-    for start in range(0, len(rows), block):  # into one array: small results between large blocks fragment the heap
+    for start in range(0, len(rows), block):  # into one array, because small results between blocks fragment the heap
         projected[start : start + block] = items.units(rows[start : start + block]) @ basis
     return projected
 

@@ -1,4 +1,4 @@
-"""Inspection of every row of the data: classes, sizes, images that cannot be read or are blank, duplicates."""
+"""Inspection of every row of the data: classes, sizes, unreadable and blank images, duplicates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ from pencil.errors import DataError, setting
 
 CHUNK = 64
 RARE = 10
-"""A class with fewer rows is called rare."""
+"""A class with fewer rows counts as rare."""
 BLANK, BLANK_FRACTION = 2.0, 0.01
-"""Deviation of the pixels of a blank image: in grey levels, or as a fraction of that of the median image."""
+"""Maximum pixel deviation of a blank image: in grey levels, or as a fraction of the median image's deviation."""
 EXTREME_SIDE, EXTREME_ASPECT = 4.0, 3.0
 """An image is extreme if it differs from the median by more than these factors."""
 
 
 @dataclass(frozen=True)
 class ImageSizes:
-    """Upright heights and widths: the fewest and the most pixels, the most common size and the fraction that has it."""
+    """Upright heights and widths: fewest and most pixels, the most common size and the fraction of images with it."""
 
     smallest: Size
     largest: Size
@@ -50,16 +50,16 @@ class ImageSizes:
 
 @dataclass(frozen=True, eq=False)
 class Prints:
-    """What is kept of every row to compare it with others.
+    """What is kept of every row for comparisons.
 
     Parameters
     ----------
     digests
         A digest of the content of every row.
     readable
-        Positions of the rows that can be read.
+        Positions of the readable rows.
     sketched, sketches
-        Positions of the rows that are images (of very many some of them), and their sketches.
+        Positions of the image rows (a sample if there are very many), and their sketches.
     """
 
     digests: np.ndarray
@@ -83,34 +83,34 @@ class Inspection:
     rows
         The number of rows.
     class_counts
-        Rows per class; in multi-label data rows that have the class.
+        Rows per class; in multi-label data, rows with the class present.
     unknown_labels, unknown_rows, rows_without_class
-        In multi-label data: unknown entries, rows with no known entry, and rows with known entries but no class
+        In multi-label data: unknown entries, rows without known entries, and rows with known entries but no class
         present.
     image_sizes
         Sizes of encoded images; None for arrays.
     input_shape
         The shape of arrays; None for encoded images.
     unreadable
-        Images that cannot be read.
+        Unreadable images.
     duplicates
-        Groups of rows with the same encoded bytes (or numbers, in arrays).
+        Groups of rows with equal encoded bytes (equal numbers in arrays).
     conflicts
-        Those of them whose labels differ.
+        The groups among them whose labels differ.
     near_duplicates, near_conflicts
-        Groups of rows that are nearly the same, one of each group of exact copies; and those whose labels differ.
+        Groups of nearly equal rows, one of each group of exact copies; and the groups among them whose labels differ.
     near_rows
-        The number of rows that near-duplicates were looked for among; 0 where rows cannot be compared.
+        The number of rows searched for near-duplicates; 0 if rows cannot be compared.
     rare_classes
-        Classes with some rows, but fewer than ``RARE``.
+        Classes with at least one row, but fewer than ``RARE``.
     blank
         Positions of images whose pixels hardly differ.
     extreme_sizes
         Positions and sizes of images far from the median in size or aspect ratio.
     columns, unused
-        Of a table that is encoded: what each column is, and why others are not used.
+        For an encoded table: the role of each column, and why other columns are not used.
     prints
-        What other splits are compared by.
+        What other splits are compared with.
     """
 
     rows: int
@@ -135,7 +135,7 @@ class Inspection:
 
 
 def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) -> Inspection:
-    """Read every row once; only a digest, a size and a sketch of each stay in memory.
+    """Read every row once; only a digest, a size and a sketch of each row stay in memory.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
     workers
         Worker processes that decode images; 0 decodes in this process.
     max_pixels
-        An image of more pixels counts as unreadable.
+        Images with more pixels count as unreadable.
     """
     rows = _read_rows(examples, workers, max_pixels)
     prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
@@ -175,7 +175,7 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
 
 
 class _Rows(NamedTuple):
-    """What was read of every row; deviations are NaN where there are none."""
+    """What was read of every row; missing deviations are NaN."""
 
     prints: Prints
     sizes: np.ndarray
@@ -215,10 +215,10 @@ def _read_rows(examples: Examples, workers: int, max_pixels: int) -> _Rows:
 
 
 def find_near_duplicates(parts: Sequence[Examples], prints: Sequence[Prints]) -> tuple[Groups, int]:
-    """Return groups of near-duplicates, and the number of rows among which they were looked for.
+    """Return groups of near-duplicates, and the number of rows that were searched.
 
     Images are compared by their sketches, vectors of at least ``MIN_FEATURES`` features in memory by their cosine.
-    Positions count through the parts, one after the other.
+    Positions count through the concatenated parts.
     """
     starts = np.cumsum([0, *map(len, parts)])[:-1]
     vectors = [
@@ -245,7 +245,7 @@ def find_near_duplicates(parts: Sequence[Examples], prints: Sequence[Prints]) ->
 
 
 def _find_blank(deviations: np.ndarray, in_bytes: bool) -> np.ndarray:
-    """Return positions of images whose pixels hardly differ: by grey levels, or for floats beside the median image."""
+    """Return positions of images whose pixels hardly differ: in grey levels; floats, relative to the median image."""
     known = deviations[~np.isnan(deviations)]
     if not len(known):
         return np.empty(0, dtype=np.int64)
@@ -254,7 +254,7 @@ def _find_blank(deviations: np.ndarray, in_bytes: bool) -> np.ndarray:
 
 
 def _find_extreme(sizes: np.ndarray, positions: np.ndarray) -> tuple[tuple[int, Size], ...]:
-    """Return images with a side, or an aspect ratio, that is many times that of the median image, or a fraction."""
+    """Return images whose sides or aspect ratio are many times the median, or a small fraction of it."""
     sides, shapes = np.log(sizes.prod(axis=1)) / 2, np.log(sizes[:, 1] / sizes[:, 0])
     far = np.abs(sides - np.median(sides)) > np.log(EXTREME_SIDE)
     far |= np.abs(shapes - np.median(shapes)) > np.log(EXTREME_ASPECT)
@@ -262,7 +262,7 @@ def _find_extreme(sizes: np.ndarray, positions: np.ndarray) -> tuple[tuple[int, 
 
 
 def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list[DataError]:
-    """Return the errors that training would stop with when it reads these rows."""
+    """Return the errors with which training would stop when it reads these rows."""
     found, sizes = [], inspection.image_sizes
     if len(inspection.unreadable) == inspection.rows or (inspection.unreadable and settings.bad_rows == "error"):
         found.append(
@@ -271,7 +271,7 @@ def refusals(inspection: Inspection, split: str, settings: DataSettings) -> list
         )
     if sizes is not None and settings.resize == "none" and sizes.fraction < 1:
         found.append(
-            f"{split} images have from {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels; "
+            f"{split} images range from {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels; "
             f"expected one size; set one with {setting('data.resize', 224)}."
         )
     return [DataError(message) for message in found]
@@ -282,7 +282,7 @@ def _pixels(size: Size) -> str:
 
 
 def count_classes(examples: Examples) -> dict[str, int]:
-    """Count the rows that have each class as given label; a multi-label row counts for all of its classes."""
+    """Count the rows with each class as given label; a multi-label row counts for all of its classes."""
     if examples.multilabel:
         counts = (examples.given_labels > 0.5).sum(dim=0)
     else:
@@ -292,7 +292,7 @@ def count_classes(examples: Examples) -> dict[str, int]:
 
 
 def _count_unknown(examples: Examples) -> dict[str, int]:
-    """Count what is unknown in multi-label labels, and the rows without a class."""
+    """Count unknown multi-label entries, and the rows without a class."""
     if not examples.multilabel:
         return {"unknown_labels": 0, "unknown_rows": 0, "rows_without_class": 0}
     unknown, present = examples.given_labels.isnan(), examples.given_labels > 0.5
@@ -303,7 +303,7 @@ def _count_unknown(examples: Examples) -> dict[str, int]:
 
 
 def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, float]:
-    """Return a given label in words: a class, the classes present, or the probabilities above 0; empty for none."""
+    """Return a given label as text: a class, the classes present, or the probabilities above 0; empty for none."""
     label = examples.given_labels[position]
     if label.ndim == 0:
         return "" if label == UNLABELLED else examples.classes[int(label)]
@@ -312,7 +312,7 @@ def label_of(examples: Examples, position: int) -> str | list[str] | dict[str, f
 
 
 def as_tree(inspection: Inspection, examples: Examples) -> dict[str, Any]:
-    """Return an inspection as plain values, with rows by their keys."""
+    """Return an inspection as plain values, with rows given by their keys."""
     return {
         "rows": inspection.rows,
         "class_counts": inspection.class_counts,

@@ -1,4 +1,4 @@
-"""Rows that are in more than one split: what is trained on must not be tested on."""
+"""Rows in more than one split: test rows must not be trained on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from pencil.data.given.given_labels import hard_labels
 
 @dataclass(frozen=True, eq=False)
 class Overlap:
-    """Groups of rows in more than one split; positions count through the splits, one after the other.
+    """Groups of rows in more than one split; positions count through the concatenated splits.
 
     Parameters
     ----------
     splits
         The splits by name.
     duplicates, conflicts
-        Rows with the same content, and those of them whose labels differ.
+        Rows with the same content, and the groups among them whose labels differ.
     near_duplicates, near_conflicts
-        Rows that are nearly the same, one of each group of exact copies; and those of them whose labels differ.
+        Rows that are nearly equal, one of each group of exact copies; and the groups among them whose labels differ.
     """
 
     splits: Mapping[str, Examples]
@@ -38,11 +38,11 @@ class Overlap:
             if position < len(part):
                 return name, part, position
             position -= len(part)
-        raise IndexError(f"position {position} is behind the last split")
+        raise IndexError(f"position {position} is beyond the last split")
 
 
 def find_overlap(splits: Mapping[str, Examples], findings: Mapping[str, Inspection]) -> Overlap | None:
-    """Compare the rows of all splits; None where there is only one split."""
+    """Compare the rows of all splits; None if there is only one split."""
     if len(splits) < 2:
         return None
     parts, prints = list(splits.values()), [findings[name].prints for name in splits]
@@ -59,7 +59,7 @@ def find_overlap(splits: Mapping[str, Examples], findings: Mapping[str, Inspecti
 
 
 def _labels_of(parts: list[Examples]) -> np.ndarray | None:
-    """Return the labels of all splits in one form; None where they cannot be compared."""
+    """Return the labels of all splits in one form; None if they cannot be compared."""
     if len({part.classes for part in parts}) > 1 or len({part.multilabel for part in parts}) > 1:
         return None
     given = [part.given_labels for part in parts]
@@ -69,7 +69,7 @@ def _labels_of(parts: list[Examples]) -> np.ndarray | None:
 
 
 def overlap_tree(overlap: Overlap) -> dict[str, Any]:
-    """Return an overlap as plain values, with rows by their split and key."""
+    """Return an overlap as plain values, with rows given by split and key."""
 
     def described(groups: Groups, with_label: bool) -> list[list[dict[str, Any]]]:
         return [[_row_tree(overlap, int(position), with_label) for position in group] for group in groups]

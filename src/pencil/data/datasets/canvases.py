@@ -15,7 +15,7 @@ from pencil.errors import DataError
 
 ITEMS = ("digits", "fashion_mnist")
 SCALES = (0.2, 0.35)
-"""The side of an item, as a fraction of that of the canvas."""
+"""The side of an item, as a fraction of the canvas side."""
 MOST_ITEMS, FRAGMENTS, TRIES = 4, 6, 8
 
 
@@ -31,8 +31,8 @@ def canvases(
 ) -> Splits:
     """Generate canvases with one to four items each; a label lists the classes present (c = 10).
 
-    Items differ in size, brightness and place, seldom overlap, and lie between fragments of other items on an uneven
-    background. Test canvases are made of items that no training canvas holds. The same seed gives the same canvases.
+    Items differ in size, brightness and position, seldom overlap, and lie between fragments of other items on an uneven
+    background. Test canvases consist of items that no training canvas contains. The same seed gives the same canvases.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ def canvases(
     size
         Height and width of a canvas in pixels, at least 16.
     images, test_images
-        How many canvases to generate.
+        Number of canvases to generate.
     seed
-        Draws the canvases.
+        Seed of the canvases.
     download
         Whether the items' dataset may be downloaded.
     """
@@ -53,7 +53,7 @@ def canvases(
         raise DataError(f"data.options.items is {items!r}; expected one of {', '.join(ITEMS)}; choose one of them.")
     for name, value, least in (("size", size, 16), ("images", images, 1), ("test_images", test_images, 1)):
         if value < least:
-            raise DataError(f"data.options.{name} is {value}; expected at least {least}; raise it.")
+            raise DataError(f"data.options.{name} is {value}; expected at least {least}; increase it.")
     source = digits(root) if items == "digits" else fashion_mnist(root, download=download)
     assert source.test is not None
     train = _scatter(source.train, images, size, np.random.default_rng([seed, 0]), "train")
@@ -82,13 +82,13 @@ def _scatter(items: Examples, count: int, size: int, rng: np.random.Generator, p
 
 
 def _background(size: int, rng: np.random.Generator) -> Tensor:
-    """Draw uneven light and a little grain."""
+    """Draw uneven light with a little grain."""
     light = _resized(torch.from_numpy(rng.uniform(0, 0.35, (1, 4, 4)).astype(np.float32)), size, size)
     return light + torch.from_numpy(rng.normal(0, 0.06, (size, size)).astype(np.float32))
 
 
 def _fragment(picture: Tensor, size: int, rng: np.random.Generator) -> Tensor:
-    """Cut a third of an item in each direction: strokes and edges that belong to no class."""
+    """Cut out a third of an item in each direction: strokes and edges that do not belong to any class."""
     side = round(size * rng.uniform(*SCALES))
     whole, third = _resized(picture, side, side), max(2, side // 3)
     top, left = rng.integers(side - third + 1, size=2)
@@ -96,7 +96,7 @@ def _fragment(picture: Tensor, size: int, rng: np.random.Generator) -> Tensor:
 
 
 def _place(size: int, taken: list[tuple[int, int, int]], side: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Return a free place if a few tries find one, otherwise the last that was tried."""
+    """Return a free position if a few tries find one, otherwise the last one tried."""
     for _ in range(TRIES):
         top, left = (int(value) for value in rng.integers(size - side + 1, size=2))
         if all(max(abs(top - y), abs(left - x)) >= (side + other) // 2 for y, x, other in taken):
@@ -105,7 +105,7 @@ def _place(size: int, taken: list[tuple[int, int, int]], side: int, rng: np.rand
 
 
 def _paste(canvas: Tensor, picture: Tensor, at: tuple[int, int], rng: np.random.Generator) -> None:
-    """Add the picture's light to the canvas, so that what lies below stays visible."""
+    """Add the picture's light to the canvas, so that the content below stays visible."""
     region = canvas[at[0] : at[0] + picture.shape[0], at[1] : at[1] + picture.shape[1]]
     region += rng.uniform(0.45, 0.9) * picture[: region.shape[0], : region.shape[1]]
 

@@ -50,7 +50,7 @@ CIFAR100 = _Pickles(
 
 
 def cifar10(root: Path | None = None, *, download: bool = True) -> Splits:
-    """Load CIFAR-10 from ``root``, as published or as train.parquet and test.parquet; or download it (torchvision)."""
+    """Load CIFAR-10 from ``root``, as published or as train.parquet and test.parquet, or download it (torchvision)."""
     return _load(CIFAR10, root, download)
 
 
@@ -96,7 +96,7 @@ def _batch(path: Path, labels: str) -> tuple[np.ndarray, np.ndarray]:
     images, given = _field(content, "data", np.ndarray, path), np.asarray(_field(content, labels, list, path))
     if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != 3 * SIDE * SIDE or len(images) != len(given):
         raise DataError(
-            f"{path} holds images of type {images.dtype} and shape {images.shape} with {len(given)} labels; "
+            f"{path} has images of type {images.dtype} and shape {images.shape} with {len(given)} labels; "
             f"expected uint8 of shape (n, {3 * SIDE * SIDE}) and n labels; download it again."
         )
     return images, given
@@ -113,10 +113,10 @@ def _from_parquet(layout: _Pickles, folder: Path) -> Splits:
 
 
 def _decoded(path: Path, split: str, classes: tuple[str, ...] | None = None) -> Examples:
-    """Decode all images of a table into one tensor: they are small, and decoding them every epoch takes longer."""
+    """Decode all images of a table into one tensor: they are small, and decoding them in every epoch takes longer."""
     part = from_table(path, classes=classes).train
     cached = part.inputs.with_options(ReadOptions(size=(SIDE, SIDE), exact=True)).cached(part.rows)
-    assert cached is not None  # a table has encoded images
+    assert cached is not None  # a table contains encoded images
     return replace(part, inputs=cached, rows=torch.arange(len(part)), keys=_keys(split, len(part)))
 
 
@@ -127,12 +127,12 @@ def _keys(split: str, count: int) -> np.ndarray:
 def _field(content: Any, name: str, kind: type, path: Path) -> Any:
     value = content.get(name) if isinstance(content, dict) else None
     if not isinstance(value, kind):
-        raise DataError(f"{path} holds no {name} ({kind.__name__}); expected a file of CIFAR; download it again.")
+        raise DataError(f"{path} has no {name} ({kind.__name__}); expected a CIFAR file; download it again.")
     return value
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of plain values and arrays; anything else in it, which could run code, is refused."""
+    """Read a pickle of plain values and arrays; anything else, which could run code, is refused."""
     try:
         with path.open("rb") as stream:
             return _ArraysOnly(stream, path).load()
@@ -140,7 +140,7 @@ def read_pickle(path: Path) -> Any:
         raise
     except DAMAGED as error:
         raise DataError(
-            f"cannot read {path}: {str(error) or type(error).__name__}; expected a whole pickle; download it again."
+            f"cannot read {path}: {str(error) or type(error).__name__}; expected a complete pickle; download it again."
         ) from error
 
 
@@ -159,14 +159,14 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _dtype(name: str, align: Any = False, copy: Any = False) -> "np.dtype[Any]":
-    """Return the type of bytes; the flags, which old files store as numbers that NumPy no longer takes, are ignored."""
+    """Return the dtype of bytes; flags, which old files store as numbers that NumPy no longer accepts, are ignored."""
     if name not in ("u1", "|u1"):
         raise ValueError(f"an array in it is of type {name!r}; expected 'u1'")
     return np.dtype(np.uint8, copy=True)
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Return bytes as Python 3 writes them into old pickles: always as Latin-1."""
+    """Return bytes in the form that Python 3 writes into old pickles: always as Latin-1."""
     if encoding != "latin1":
         raise ValueError(f"bytes are encoded as {encoding!r}; expected 'latin1'")
     return text.encode("latin1")

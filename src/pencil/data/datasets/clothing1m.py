@@ -1,4 +1,4 @@
-"""Clothing1M: a million shop images in 14 classes, labelled from the text around them; some are labelled by hand."""
+"""Clothing1M: a million shop images in 14 classes, labelled from the surrounding text; some are labelled by hand."""
 
 from pathlib import Path
 from typing import Literal
@@ -42,10 +42,10 @@ def clothing1m(root: Path | None = None, *, per_class: int | Literal["all"] | No
     root
         The folder with the images and lists.
     per_class
-        Training images per class of a pseudo-balanced subset (balanced by noisy labels), at most as many as the
-        smallest class has; 18,571 make about 260,000. None, or "all" in a recipe, takes all images.
+        Training images per class of a pseudo-balanced subset (balanced by noisy labels), at most the size of the
+        smallest class; 18,571 give about 260,000 images. None, or "all" in a recipe, uses all images.
     seed
-        Draws the subset.
+        Seed of the subset.
     """
     folder = need_folder(RELEASE, root)
     lists = need_files(RELEASE, folder, FILES, ("", "annotations"))
@@ -65,7 +65,7 @@ def clothing1m(root: Path | None = None, *, per_class: int | Literal["all"] | No
 
 
 def balanced(labels: np.ndarray, per_class: int, classes: tuple[str, ...], seed: int) -> Tensor:
-    """Return rows with equally many of every class, drawn by the seed, in their order."""
+    """Return rows with equally many of every class, drawn by the seed, in order."""
     counts = np.bincount(labels, minlength=len(classes))
     if not counts.all():
         empty = classes[int(counts.argmin())]

@@ -1,4 +1,4 @@
-"""Microsoft COCO as a multi-label dataset: the classes are its 80 kinds of objects."""
+"""Microsoft COCO as a multi-label dataset with its 80 object classes."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ KEPT = ("images", "annotations", "categories", "id", "image_id", "category_id", 
 def coco(root: Path | None = None, *, year: int = 2014) -> Splits:
     """Load the training images of a year, and its validation images as test set (its test labels are not public).
 
-    Images without any annotated object are left out: 82,081 and 40,137 of 2014 remain.
+    Images without any annotated object are dropped: 82,081 and 40,137 of 2014 remain.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def _read(path: Path) -> _Annotated:
 
 
 def _slim(entry: dict[str, Any]) -> dict[str, Any]:
-    """Drop the outlines of objects, nine tenths of the file, while it is read."""
+    """Drop the outlines of objects, nine tenths of the file, while reading."""
     return {key: entry[key] for key in KEPT if key in entry}
 
 

@@ -24,7 +24,7 @@ FILES = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classe
 
 
 def cub200(root: Path | None = None) -> Splits:
-    """Load the official split into training and test images; class names are those of classes.txt."""
+    """Load the official split into training and test images; class names come from classes.txt."""
     folder = need_files(RELEASE, need_folder(RELEASE, root), FILES, ("CUB_200_2011", ""))
     images = read_list(folder / "images.txt", id=pa.int64(), path=pa.string())
     keys = arrow_keys(images["path"])
@@ -42,7 +42,7 @@ def cub200(root: Path | None = None) -> Splits:
 
 
 def _by_image(path: Path, ids: pa.ChunkedArray, first: int, last: int) -> np.ndarray:
-    """Return the value that a list has for each image, in the order of the images."""
+    """Return the value of each image in a list, in image order."""
     table = read_list(path, id=pa.int64(), value=pa.int64())
     look_up(
         table["id"],

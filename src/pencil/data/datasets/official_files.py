@@ -15,34 +15,34 @@ CHUNK = 65536
 
 
 class Release(NamedTuple):
-    """A dataset as it is published: its name, and the files to download."""
+    """A published dataset: its name, and the files to download."""
 
     name: str
     files: str
 
     @property
     def remedy(self) -> str:
-        """What to do where it is missing."""
-        return f"download {self.files}, unpack into a folder and name it with {setting('data.root', 'FOLDER')}"
+        """What to do if it is missing."""
+        return f"download {self.files}, unpack into a folder and pass it with {setting('data.root', 'FOLDER')}"
 
 
 def need_folder(release: Release, root: Path | None) -> Path:
-    """Return the folder that the user named; these datasets cannot be downloaded automatically."""
+    """Return the folder that the user set; these datasets cannot be downloaded automatically."""
     if root is None:
         raise DataError(f"data.root is not set; expected the folder of {release.name}; {release.remedy}.")
     folder = root.expanduser()
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; expected that of {release.name}; {release.remedy}.")
+        raise DataError(f"{folder} is not a folder; expected the folder of {release.name}; {release.remedy}.")
     return folder
 
 
 def find_folder(folder: Path, files: Sequence[str], places: Sequence[str]) -> Path | None:
-    """Return the first of some places below ``folder`` that holds any of these files."""
+    """Return the first of some places below ``folder`` that contains any of these files."""
     return next((folder / place for place in places if any((folder / place / file).is_file() for file in files)), None)
 
 
 def need_files(release: Release, folder: Path, files: Sequence[str], places: Sequence[str]) -> Path:
-    """Return the first of some places below ``folder`` that holds these files; raise if some are missing."""
+    """Return the first of some places below ``folder`` that contains these files; raise if some are missing."""
     found = find_folder(folder, files, places)
     if found is None:
         searched = " or ".join(str(folder / place) for place in places)
@@ -54,14 +54,14 @@ def need_files(release: Release, folder: Path, files: Sequence[str], places: Seq
 
 
 def download_folder(root: Path | None) -> Path:
-    """Return the folder for downloads: the user's, or a cache in the home directory."""
+    """Return the folder for downloads: the user's folder, or a cache in the home directory."""
     return Path.home() / ".cache" / "pencil" if root is None else root.expanduser()
 
 
 def download(dataset: str, target: Path, missing: str, remedy: str, *, allowed: bool) -> None:
-    """Download a dataset by torchvision; ``missing`` and ``remedy`` word the error if that fails or is not allowed."""
+    """Download a dataset with torchvision; ``missing`` and ``remedy`` word the error if it fails or is not allowed."""
     if not allowed:
-        raise DataError(f"{missing}, and nothing is downloaded here; {remedy}.")
+        raise DataError(f"{missing}, and downloads are disabled; {remedy}.")
     import torchvision.datasets
 
     try:
@@ -71,7 +71,7 @@ def download(dataset: str, target: Path, missing: str, remedy: str, *, allowed: 
 
 
 def read_list(path: Path, /, **columns: pa.DataType) -> pa.Table:
-    """Read a text file of rows separated by blanks, without a header, as Arrow columns: a million rows stay small."""
+    """Read a headerless, whitespace-separated text file as Arrow columns, which keeps a million rows small."""
     from pyarrow import csv
 
     try:
@@ -79,7 +79,7 @@ def read_list(path: Path, /, **columns: pa.DataType) -> pa.Table:
             path,
             csv.ReadOptions(
                 column_names=list(columns), use_threads=False
-            ),  # with threads, messages do not number the row
+            ),  # with threads, messages do not contain the row number
             csv.ParseOptions(delimiter=" ", quote_char=False),
             csv.ConvertOptions(column_types=columns, null_values=[""]),
         )
@@ -91,7 +91,7 @@ def read_list(path: Path, /, **columns: pa.DataType) -> pa.Table:
 
 
 def look_up(keys: Any, known: Any, fault: Callable[[Any, int], str]) -> np.ndarray:
-    """Return the row of each key among the known ones; ``fault`` words the error about an unknown key and its row."""
+    """Return the row of each key among the known keys; ``fault`` words the error for an unknown key and its row."""
     rows = pc.index_in(keys, value_set=known)
     if rows.null_count:
         row = pc.index(rows.is_null(), True).as_py()
@@ -101,7 +101,7 @@ def look_up(keys: Any, known: Any, fault: Callable[[Any, int], str]) -> np.ndarr
 
 
 def need_range(labels: np.ndarray, first: int, last: int, path: Path) -> None:
-    """Raise unless all labels of a list lie between the first and the last class; the message names the line."""
+    """Raise unless all labels of a list are between the first and the last class; the message names the line."""
     good = (labels >= first) & (labels <= last)
     if not good.all():
         line = int(good.argmin())
@@ -112,14 +112,14 @@ def need_range(labels: np.ndarray, first: int, last: int, path: Path) -> None:
 
 
 def need_count(option: str, value: Any, least: int) -> int:
-    """Return an option, which in a recipe may be anything; raise unless it is a whole number of at least ``least``."""
+    """Return an option, which may be any value in a recipe; raise unless it is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise DataError(f"data.options.{option} is {value!r}; expected a whole number of at least {least}; change it.")
+        raise DataError(f"data.options.{option} is {value!r}; expected an integer of at least {least}; change it.")
     return value
 
 
 def arrow_keys(column: Any, suffix: str = "") -> np.ndarray:
-    """Return an Arrow column as keys; never all of them are Python strings at once."""
+    """Return an Arrow column as keys, without converting all of them to Python strings at once."""
     keys = np.empty(len(column), dtype=StringDType())
     for start in range(0, len(column), CHUNK):
         keys[start : start + CHUNK] = [f"{key}{suffix}" for key in column[start : start + CHUNK].to_pylist()]

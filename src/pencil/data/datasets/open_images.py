@@ -1,4 +1,4 @@
-"""Open Images V4 to V6 as a multi-label dataset: labels by people where there are any, otherwise by a machine."""
+"""Open Images V4 to V6 as a multi-label dataset: human labels where available, otherwise machine labels."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ RELEASE = Release(
     "classes-trainable.txt, and images as train/ID.jpg, validation/ID.jpg and test/ID.jpg",
 )
 BLOCK = 64 * 2**20
-"""Bytes of a label file that are read at once: some hundred thousand of its eighty million rows."""
+"""Bytes of a label file that are read at once: a few hundred thousand of its eighty million rows."""
 
 
 def open_images(
@@ -35,25 +35,25 @@ def open_images(
     test_images: int = 50,
     seed: int = 0,
 ) -> Splits:
-    """Load images and labels of some classes; only images that are on disk count.
+    """Load images and labels of some classes; only images on disk are used.
 
-    An image is positive for a class if its label is at least 0.5. In training the label is a person's where there is
-    one, otherwise the machine's confidence; in validation and test it is always a person's. Classes are drawn from
-    those with the wanted number of positive images in every split. If these are too few, all of them are taken, and
-    then the classes that come nearest: by the smallest fraction of the wanted number that they have in a split, then by
-    their training images. Each class contributes at most the wanted number of its images, drawn by the seed; an image
-    of several classes is there once. An entry without a label is 0 in training and unknown (NaN) elsewhere.
+    An image is positive for a class if its label is at least 0.5. Training uses human labels where available, otherwise
+    the machine's confidence; validation and test always use human labels. Classes are drawn from those with the
+    requested number of positive images in every split. If there are too few, all of them are used, followed by the
+    classes that come closest: ordered by their smallest fraction of the requested number in any split, then by their
+    number of training images. Each class contributes at most the requested number of its images, drawn by the seed; an
+    image of several classes appears once. An entry without a label is 0 in training and unknown (NaN) elsewhere.
 
     Parameters
     ----------
     root
         The folder with the images and label files.
     classes
-        How many classes to choose.
+        Number of classes to choose.
     train_images, validation_images, test_images
-        The wanted number of positive images per class; 0 leaves validation or test out.
+        The requested number of positive images per class; 0 omits validation or test.
     seed
-        Draws classes and images.
+        Seed for drawing classes and images.
     """
     options = {"train": train_images, "validation": validation_images, "test": test_images}
     wanted = {split: need_count(f"{split}_images", n, int(split == "train")) for split, n in options.items()}
@@ -115,7 +115,7 @@ def _examples(
     if not len(rows):
         raise DataError(
             f"no image in {folder} is positive for any of the {len(classes)} chosen classes; expected at least one; "
-            f"download more images, or leave the split out with data.options.{part.split}_images=0."
+            f"download more images, or omit the split with data.options.{part.split}_images=0."
         )
     given = np.full((len(rows), len(chosen)), 0 if part.split == "train" else np.nan, dtype=np.float32)
     kept = drawn[image]
@@ -134,7 +134,7 @@ def _read_split(folder: Path, split: str, ids: pa.Array) -> _Labels:
         image, label, value = (np.concatenate(pair) for pair in zip((image, label, value), machine, strict=True))
     pairs, first = np.unique(
         image.astype(np.int64) * len(ids) + label, return_index=True
-    )  # people come before machines
+    )  # human labels take precedence over machine labels
     return _Labels(
         split, images, (pairs // len(ids)).astype(np.int32), (pairs % len(ids)).astype(np.int32), value[first]
     )
@@ -143,7 +143,7 @@ def _read_split(folder: Path, split: str, ids: pa.Array) -> _Labels:
 def _known(path: Path, images: pa.Array, ids: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return image, class and confidence of the rows about known images and classes, as numbers.
 
-    The file is read in blocks: eighty million rows of names would not fit in memory, their numbers do.
+    The file is read in blocks: eighty million rows of names would not fit in memory, but their numbers do.
     """
     from pyarrow import csv
 
@@ -183,7 +183,7 @@ def _block(block: Any, images: pa.Array, ids: pa.Array, path: Path, line: int) -
 
 
 def _class_names(folder: Path) -> dict[str, str]:
-    """Return the display names of the trainable classes by label, or of all if there is no list of trainable ones."""
+    """Return the display names of the trainable classes by label, or of all classes if there is no list of them."""
     from pyarrow import csv
 
     path = _find(folder, "class-descriptions.csv")
@@ -205,7 +205,7 @@ def _class_names(folder: Path) -> dict[str, str]:
 
 
 def _distinct(classes: list[tuple[str, str]]) -> tuple[str, ...]:
-    """Return display names, with the label added where two classes have the same."""
+    """Return display names, with the label appended if two classes share a name."""
     shown = [name for _, name in classes]
     return tuple(name if shown.count(name) == 1 else f"{name} ({label})" for label, name in classes)
 
@@ -217,7 +217,7 @@ def _on_disk(folder: Path) -> pa.Array:
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}; {RELEASE.remedy}.") from error
     if not len(found):
-        raise DataError(f"{folder} holds no image; expected files ID.jpg; {RELEASE.remedy}.")
+        raise DataError(f"{folder} contains no images; expected files ID.jpg; {RELEASE.remedy}.")
     return found.sort()
 
 
@@ -231,6 +231,6 @@ def _find(folder: Path, name: str) -> Path:
 
 
 def _look_for(folder: Path, name: str) -> Path | None:
-    """Return a file with any prefix; the first by name, so that files of V6 (``oidv6-``) come before older ones."""
+    """Return a file with any prefix; the first by name, so that V6 files (``oidv6-``) come before older ones."""
     places = (folder, folder / "annotations")
     return next((path for place in places for path in sorted(place.glob(f"*{name}"))), None)

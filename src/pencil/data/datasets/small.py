@@ -61,23 +61,23 @@ def _quartered(whole: Examples) -> Splits:
 def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int = 2_000, seed: int = 0) -> Splits:
     """Generate a hundred classes: two digits side by side, 00 to 99, 8 x 16 grey values.
 
-    Test pairs are made of digits that no training pair holds. The same seed gives the same pairs.
+    Test pairs consist of digits that no training pair contains. The same seed gives the same pairs.
 
     Parameters
     ----------
     root
         Not used.
     images, test_images
-        How many pairs to generate, at least 100.
+        Number of pairs to generate, at least 100.
     seed
-        Draws the pairs.
+        Seed of the pairs.
     """
     source, classes = digits(), [f"{number:02d}" for number in range(100)]
     assert source.test is not None
 
     def pair_up(items: Examples, count: int, part: int, name: str) -> Examples:
         if count < 100:
-            raise DataError(f"{name} is {count}; expected at least 100, one for each class; raise it.")
+            raise DataError(f"{name} is {count}; expected at least 100, one for each class; increase it.")
         rng, labels = np.random.default_rng([seed, part]), items.given_labels.numpy()
         wanted = rng.permutation(np.arange(count) % 100)
         of_class = [np.flatnonzero(labels == digit) for digit in range(10)]
@@ -110,16 +110,16 @@ def read_idx(path: Path) -> np.ndarray:
         content = gzip.decompress(source.read_bytes()) if source.suffix == ".gz" else source.read_bytes()
     except (OSError, EOFError) as error:
         raise DataError(
-            f"cannot read {plain}[.gz]: {error}; expected an idx file; put those of the dataset there."
+            f"cannot read {plain}[.gz]: {error}; expected an idx file; put the files of the dataset there."
         ) from error
     if len(content) < 4 or content[:3] != b"\0\0\x08":
-        raise DataError(f"{source} is not an idx file of bytes; expected one as published; download it again.")
+        raise DataError(f"{source} is not an idx file of bytes; expected the published file; download it again.")
     if len(content) < 4 + 4 * content[3]:
-        raise DataError(f"{source} ends within its header; expected a whole idx file; download it again.")
+        raise DataError(f"{source} ends within its header; expected a complete idx file; download it again.")
     dimensions = np.frombuffer(content, ">u4", count=content[3], offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     if values.size != dimensions.prod(dtype=np.int64):
-        raise DataError(f"{source} holds {values.size} values; expected {tuple(dimensions)}; download it again.")
+        raise DataError(f"{source} has {values.size} values; expected {tuple(dimensions)}; download it again.")
     return values.reshape(dimensions.tolist()).copy()
 
 
@@ -133,7 +133,7 @@ def _fashion_folder(root: Path | None, allowed: bool) -> Path:
         "FashionMNIST",
         target,
         f"Fashion-MNIST is neither in {target} nor in {DEBIAN_FASHION_MNIST}",
-        f"put its four idx files into a folder and name it with {setting('data.root', 'FOLDER')}, "
+        f"put its four idx files into a folder and pass it with {setting('data.root', 'FOLDER')}, "
         "or install Debian's dataset-fashion-mnist",
         allowed=allowed,
     )

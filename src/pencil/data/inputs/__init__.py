@@ -1,1 +1,1 @@
-"""Inputs: tensors, images, records and texts, and the way from what was read to what a network sees."""
+"""Inputs: tensors, images, records and texts, and their path from raw values to network inputs."""

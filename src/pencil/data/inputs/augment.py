@@ -1,8 +1,8 @@
-"""Augmentation: crops and flips of whole batches, and torchvision's random steps on one image at a time.
+"""Augmentation: crops and flips of whole batches, and torchvision's random steps on single images.
 
-The augmentation of a row is a pure function of (seed, epoch, row): neither the order of the rows, the batch, the number
-of worker processes nor a resume changes its picture. The crops and flips of an epoch are drawn once for all rows and
-then indexed. The steps of torchvision draw from torch's global generator, which is seeded for each row and restored.
+The augmentation of a row is a pure function of (seed, epoch, row): the order of the rows, the batch, the number of
+worker processes and a resume do not change it. The crops and flips of an epoch are drawn once for all rows and then
+indexed. torchvision's steps draw from torch's global generator, which is seeded for each row and restored.
 """
 
 from collections.abc import Iterator
@@ -23,26 +23,26 @@ ASPECT = (3 / 4, 4 / 3)
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of training images; by default none.
+    """Random changes of training images; none by default.
 
     They are applied in this order: crop, flip, resized crop, TrivialAugment, colour jitter, erasing. Crops with padding
-    and flips change whole batches; the other steps, of ``torchvision.transforms.v2``, change one image at a time.
+    and flips change whole batches; the other steps, from ``torchvision.transforms.v2``, change one image at a time.
 
     Parameters
     ----------
     crop_padding
         Pixels of zero padding on each side before the random crop, 0 to 127.
     flip
-        Whether to flip images horizontally: half of them, drawn anew in every epoch, or with "alternate" each image in
+        Whether to flip images horizontally: half of them, redrawn in every epoch; or with "alternate" each image in
         every second epoch, half of them in the first.
     resized_crop
-        Crop a random part of the image and bring it to the size that the network sees: the smallest fraction of the
-        area, above 0 and up to 1; aspect ratios are 3:4 to 4:3. 0 for none. It takes the place of the other crops.
+        Crop a random part of the image and resize it to the network's input size. The value is the smallest fraction of
+        the area, above 0 and up to 1; aspect ratios are 3:4 to 4:3. 0 disables it. It replaces the other crops.
     colour_jitter
         Change brightness, contrast and saturation by factors of up to 1 - and 1 + ``colour_jitter``, 0 (none) to 1.
     trivial_augment
-        Whether to apply one operation of TrivialAugment (Wide), drawn with its strength for each image. It shifts by
-        up to 32 pixels, so images should be larger.
+        Whether to apply one TrivialAugment (Wide) operation, drawn with its strength for each image. It shifts by up to
+        32 pixels, so images should be larger.
     random_erasing
         The probability that a rectangle of 2 to 33 % of the area is replaced by the mean colour, 0 (none) to 1.
     """
@@ -63,7 +63,7 @@ class Augmentation:
         if self.resized_crop and self.crop_padding:
             raise ValueError(
                 f"resized_crop is {self.resized_crop} and crop_padding {self.crop_padding}; expected one of them; "
-                "leave the other out"
+                "remove the other"
             )
 
     @property
@@ -73,7 +73,7 @@ class Augmentation:
 
     @property
     def changes_colours(self) -> bool:
-        """Whether it has steps that need to know what black and white are."""
+        """Whether it has steps that need to know the values of black and white."""
         return bool(self.colour_jitter or self.trivial_augment)
 
     def weak(self) -> "Augmentation":
@@ -83,7 +83,7 @@ class Augmentation:
     def strong(self) -> "Augmentation":
         """Return its weak view with TrivialAugment and an erased rectangle in every image.
 
-        Under the same seed and epoch both views of a row have the same crop and flip.
+        With the same seed and epoch, both views of a row have the same crop and flip.
         """
         return replace(self.weak(), trivial_augment=True, random_erasing=1.0)
 
@@ -106,7 +106,7 @@ class Augmentation:
         return Draws(self.crop_padding, frame.cropped, offsets if cropped else None, flips, steps)
 
     def _flips(self, rows: int, seed: int, epoch: int, random: torch.Generator) -> Tensor | None:
-        """Return which images an epoch flips; ``random`` is the generator of that epoch."""
+        """Return which images an epoch flips; ``random`` is the generator of this epoch."""
         if self.flip == "alternate":
             first = torch.rand(rows, generator=generator(seed, "augmentation", "flip")) < 0.5
             return first ^ (epoch % 2 == 1)
@@ -114,20 +114,20 @@ class Augmentation:
 
 
 PHOTOS = Augmentation(flip=True, resized_crop=0.35, colour_jitter=0.4)
-"""For photos and a pretrained network: the jitter of timm's default, and crops of at least 35 % of the area. Training
-from scratch on ImageNet takes crops down to 8 %, in which the object of a small dataset is often missing."""
+"""For photos and a pretrained network: timm's default jitter, and crops of at least 35 % of the area. Training from
+scratch on ImageNet uses crops down to 8 %, which often miss the object in a small dataset."""
 NAMED = {"none": Augmentation(), "photos": PHOTOS}
 
 
 def refuse_augmentation(augmentation: Augmentation, channels: int | None, dtype: torch.dtype | None) -> None:
-    """Raise :class:`DataError` if images of this kind cannot be augmented so.
+    """Raise :class:`DataError` if images of this kind do not support this augmentation.
 
-    Steps on colours need 8-bit images, grey or RGB: of other numbers nobody knows what black and white are.
+    Colour steps need 8-bit images, grey or RGB: for other values, black and white are not defined.
     """
     if augmentation.changes_colours and (dtype != torch.uint8 or channels not in (1, 3)):
         raise DataError(
             f"colour_jitter or trivial_augment is set but the images are {dtype} with {channels} channels; expected "
-            "8-bit images (uint8) with 1 or 3 channels; convert them, or leave these steps out of data.augmentation."
+            "8-bit images (uint8) with 1 or 3 channels; convert them, or remove these steps from data.augmentation."
         )
 
 
@@ -179,7 +179,7 @@ class ImageSteps:
 
 
 def _compose(augmentation: Augmentation, frame: Frame) -> nn.Module:
-    """Return torchvision's transforms for the steps on one image; imported only here, as that takes a while."""
+    """Return torchvision's transforms for the steps on single images; imported here, because the import is slow."""
     from torchvision.transforms import v2
 
     steps: list[nn.Module] = []
@@ -198,7 +198,7 @@ def _compose(augmentation: Augmentation, frame: Frame) -> nn.Module:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread, as worker processes do: the last bits of a sum depend on the number of threads."""
+    """Use one thread, like worker processes, because the last bits of a sum depend on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -229,7 +229,7 @@ class Draws:
 def crop(images: Tensor, offsets: Tensor, padding: int, size: tuple[int, int]) -> Tensor:
     """Pad with zeros and crop each image to ``size`` at its own (top, left) offset."""
     padded = functional.pad(images, (padding,) * 4) if padding else images
-    windows = padded.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view: every crop of every image, nothing copied
+    windows = padded.unfold(2, size[0], 1).unfold(3, size[1], 1)  # a view of every crop of every image, without a copy
     return windows[torch.arange(len(images)), :, offsets[:, 0], offsets[:, 1]]
 
 

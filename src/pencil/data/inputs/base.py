@@ -1,7 +1,7 @@
-"""Inputs: the interface that every kind of inputs offers, and inputs held as one tensor.
+"""Inputs: the interface of every kind of inputs, and inputs stored as one tensor.
 
 A new kind of inputs is one class that derives from :class:`Inputs`. It implements ``__len__`` and ``batches`` and
-overrides what else it can do; the defaults say that it cannot. No other module asks for the class of its inputs.
+overrides its further capabilities; the defaults mean "not supported". No other module checks the class of its inputs.
 """
 
 import hashlib
@@ -38,18 +38,18 @@ Size = tuple[int, int]
 """Height and width in pixels."""
 MAX_PIXELS = 50_000_000
 DIGEST = 16
-"""Bytes of the digest that finds duplicates."""
+"""Bytes of the digest used to find duplicates."""
 
 
 class Loaded(NamedTuple):
-    """The inputs of a chunk of rows; ``kept`` marks the rows that could be read, None where all could."""
+    """The inputs of a chunk of rows; ``kept`` marks the readable rows, None if all are readable."""
 
     values: Tensor
     kept: Tensor | None = None
 
 
 class Fault(NamedTuple):
-    """An input that cannot be read: its row in the data, its name and the reason."""
+    """An unreadable input: its row in the data, its name and the reason."""
 
     row: int
     name: str
@@ -57,16 +57,16 @@ class Fault(NamedTuple):
 
 
 def list_faults(faults: Sequence[Fault], count: int | None = None) -> str:
-    """Return the first inputs that cannot be read with the reasons, and how many more there are."""
+    """Return the first unreadable inputs with the reasons, and the number of further ones."""
     named = [f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults[:SHOWN]]
     more = (len(faults) if count is None else count) - len(named)
     return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
 
 class InspectedRow(NamedTuple):
-    """What an inspection finds out about one row.
+    """The result of inspecting one row.
 
-    ``size`` is that of an encoded image before any resizing, ``shape`` that of an array; an input that cannot be read
+    ``size`` is the size of an encoded image before any resizing, ``shape`` the shape of an array; an unreadable input
     has neither. ``look`` is the sketch of an image.
     """
 
@@ -79,7 +79,7 @@ class InspectedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How inputs are read; each kind of inputs uses the options that concern it.
+    """How inputs are read; each kind of inputs uses the options that apply to it.
 
     Parameters
     ----------
@@ -90,11 +90,11 @@ class ReadOptions:
     exact
         Whether an image of another size than ``size`` is an error instead of being resized.
     unreadable
-        Whether an image that cannot be read is an error or is skipped with a warning.
+        Whether an unreadable image is an error or is skipped with a warning.
     max_pixels
-        An image of more pixels counts as unreadable.
+        Images with more pixels count as unreadable.
     workers
-        Worker processes that decode and augment ahead of the training step; 0 does so in this process.
+        Worker processes that decode and augment ahead of the training step; 0 does this in this process.
     """
 
     size: Size | None = None
@@ -109,52 +109,52 @@ class ReadOptions:
 class Inputs(Protocol):
     """The inputs of a dataset, read in batches of chosen rows.
 
-    Raw values are those before our transform (crop, flip, normalise). What is not known or not possible is None.
+    Raw values are the values before our transform (crop, flip, normalise). Unknown or unsupported values are None.
     """
 
     def __len__(self) -> int: ...
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
-        """Yield the transformed inputs of each chunk of rows in turn; without a view nothing is random."""
+        """Yield the transformed inputs of each chunk of rows in order; without a view nothing is random."""
         ...
 
     @property
     def complete(self) -> bool:
-        """Whether no row is ever left out: a row that cannot be read is an error."""
+        """Whether rows are never skipped: an unreadable row is an error."""
         return True
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of one input as a network sees it, where it is known without reading one."""
+        """The shape of one input as a network sees it, if it is known without reading one."""
         return None
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The type of the raw values, where it is known without reading one."""
+        """The dtype of the raw values, if it is known without reading one."""
         return None
 
     @property
     def channels(self) -> int | None:
-        """Channels of images or features of vectors to normalise; None if the values are not ours to scale."""
+        """Channels of images or features of vectors to normalise; None if the values must not be scaled."""
         return None
 
     @property
     def resizable(self) -> bool:
-        """Whether these are encoded images, which ``data.resize`` brings to one size."""
+        """Whether these are encoded images, which ``data.resize`` resizes to one size."""
         return False
 
     @property
     def in_memory(self) -> Tensor | None:
-        """The raw values of all rows, where they are held in memory."""
+        """The raw values of all rows, if they are in memory."""
         return None
 
     @property
     def records(self) -> "RecordInputs | None":
-        """The columns of a table that an encoder turns into vectors, where these are such rows."""
+        """The table columns that an encoder turns into vectors, for such rows."""
         return None
 
     def raw(self, rows: Tensor) -> Loaded:
-        """Read the raw values of these rows in this process; rows that cannot be read are missing."""
+        """Read the raw values of these rows in this process, without unreadable rows."""
         return next(iter(self.in_process().batches([rows])))
 
     def in_process(self) -> Self:
@@ -162,15 +162,15 @@ class Inputs(Protocol):
         return self
 
     def with_options(self, options: ReadOptions) -> "Inputs":
-        """Return the same inputs, read with these options; raise :class:`DataError` if they do not fit."""
+        """Return the same inputs with these read options; raise :class:`DataError` if they do not fit."""
         return self
 
     def normalized(self, normalization: Normalization | None) -> "Inputs":
-        """Return the same inputs with this normalisation, unless the values are not ours to scale."""
+        """Return the same inputs with this normalisation, unless the values must not be scaled."""
         return self
 
     def measure(self, rows: Tensor, seed: int) -> Normalization | None:
-        """Measure the normalisation on these rows (or on some of them, drawn by the seed)."""
+        """Measure the normalisation on these rows (or on a sample drawn by the seed)."""
         return None
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> "TensorInputs | None":
@@ -178,43 +178,43 @@ class Inputs(Protocol):
         return None
 
     def probe_sizes(self, max_pixels: int = MAX_PIXELS) -> list[Size]:
-        """Return the sizes of some encoded images from all over the data."""
+        """Return the sizes of a sample of the encoded images."""
         return []
 
     def file_of(self, row: int) -> Path | None:
-        """Return the file of this row, where each row has one."""
+        """Return the file of this row, if each row has one."""
         return None
 
     def fault_of(self, row: int) -> str | None:
-        """Return why this row could not be read when it was asked for; None if it was not, or could be read."""
+        """Return why this row could not be read when requested; None if it was not requested, or was readable."""
         return None
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
-        """Return a digest that changes with the inputs of these rows or their order; None if that cannot be known.
+        """Return a digest that changes with the inputs of these rows or their order; None if it is not available.
 
-        Arrays count by content. Files count by name, size and time of change, or with ``content`` by their bytes.
+        Arrays count by content. Files count by name, size and modification time, or with ``content`` by their bytes.
         """
         return None
 
     def digests(self, rows: Tensor) -> list[bytes] | None:
-        """Return a digest of the content of each of these rows; None if that cannot be known without decoding."""
+        """Return a digest of the content of each of these rows; None if it is not available without decoding."""
         return None
 
     def picture(self, row: int, side: int | None = None) -> np.ndarray | None:
-        """Return an input as uint8 pixels, (height, width) or (height, width, 3); None if it is no image.
+        """Return an input as uint8 pixels, (height, width) or (height, width, 3); None if it is not an image.
 
-        A large image may be decoded at a fraction of its size, at least ``side`` pixels. An input that cannot be read
-        raises :class:`DataError`.
+        A large image may be decoded at a fraction of its size, at least ``side`` pixels. An unreadable input raises
+        :class:`DataError`.
         """
         values = self.raw(torch.tensor([row])).values
         if not len(values):
-            raise DataError(f"input at row {row} cannot be read; expected numbers; fix it or leave the row out.")
+            raise DataError(f"input at row {row} cannot be read; expected numbers; fix or remove the row.")
         return as_picture(values[0])
 
     def inspect(
         self, chunks: Sequence[Tensor], *, workers: int = 0, max_pixels: int = MAX_PIXELS
     ) -> Iterator[list[InspectedRow]]:
-        """Yield what an inspection finds out about the rows of each chunk."""
+        """Yield the inspection of the rows of each chunk."""
         for chunk in chunks:
             yield inspect_values(chunk, self.raw(chunk))
 
@@ -243,7 +243,7 @@ def content_digest(content: bytes) -> bytes:
 def as_picture(values: Tensor) -> np.ndarray | None:
     """Return (channels, height, width) values as uint8 RGB or grey pixels; None for any other shape.
 
-    Floats, which may have any range, are scaled from the darkest to the lightest.
+    Floats, which may have any range, are scaled from the darkest to the brightest pixel.
     """
     if values.ndim != 3:
         return None
@@ -258,7 +258,7 @@ def as_picture(values: Tensor) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class TensorInputs(Inputs):
-    """Inputs held as one tensor, in memory or mapped from a file; uint8 images stay uint8 until their batch is made.
+    """Inputs stored as one tensor, in memory or mapped from a file; uint8 images stay uint8 until they are batched.
 
     Parameters
     ----------
@@ -269,9 +269,9 @@ class TensorInputs(Inputs):
     prepared
         Whether floats come from a user's own dataset and are not normalised unless the recipe asks for it.
     readable
-        Marks the rows that hold a decoded image; None where all do.
+        Mask of the rows with a decoded image; None if all rows have one.
     workers
-        Worker processes for augmentation that changes one image at a time; 0 does it in this process.
+        Worker processes for augmentation of single images; 0 augments in this process.
     """
 
     values: Tensor
@@ -315,7 +315,7 @@ class TensorInputs(Inputs):
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         draws = self.transform.draws(len(self), self.values.shape[1:], self.values.dtype, view)
         if draws is not None and draws.steps is not None and self.workers and get_start_method() == "fork":
-            yield from self._augmented_ahead(chunks, draws)  # forked workers share the values; others would copy them
+            yield from self._augmented_ahead(chunks, draws)  # forked workers share the values; spawned ones copy
             return
         for chunk in chunks:
             kept = None if self.readable is None else self.readable[chunk]
@@ -323,7 +323,7 @@ class TensorInputs(Inputs):
             yield Loaded(self.transform.apply(self.values[rows], rows, draws), kept)
 
     def _augmented_ahead(self, chunks: Sequence[Tensor], draws: Draws) -> Iterator[Loaded]:
-        """Yield images that worker processes have augmented one by one."""
+        """Yield images that worker processes augmented one by one."""
         kept = [None if self.readable is None else self.readable[chunk] for chunk in chunks]
         rows = [chunk if keep is None else chunk[keep] for chunk, keep in zip(chunks, kept, strict=True)]
         made = read_ahead(
@@ -355,7 +355,7 @@ class TensorInputs(Inputs):
 
 @dataclass(frozen=True, eq=False)
 class _AugmentedRows:
-    """One augmented image per row, not normalised yet."""
+    """One augmented image per row, before normalisation."""
 
     values: Tensor
     draws: Draws
@@ -368,18 +368,18 @@ class _AugmentedRows:
 
 
 def refuse_non_finite(values: Tensor) -> Tensor:
-    """Return the same values; raise :class:`DataError` if one of them is NaN or infinite."""
+    """Return the same values; raise :class:`DataError` if any of them is NaN or infinite."""
     if values.is_floating_point():
         size = rows_within(values.shape[1:], values.element_size())
         bad: list[int] = []
-        for number, chunk in enumerate(values.split(size)):  # nothing is kept of a chunk: it would fragment the heap
+        for number, chunk in enumerate(values.split(size)):  # nothing of a chunk is kept: it would fragment the heap
             finite = chunk.isfinite()
             if not finite.all():
                 rows = (~finite.flatten(1).all(dim=1)).nonzero()[:, 0] + number * size
                 bad += rows.tolist()
         if bad:
             raise DataError(
-                f"input at {name_rows(bad)} holds NaN or infinity; expected numbers; fix or leave out such rows."
+                f"input at {name_rows(bad)} holds NaN or infinity; expected numbers; fix or remove such rows."
             )
     return values
 
@@ -387,7 +387,7 @@ def refuse_non_finite(values: Tensor) -> Tensor:
 def read_ahead(
     items: Any, chunks: Sequence[Tensor], collate: Callable[[list[Any]], Any], workers: int
 ) -> Iterator[Any]:
-    """Yield the collated items of each chunk of rows, while worker processes read the next chunks.
+    """Yield the collated items of each chunk of rows, while worker processes prefetch the next chunks.
 
     Parameters
     ----------
@@ -411,18 +411,18 @@ def read_ahead(
     )
     try:
         yield from loader
-    except DataError as error:  # from a worker the message comes with a traceback; its last line is the message
+    except DataError as error:  # a worker's error includes a traceback; its last line is the message
         raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
 
 
 def _ignore_interrupts(_worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the training process saves first, and needs its workers for that."""
+    """Ctrl-C reaches every process of a terminal, but the training process needs its workers while it saves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Chunks of rows as lists, one at a time: the order of an epoch stays one array."""
+    """Chunks of rows as lists, one at a time, so that the order of an epoch stays a single array."""
 
     chunks: Sequence[Tensor]
 

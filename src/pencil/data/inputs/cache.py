@@ -1,4 +1,4 @@
-"""Decoded images kept for all epochs: in memory where they are few, or in a file that later runs find again."""
+"""Decoded images cached for all epochs: in memory if they are few, or in a file that later runs reuse."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pencil.errors import DataError, setting
 from pencil.files import atomic_write, write_json
 
 IN_MEMORY = 512 * 2**20
-"""Up to this many bytes of pixels, decoding once and keeping the result costs less than anything else."""
+"""Up to this many bytes of pixels, decoding once and keeping the result in memory is always cheapest."""
 CHUNK = 64
 
 
@@ -23,16 +23,16 @@ def fits_memory(rows: int, size: Size) -> bool:
 
 
 def cache_in_memory(inputs: Inputs, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Decode these rows into one tensor; return it and a mask of the rows that could be read.
+    """Decode these rows into one tensor; return it and a mask of the readable rows.
 
     Parameters
     ----------
     inputs
         Encoded images without a transform.
     rows
-        The rows to decode, in the order of the result.
+        The rows to decode, in result order.
     shape
-        That of the result: (rows, 3, height, width).
+        The shape of the result: (rows, 3, height, width).
     """
     values = torch.empty(shape, dtype=torch.uint8)
     return values, _fill(values, inputs, rows)
@@ -41,7 +41,7 @@ def cache_in_memory(inputs: Inputs, rows: Tensor, shape: tuple[int, ...]) -> tup
 def cache_in_file(
     inputs: Inputs, rows: Tensor, shape: tuple[int, ...], folder: Path, signature: str
 ) -> tuple[Tensor, Tensor]:
-    """Map the cache file of these rows into memory; decode them into it first if there is none with this signature."""
+    """Map the cache file of these rows into memory; decode them into it first if no file has this signature."""
     pixels, index = folder / f"{signature}.pixels", folder / f"{signature}.json"
     if not (index.is_file() and pixels.is_file()):
         try:
@@ -50,8 +50,8 @@ def cache_in_file(
         except OSError as error:
             raise DataError(
                 f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
-                f"folder with room for it; make room, or name another one with "
-                f"{setting('data.cache', 'FOLDER')}, or keep no images with {setting('data.cache', 'none')}."
+                f"folder with enough space; free some space, or choose another one with "
+                f"{setting('data.cache', 'FOLDER')}, or disable the cache with {setting('data.cache', 'none')}."
             ) from error
     readable = torch.ones(len(rows), dtype=torch.bool)
     readable[json.loads(index.read_text())["unreadable"]] = False
@@ -59,7 +59,7 @@ def cache_in_file(
 
 
 def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
-    """Decode every row into its place; return a mask of the rows that could be read."""
+    """Decode every row into its place; return a mask of the readable rows."""
     readable = torch.ones(len(rows), dtype=torch.bool)
     places = torch.arange(len(rows)).split(CHUNK)
     for place, loaded in zip(places, inputs.batches([rows[place] for place in places]), strict=True):
@@ -72,17 +72,17 @@ def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
 
 
 def _reason(error: OSError) -> str:
-    """The system's reason, also where :func:`pencil.files.atomic_write` has wrapped it."""
+    """The system's reason, even if :func:`pencil.files.atomic_write` has wrapped it."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return cause.strerror or str(cause)
 
 
 def _make(pixels: Path, index: Path, shape: tuple[int, ...], inputs: Inputs, rows: Tensor) -> None:
-    """Decode into the cache file; the index is written last, so a cache with an index is whole."""
+    """Decode into the cache file; the index is written last, so a cache with an index is complete."""
     size = int(np.prod(shape))
     with atomic_write(pixels) as temporary:
         with temporary.open("wb") as made:
-            if hasattr(os, "posix_fallocate"):  # a full disk is found now, not at row 90,000
+            if hasattr(os, "posix_fallocate"):  # detect a full disk now, not at row 90,000
                 os.posix_fallocate(made.fileno(), 0, size)
             made.truncate(size)
         values = torch.from_file(str(temporary), shared=True, size=size, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""One encoded image at a time: bytes in, an upright 8-bit RGB image out, or the reason why there is none."""
+"""Decoding single images: bytes in, an upright 8-bit RGB image out, or the reason for the failure."""
 
 import io
 import struct
@@ -10,21 +10,21 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from pencil.data.inputs.base import MAX_PIXELS, Size
 
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none that would start another program
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of these starts another program
 
 DECODE_FAULTS = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
-"""What Pillow raises on bytes that are not an image, or only the beginning of one."""
+"""Errors that Pillow raises for bytes that are not an image, or are a truncated one."""
 
 
 def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open the image in these bytes and check its number of pixels; nothing is decoded yet."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about damaged tags, and about many pixels: we have a limit of our own
+        warnings.simplefilter("ignore")  # about damaged tags and many pixels, because we have our own limit
         try:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
         except Image.DecompressionBombError as error:
             raise ValueError(
-                f"it would have more pixels than Pillow opens at all; expected at most {max_pixels:,} (data.max_pixels)"
+                f"it would have more pixels than Pillow accepts; expected at most {max_pixels:,} (data.max_pixels)"
             ) from error
     if image.width * image.height > max_pixels:
         raise ValueError(
@@ -34,9 +34,9 @@ def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def upright_size(image: Image.Image) -> Size:
-    """Return height and width after the rotation that the EXIF block asks for."""
+    """Return height and width after the EXIF rotation."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
+        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are harmless
         on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
     return (image.width, image.height) if on_its_side else (image.height, image.width)
 
@@ -53,9 +53,9 @@ def decode(
     size
         Height and width to resize to; None keeps the size.
     max_pixels
-        More pixels than this are a ValueError.
+        Maximum number of pixels; more raise a ValueError.
     side
-        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default as ``size`` allows.
+        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default limited by ``size``.
     """
     image = decode_image(content, max_pixels, max(size) if size is not None else side)
     if size is not None and (image.height, image.width) != size:
@@ -64,24 +64,24 @@ def decode(
 
 
 def decode_image(content: bytes, max_pixels: int = MAX_PIXELS, side: int | None = None) -> Image.Image:
-    """Decode an image to upright 8-bit RGB; a large JPEG may have a fraction of its size, at least ``side`` pixels."""
+    """Decode an image to upright 8-bit RGB; a large JPEG may be decoded at a fraction, at least ``side`` pixels."""
     image = open_image(content, max_pixels)
     if side is not None:
         image.draft("RGB", (side, side))  # a JPEG is decoded at a half, quarter or eighth of its size if that suffices
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are no reason to stop
+        warnings.simplefilter("ignore", UserWarning)  # damaged EXIF blocks are harmless
         return to_rgb(ImageOps.exif_transpose(image))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Convert any mode to RGB: 16-bit values by their upper byte, transparency over white."""
+    """Convert any mode to RGB: the upper byte of 16-bit values, transparency over white."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):
         values = np.asarray(image).astype(np.int64)
         return Image.fromarray((values.clip(0, 65535) // 256).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise ValueError("its pixels are floating point numbers, whose range is unknown; save it with 8 or 16 bits")
+        raise ValueError("its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         layer = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
@@ -89,9 +89,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def describe_fault(error: Exception) -> str:
-    """Return a decoder's error as one phrase, without the address of a buffer in it."""
+    """Return a decoder's error as one phrase, without buffer addresses."""
     if isinstance(error, UnidentifiedImageError):
-        return "it is not an image that Pillow knows"
+        return "it is not an image that Pillow can read"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return (str(error) or type(error).__name__).splitlines()[0]

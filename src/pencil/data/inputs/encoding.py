@@ -1,7 +1,7 @@
-"""From records to vectors: missing values filled and flagged, categories one-hot, numbers and texts on one scale.
+"""From records to vectors: missing values imputed and flagged, categories one-hot, numbers and texts scaled.
 
-scikit-learn's transformers are fitted on the training rows. Their state is plain arrays and lists, which are saved with
-the run; :meth:`Encoder.encode` applies it.
+scikit-learn's transformers are fitted on the training rows. Their state is plain arrays and lists, which are saved
+with the run; :meth:`Encoder.encode` applies it.
 """
 
 import json
@@ -23,20 +23,20 @@ from pencil.data.inputs.text import IN_BOX, TermVectors, embed_texts, fit_terms_
 from pencil.errors import DataError
 
 MOST_LEVELS = 100
-"""Levels of a column of categories that have a value of their own; the rarest of more share one."""
+"""Maximum number of levels of a categorical column with their own value; rarer levels share one."""
 BOUND = 10.0
-"""No value is further from 0: an outlier must not rule over the network."""
+"""Values are clipped to this distance from 0, so that outliers do not dominate the network."""
 STEEPEST = 5.0
 LEAST_RANGE = 1e-3
 """A steeper power, or one after which numbers differ by less than this, is not used, as for years around 2000."""
 MOST_FITTED = 20_000
-"""Rows on which powers are fitted."""
+"""Maximum number of rows on which powers are fitted."""
 ROWS = 16_384
-"""Rows that are encoded at a time, as Python strings and float64 need several times the memory of a table; a multiple
-of the chunks in which texts are embedded, so that parts change no bit. A language model, whose batches are of similar
-length, gets all texts at once."""
+"""Rows that are encoded at a time, because Python strings and float64 need several times the memory of a table. It is
+a multiple of the chunks in which texts are embedded, so that the split does not change any bit. A language model, whose
+batches have similar lengths, gets all texts at once."""
 COLUMNS = 64
-"""Numbers of a vector whose mean and deviation are measured at a time."""
+"""Entries of a vector whose mean and standard deviation are measured at a time."""
 VERSION = 1
 
 
@@ -52,9 +52,9 @@ class Categories(_Stored):
     column
         Its name.
     levels
-        Levels with a value of their own; the empty one is a missing cell.
+        Levels with their own value; the empty level is a missing cell.
     grouped
-        Whether there is one more value, for rare levels and for those that training rows do not have.
+        Whether there is a further value for rare levels and for levels not seen in training.
     """
 
     column: str
@@ -63,29 +63,29 @@ class Categories(_Stored):
 
 
 class Vectors(_Stored):
-    """A column of vectors, and how many numbers each has."""
+    """A column of vectors, and their length."""
 
     column: str
     width: int
 
 
 class Plan(_Stored):
-    """What an encoder is apart from its arrays.
+    """An encoder without its arrays.
 
     Parameters
     ----------
     version
-        Of the encoder.
+        Version of the encoder.
     numbers
         Columns of numbers.
     flagged
-        Those of them with one more value, which is 1 where a cell is missing.
+        The columns among them with a missing indicator.
     categories, vectors
         Columns of categories and of vectors.
     text
         Columns of text.
     text_model
-        What makes vectors of text.
+        The model that encodes text.
     """
 
     version: int = VERSION
@@ -104,11 +104,11 @@ class Encoder:
     Parameters
     ----------
     plan
-        Which columns, and how.
+        The columns, and how they are encoded.
     arrays
-        ``fill``: what missing numbers are replaced by. ``powers``: those of Yeo and Johnson, which make skewed numbers
-        symmetric; 1 leaves them as they are. ``center`` and ``scale``: of numbers, texts and vectors, in this
-        order. ``terms``, ``idf`` and ``components``: those of :class:`~pencil.data.inputs.text.TermVectors`.
+        ``fill``: the values for missing numbers. ``powers``: the Yeo-Johnson powers, which make skewed numbers
+        symmetric; 1 leaves them unchanged. ``center`` and ``scale``: of numbers, texts and vectors, in this order.
+        ``terms``, ``idf`` and ``components``: as in :class:`~pencil.data.inputs.text.TermVectors`.
     """
 
     plan: Plan
@@ -123,12 +123,12 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """How many numbers the vector of a row has."""
+        """The length of the vector of a row."""
         return len(self.names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each number of a vector is."""
+        """The meaning of each entry of a vector."""
         plan = self.plan
         names = [*plan.numbers, *(f"{name} is missing" for name in plan.flagged)]
         for one in plan.categories:
@@ -139,7 +139,7 @@ class Encoder:
         return (*names, *(f"text[{place}]" for place in range(texts)), *vectors)
 
     def encode(self, records: RecordInputs, rows: Tensor | None = None) -> EncodedInputs:
-        """Return the vectors of these rows, by default of all.
+        """Return the vectors of these rows (all rows by default).
 
         Raises
         ------
@@ -151,7 +151,7 @@ class Encoder:
         if missing:
             raise DataError(
                 f"the table lacks the columns {', '.join(map(repr, missing))}; expected all columns that the network "
-                "was trained on; add them, with empty cells where values are not known."
+                "was trained on; add them, with empty cells for unknown values."
             )
         rows = torch.arange(len(records)) if rows is None else rows
         found = np.empty((len(rows), self.width), dtype=np.float32)
@@ -163,7 +163,7 @@ class Encoder:
         return encoded_inputs(found, records, rows)
 
     def _numbers(self, records: RecordInputs) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers, and 1 where one is missing."""
+        """Return the numbers, and their missing indicators."""
         plan, count = self.plan, len(self.plan.numbers)
         values = records.matrix(plan.numbers)
         missing = np.isnan(values)
@@ -182,12 +182,12 @@ class Encoder:
         if values.shape[1] != len(center):
             raise DataError(
                 f"texts and vectors of the table have {values.shape[1]} numbers; expected {len(center)}, as the "
-                "network was trained on; give vectors of the same length, made in the same way."
+                "network was trained on; pass vectors of the same length, made in the same way."
             )
         return _scaled(values, center, scale)
 
     def metadata(self) -> dict[str, str]:
-        """Return the plan as text, for the header of the file that holds the arrays."""
+        """Return the plan as text, for the header of the file with the arrays."""
         return {"plan": self.plan.model_dump_json()}
 
 
@@ -198,14 +198,14 @@ def _parts(count: int, text_model: str) -> list[slice]:
 
 
 def one_hot(records: RecordInputs, one: Categories) -> np.ndarray:
-    """Return a value for each level of a column, 1 for that of the row; for an unknown level that of rare ones.
+    """Return one-hot values for the levels of a column; an unknown level counts as a rare one.
 
     A level that is written differently, such as ``1.0`` or ``True`` for ``1`` or ``true``, is not unknown.
     """
     codes = find_places(pc.fill_null(records.strings(one.column), ""), one.levels, value_of)
     places = pc.fill_null(codes, len(one.levels)).to_numpy(zero_copy_only=False)
     width = len(one.levels) + one.grouped
-    found = np.zeros((len(records), width + 1), dtype=np.float32)  # the last column is for what has no place
+    found = np.zeros((len(records), width + 1), dtype=np.float32)  # the last column is for levels without a value
     found[np.arange(len(records)), places] = 1
     return found[:, :width]
 
@@ -219,9 +219,9 @@ def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None) -> np.n
 
 
 def symmetric(values: np.ndarray, powers: np.ndarray) -> np.ndarray:
-    """Return every column transformed by its power, as Yeo and Johnson (2000) do it."""
+    """Return every column transformed by its power (Yeo and Johnson 2000)."""
     found = values.copy()
-    with np.errstate(over="ignore"):  # infinity is bounded later
+    with np.errstate(over="ignore"):  # infinity is clipped later
         for place, power in enumerate(powers):
             if power != 1:
                 found[:, place] = transform(values[:, place], power)
@@ -234,16 +234,16 @@ def _scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.nda
 
 
 def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -> Encoder:
-    """Fit an encoder on these rows, which must be training rows only.
+    """Fit an encoder on these rows, which must only contain training rows.
 
     Parameters
     ----------
     records
         The rows of a table.
     rows
-        Those to fit on.
+        The rows to fit on.
     text_model
-        What makes vectors of text, as in :func:`~pencil.data.inputs.text.embed_texts`.
+        The model that encodes text, as in :func:`~pencil.data.inputs.text.embed_texts`.
     """
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
@@ -284,17 +284,17 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
 
 
 def fit_powers(values: np.ndarray) -> np.ndarray:
-    """Return the power of each column; 1 for all where there are very many."""
+    """Return the power of each column; 1 for all if there are very many columns."""
     if values.shape[1] > WIDEST:
         return np.ones(values.shape[1])
     return np.array([fit_power(column) for column in values.T])
 
 
 def fit_power(column: np.ndarray) -> float:
-    """Return the power that makes these numbers most like normal ones; 1 where there is no sensible one."""
+    """Return the power that makes these numbers most nearly normal; 1 if there is no sensible one."""
     some = column[np.unique(np.linspace(0, len(column) - 1, min(len(column), MOST_FITTED)).astype(np.int64))]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about numbers for which there is none
+        warnings.simplefilter("ignore")  # about numbers without a suitable power
         try:
             power = 1.0 if is_constant(some) else most_likely(some)
         except (ValueError, RuntimeError, FloatingPointError):
@@ -305,7 +305,7 @@ def fit_power(column: np.ndarray) -> float:
 
 
 def fit_categories(records: RecordInputs, name: str) -> Categories:
-    """Return the levels of a column; of very many the rarest are grouped."""
+    """Return the levels of a column; if there are very many, the rarest are grouped."""
     from sklearn.preprocessing import OneHotEncoder
 
     cells = np.array(pc.fill_null(records.strings(name), "").to_pylist(), dtype=object)[:, None]
@@ -318,13 +318,13 @@ def fit_categories(records: RecordInputs, name: str) -> Categories:
 
 
 def read_encoder(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) -> Encoder:
-    """Return the encoder of a file; what does not fit together is a ValueError."""
+    """Return the encoder of a file; raise ValueError if its parts are inconsistent."""
     try:
         plan = Plan.model_validate(json.loads(metadata["plan"]))
     except (KeyError, ValidationError) as error:
-        raise ValueError(f"it holds no encoder ({str(error).splitlines()[0]})") from error
+        raise ValueError(f"it does not contain an encoder ({str(error).splitlines()[0]})") from error
     if plan.version != VERSION:
-        raise ValueError(f"it holds an encoder of version {plan.version}; this version of pencil reads {VERSION}")
+        raise ValueError(f"it contains an encoder of version {plan.version}; this version of pencil reads {VERSION}")
     dense = len(arrays.get("center", ())) - len(plan.numbers)
     expected: dict[str, Any] = {"fill": (len(plan.numbers),), "center": (len(plan.numbers) + dense,)}
     expected |= {"scale": expected["center"], "powers": expected["fill"]}
@@ -335,5 +335,5 @@ def read_encoder(metadata: Mapping[str, str], arrays: Mapping[str, np.ndarray]) 
         if name not in arrays or arrays[name].shape != shape or not np.isfinite(arrays[name]).all():
             raise ValueError(f"its array {name!r} is missing, of another shape than {shape}, or not finite")
     if dense < 0 or not set(plan.flagged) <= set(plan.numbers) or not (arrays["scale"] > 0).all():
-        raise ValueError("its columns and arrays do not fit together")
+        raise ValueError("its columns and arrays are inconsistent")
     return Encoder(plan, dict(arrays))

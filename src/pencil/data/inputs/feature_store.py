@@ -1,4 +1,4 @@
-"""Features of images on disk, by the content of the image: computed once, found again by every later run."""
+"""Image features on disk, keyed by image content: computed once and reused by every later run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,22 +15,22 @@ FEATURES, DIGESTS, LOCK = "features.f16", "digests.bin", ".lock"
 
 
 def default_folder() -> Path:
-    """Return where features are kept unless ``data.cache`` names a folder: the user's folder for caches."""
+    """Return where features are stored unless ``data.cache`` sets a folder: the user's cache folder."""
     return platformdirs.user_cache_path("pencil") / "features"
 
 
 class FeatureStore:
-    """A folder with two files that only grow: vectors in half precision, and the digest of the input of each.
+    """A folder with two append-only files: vectors in half precision, and the digest of each input.
 
-    A digest is written after its vector, so what a killed process leaves is a vector without digest, which the next
+    A digest is written after its vector, so a killed process leaves at most a vector without a digest, which the next
     writer overwrites. Write only while holding :meth:`lock`.
 
     Parameters
     ----------
     folder : Path
-        Made if it is missing. Its name must say how the vectors were computed.
+        Created if missing. Its name must identify how the vectors were computed.
     width : int
-        Values per vector.
+        Length of a vector.
     """
 
     def __init__(self, folder: Path, width: int):
@@ -42,16 +42,16 @@ class FeatureStore:
                 (folder / name).touch()
         except OSError as error:
             raise DataError(
-                f"cannot keep features in {folder}: {error.strerror}; expected a folder that can be written; name "
+                f"cannot store features in {folder}: {error.strerror}; expected a writable folder; choose "
                 f"another one with {setting('data.cache', 'FOLDER')}."
             ) from error
         self.refresh()
 
     @contextmanager
     def lock(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """Hold a lock that one process at a time can hold; it is released when its holder dies.
+        """Hold an exclusive lock, which is released when its holder dies.
 
-        ``waiting`` is called every second while another process holds it; it may raise.
+        ``waiting`` is called every second while another process holds it, and may raise.
         """
         lock = FileLock(self.folder / LOCK)
         while not lock.is_locked:
@@ -66,14 +66,14 @@ class FeatureStore:
             lock.release()
 
     def refresh(self) -> None:
-        """Learn what other processes have added."""
+        """Read what other processes have added."""
         content = (self.folder / DIGESTS).read_bytes()
         vectors = (self.folder / FEATURES).stat().st_size // (2 * self.width)
         for row in range(len(self._rows), min(len(content) // DIGEST, vectors)):
             self._rows[content[DIGEST * row : DIGEST * (row + 1)]] = row
 
     def missing(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Return those of these digests, each once, that have no vector."""
+        """Return the unique digests among these that have no vector."""
         return [digest for digest in dict.fromkeys(digests) if digest not in self._rows]
 
     def add(self, digests: Sequence[bytes], features: np.ndarray) -> None:
@@ -90,8 +90,8 @@ class FeatureStore:
                     file.write(content)
         except OSError as error:
             raise DataError(
-                f"cannot keep features in {self.folder}: {error.strerror}; expected room on the disk; make room, or "
-                f"name another folder with {setting('data.cache', 'FOLDER')}."
+                f"cannot store features in {self.folder}: {error.strerror}; expected free disk space; free some, or "
+                f"choose another folder with {setting('data.cache', 'FOLDER')}."
             ) from error
         self._rows |= {digest: rows + number for number, digest in enumerate(digests)}
 

@@ -1,4 +1,4 @@
-"""Image sizes: the size that all images are brought to, the crop, and whether decoded images are cached."""
+"""Image sizes: the common size of all images, the crop, and whether decoded images are cached."""
 
 import os
 from dataclasses import replace
@@ -15,11 +15,11 @@ from pencil.data.settings import DataSettings
 from pencil.errors import DataError, setting
 
 LARGEST = 224
-"""Images of mixed sizes are made no larger than this unless a recipe asks for it."""
+"""Images of mixed sizes are resized to at most this size unless a recipe sets another."""
 
 
 def apply_geometry(settings: DataSettings, examples: Examples, size: Size | None) -> Examples:
-    """Return the same examples with inputs of this size, cropped as the settings ask, decoded once where that pays.
+    """Return the same examples with inputs of this size, cropped as set, and decoded once if that saves time.
 
     Parameters
     ----------
@@ -28,13 +28,13 @@ def apply_geometry(settings: DataSettings, examples: Examples, size: Size | None
     examples
         Any inputs; only encoded images are resized and cached.
     size
-        Height and width, as :func:`image_size` found them on the training rows.
+        Height and width, as found by :func:`image_size` on the training rows.
     """
     inputs = examples.inputs
     if inputs.resizable and size is None:
         size = _only_size(inputs, settings)
     inputs = inputs.with_options(read_options(settings, size))
-    if inputs is examples.inputs:  # no option concerns them
+    if inputs is examples.inputs:  # no option applies to them
         return examples
     if settings.cache == "none" or size is None or (settings.cache == "auto" and not fits_memory(len(examples), size)):
         return replace(examples, inputs=inputs)
@@ -57,15 +57,15 @@ def read_options(settings: DataSettings, size: Size | None) -> ReadOptions:
 
 
 def image_size(settings: DataSettings, inputs: Inputs) -> Size | None:
-    """Return the height and width that encoded images are brought to; None for other inputs.
+    """Return the height and width to which encoded images are resized; None for other inputs.
 
-    It is ``data.resize`` where that is a size, otherwise found from a sample of the images.
+    It is ``data.resize`` if that is a size, otherwise it is derived from a sample of the images.
     """
     if not inputs.resizable:
         if settings.resize not in ("auto", "none"):
             raise DataError(
                 f"data.resize is {settings.resize} but the inputs are arrays; expected encoded images; "
-                "resize the arrays beforehand, or leave data.resize out."
+                "resize the arrays beforehand, or remove data.resize."
             )
         return None
     if isinstance(settings.resize, int):
@@ -93,7 +93,7 @@ def input_shape(settings: DataSettings, examples: Examples) -> tuple[int, ...]:
 
 
 def default_workers() -> int:
-    """Return one process for each core except one, which trains; at most four."""
+    """Return the number of cores minus one for training, at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(4, cores - 1)
 
@@ -101,7 +101,7 @@ def default_workers() -> int:
 def _suitable_size(inputs: Inputs, settings: DataSettings) -> Size:
     sizes = inputs.probe_sizes(settings.max_pixels)
     if not sizes:
-        return LARGEST, LARGEST  # nothing could be read; reading the data names the reason
+        return LARGEST, LARGEST  # nothing could be read; reading the data will give the reason
     if len(set(sizes)) == 1 and max(sizes[0]) <= LARGEST:
         return sizes[0]
     side = min(LARGEST, int(np.median([min(size) for size in sizes])))
@@ -113,7 +113,7 @@ def _only_size(inputs: Inputs, settings: DataSettings) -> Size:
     if len(sizes) > 1:
         (height, width), (other_height, other_width) = sizes[0], sizes[-1]
         raise DataError(
-            f"images have from {height} x {width} to {other_height} x {other_width} pixels; "
+            f"images range from {height} x {width} to {other_height} x {other_width} pixels; "
             f"expected one size; set one with {setting('data.resize', 224)}."
         )
     return sizes[0] if sizes else (LARGEST, LARGEST)

@@ -1,8 +1,8 @@
 """Encoded images, in files or in a column of bytes, decoded while training runs.
 
-An image becomes 8-bit RGB, upright, on white where it is transparent, and of one size. This part is the same in every
+An image becomes upright 8-bit RGB of a common size, with transparency over white. This part is the same in every
 epoch, so it can be cached (``cache.py``). Crops, flips and normalisation follow on whole batches (``transform.py``);
-augmentation that changes one image at a time follows where the image was decoded.
+augmentation of single images runs where the image was decoded.
 """
 
 import hashlib
@@ -44,15 +44,15 @@ from pencil.seeding import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 PROBES = 64
-"""This many images are opened to find out their sizes."""
+"""Number of images opened to determine their sizes."""
 LOOK, CHUNK = 30.0, 64
-"""Once an image cannot be read, others are looked for this many seconds, so many images at a time."""
+"""Once an image cannot be read, the search for others takes this many seconds, in blocks of this many images."""
 MEASURED = 2048
-"""This many images determine the mean and deviation of each channel to three digits."""
+"""Number of images that determine the mean and standard deviation of each channel to three digits."""
 
 
 class Encoded(Protocol):
-    """Where the bytes of images are stored; ``names`` name the images in messages."""
+    """Where the bytes of images are stored; ``names`` are the names of the images in messages."""
 
     @property
     def names(self) -> np.ndarray: ...
@@ -64,11 +64,11 @@ class Encoded(Protocol):
         ...
 
     def file_of(self, row: int) -> Path | None:
-        """Return the file of an image, where each has one."""
+        """Return the file of an image, if each image has one."""
         ...
 
     def version(self, row: int) -> bytes:
-        """Return what changes whenever the image does."""
+        """Return a value that changes whenever the image does."""
         ...
 
 
@@ -76,7 +76,7 @@ class Encoded(Protocol):
 class ImageFiles:
     """Images in files under ``root``, by relative path: one array of strings, which processes share without copies.
 
-    Where ``within`` is not empty, a file is read only if it is below one of these folders, links followed.
+    If ``within`` is not empty, only files below one of these folders are read, following links.
     """
 
     root: Path
@@ -99,7 +99,7 @@ class ImageFiles:
 
 
 def cell_bytes(cell: Any) -> bytes:
-    """Return the bytes in a cell of an Arrow column; an empty one is a ValueError."""
+    """Return the bytes in a cell of an Arrow column; raise ValueError if it is empty."""
     content = cell.as_py()
     if content is None:
         raise ValueError("there are no bytes")
@@ -131,18 +131,18 @@ class ImageBytes:
 
 @dataclass(frozen=True)
 class ImageInputs(Inputs):
-    """Encoded images that are decoded when they are needed, by ``workers`` processes ahead of the training step.
+    """Encoded images that are decoded on demand, by ``workers`` processes ahead of the training step.
 
     Parameters
     ----------
     encoded
-        Where the bytes are.
+        Where the bytes are stored.
     transform
         Augment, crop and normalise.
     size, unreadable, workers, max_pixels, exact
         As in :class:`ReadOptions`.
     faults
-        Why rows cannot be read, as far as they were asked for; copies made by ``replace`` share it.
+        Why rows could not be read, for the rows requested so far; copies made by ``replace`` share it.
     """
 
     encoded: Encoded
@@ -194,7 +194,7 @@ class ImageInputs(Inputs):
         """Yield images that were augmented one by one, by the process that decoded them."""
         if self.size is None:
             raise DataError(
-                "images without a size cannot be augmented so; expected one size for all; set one with "
+                "images of different sizes cannot be augmented; expected one size for all; set one with "
                 f"{setting('data.resize', 224)}."
             )
         draws = self.transform.draws(len(self), (3, *self.size), torch.uint8, view)
@@ -236,14 +236,14 @@ class ImageInputs(Inputs):
         if moments.count == 0:
             raise DataError(
                 f"none of {len(some)} images can be read; the first because {reason}; expected images; "
-                "see `pencil check` for all of them."
+                "run `pencil check` to list all of them."
             )
         return moments.normalization()
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
         if self.size is None:
             raise DataError(
-                "images without a size cannot be cached; expected one size for all; set one with "
+                "images of different sizes cannot be cached; expected one size for all; set one with "
                 f"{setting('data.resize', 224)}."
             )
         plain, shape = replace(self, transform=IDENTITY), (len(rows), 3, *self.size)
@@ -253,7 +253,7 @@ class ImageInputs(Inputs):
             values, readable = cache_in_file(plain, rows, shape, folder.expanduser(), self._signature(rows, shape))
         if not readable.any():
             raise DataError(
-                f"none of the {len(rows)} images can be read; expected images; see `pencil check` for the reasons."
+                f"none of the {len(rows)} images can be read; expected images; run `pencil check` for the reasons."
             )
         mask = None if readable.all() else readable
         return TensorInputs(values, self.transform, readable=mask, workers=self.workers)
@@ -264,7 +264,7 @@ class ImageInputs(Inputs):
             try:
                 found.append(upright_size(open_image(self.encoded.read(int(row)), max_pixels)))
             except DECODE_FAULTS:
-                continue  # training or `pencil check` names it
+                continue  # training or `pencil check` reports it
         return found
 
     def file_of(self, row: int) -> Path | None:
@@ -283,21 +283,21 @@ class ImageInputs(Inputs):
         yield from read_ahead(_InspectedImages(self.encoded, max_pixels), chunks, list, workers)
 
     def _decoded(self, chunks: Sequence[Tensor], draws: Draws | None = None) -> Iterator[tuple[Tensor, list[Fault]]]:
-        """Yield uint8 images (rows, 3, height, width) of each chunk, without those that cannot be read, and why."""
+        """Yield uint8 images (rows, 3, height, width) of each chunk, without unreadable images, and the reasons."""
         items = _DecodedImages(self.encoded, self.size, self.max_pixels, self.exact, draws)
         yield from read_ahead(items, chunks, _Stack(self.encoded.names), self.workers)
 
     def _warn(self, faults: list[Fault]) -> None:
-        """Raise if an image cannot be read, or warn about each such image once, as ``unreadable`` asks."""
+        """Raise if an image cannot be read, or warn about each such image once, depending on ``unreadable``."""
         for fault in faults:
             if self.unreadable == "error":
                 raise self._all_faults(faults)
             if fault.row not in self.faults:
                 self.faults[fault.row] = fault.reason
-                warnings.warn(f"{_cannot_be_read(fault)}; the row is left out", stacklevel=3)
+                warnings.warn(f"{_cannot_be_read(fault)}; the row is skipped", stacklevel=3)
 
     def _all_faults(self, first: list[Fault]) -> DataError:
-        """Return the error that counts every image that cannot be read; looking for them takes a limited time."""
+        """Return the error that counts all unreadable images; the search takes a limited time."""
         found = {fault.row: fault for fault in first}
         end, complete = time.monotonic() + LOOK, True
         for inspected in self.inspect(torch.arange(len(self)).split(CHUNK), max_pixels=self.max_pixels):
@@ -327,11 +327,11 @@ class ImageInputs(Inputs):
     def _content(self, row: int) -> bytes:
         try:
             return content_digest(self.encoded.read(row))
-        except DECODE_FAULTS:  # a row that cannot be read is refused or skipped when it is needed
+        except DECODE_FAULTS:  # an unreadable row is refused or skipped when it is needed
             return bytes(DIGEST)
 
     def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
-        """Return a name for a cache file; it changes with any image, the choice of rows, or how they are decoded."""
+        """Return a name for a cache file; it changes with any image, the selection of rows, and the decoding."""
         digest = hashlib.sha256(json.dumps([shape, self.max_pixels, self.unreadable, self.exact]).encode())
         for row in rows.tolist():
             digest.update(f"\0{self.encoded.names[row]}\0".encode())
@@ -349,7 +349,7 @@ def _cannot_be_read(fault: Fault) -> str:
 
 @dataclass(frozen=True)
 class _DecodedImages:
-    """One image per row, augmented where there are draws, or the reason why there is none."""
+    """One image per row, augmented if there are draws, or the reason for the failure."""
 
     encoded: Encoded
     size: Size | None

@@ -1,14 +1,14 @@
 """The power transform of Yeo and Johnson (2000), which makes skewed numbers symmetric.
 
-scipy has it too; its checks of arguments take a hundred times as long as the numbers of a small column. The values here
-are the same to the last bit.
+SciPy has it too, but its argument checks take a hundred times as long as the computation on a small column. The values
+here are bit-identical.
 """
 
 import numpy as np
 
 WIDEST = 5_000
-"""Tables of more columns are not transformed: fitting takes a millisecond for a column, and these are most often of one
-kind, such as genes or embeddings, which are scaled already."""
+"""Tables with more columns are not transformed: fitting takes a millisecond per column, and such columns are usually
+homogeneous, such as genes or embeddings, and already scaled."""
 
 
 def transform(values: np.ndarray, power: float) -> np.ndarray:
@@ -22,7 +22,7 @@ def transform(values: np.ndarray, power: float) -> np.ndarray:
 
 
 def most_likely(values: np.ndarray) -> float:
-    """Return the power after which these numbers are most like normal ones; ValueError if one is not finite."""
+    """Return the power that makes these numbers most nearly normal; ValueError if one is not finite."""
     from scipy import optimize
 
     if not np.isfinite(values).all():
@@ -42,13 +42,13 @@ def most_likely(values: np.ndarray) -> float:
 
 
 def is_constant(values: np.ndarray) -> bool:
-    """Return whether numbers differ by no more than rounding does, as scikit-learn decides it."""
+    """Return whether numbers differ by no more than rounding errors, with scikit-learn's criterion."""
     eps, count, mean, variance = np.finfo(np.float64).eps, len(values), np.mean(values), np.var(values)
     return bool(variance <= count * eps * variance + (count * mean * eps) ** 2)
 
 
 def _bounds(values: np.ndarray) -> tuple[float, float]:
-    """Return the powers between which numbers, and those up to twenty times as large, stay within floats."""
+    """Return the powers between which numbers, and numbers up to twenty times as large, stay within the float range."""
     limits, largest = np.finfo(np.float64), np.log1p(20 * np.max(np.abs(values)))
     log_eps = np.log(limits.eps)
     low = (np.log(limits.tiny) - log_eps) / 2 / largest

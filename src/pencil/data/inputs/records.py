@@ -1,4 +1,4 @@
-"""Records: the columns of a table that an encoder turns into vectors, in one Arrow type for each role."""
+"""Records: the table columns that an encoder turns into vectors, with one Arrow type per role."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ RowNumbers = np.ndarray | None
 
 
 class ColumnFinding(NamedTuple):
-    """What an inspection finds out about a column: its role, how many cells are missing, whether all are the same."""
+    """The inspection of a column: its role, the number of missing cells, and whether all values are equal."""
 
     name: str
     role: Role
@@ -34,14 +34,14 @@ class ColumnFinding(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RecordInputs(Inputs):
-    """Rows of numbers, categories, texts and vectors; a network sees them when they are encoded.
+    """Rows of numbers, categories, texts and vectors, which are encoded before a network sees them.
 
     Parameters
     ----------
     table
         Numbers as float64, categories and texts as strings, vectors as fixed-size lists of float32. Null is missing.
     roles
-        What each column is.
+        The role of each column.
     dates
         Columns of numbers that are days since 1970.
     """
@@ -55,7 +55,7 @@ class RecordInputs(Inputs):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One value per column: the width of the vector is known when an encoder is fitted."""
+        """One value per column; the width of the vector is known once an encoder is fitted."""
         return (self.table.num_columns,)
 
     @property
@@ -64,8 +64,8 @@ class RecordInputs(Inputs):
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
         raise DataError(
-            "the rows of this table are not encoded; expected vectors; train on them, or let the run that was trained "
-            "on such rows predict."
+            "the rows of this table are not encoded; expected vectors; train on them, or predict with a run that was "
+            "trained on such rows."
         )
 
     def take(self, rows: Tensor) -> "RecordInputs":
@@ -73,7 +73,7 @@ class RecordInputs(Inputs):
         return replace(self, table=self.table.take(pa.array(rows.numpy())))
 
     def matrix(self, names: Sequence[str]) -> np.ndarray:
-        """Return columns of numbers as (rows, columns) in float64; NaN is missing."""
+        """Return columns of numbers as (rows, columns) in float64; NaN if missing."""
         found = np.empty((len(self), len(names)))
         for place, name in enumerate(names):
             found[:, place] = self.table[name].to_numpy()
@@ -84,7 +84,7 @@ class RecordInputs(Inputs):
         return self.table[name].combine_chunks()
 
     def vectors(self, name: str) -> np.ndarray:
-        """Return a column of vectors as (rows, width) in float32; the rows of missing vectors hold NaN."""
+        """Return a column of vectors as (rows, width) in float32; missing vectors are NaN."""
         column = self.table[name].combine_chunks()
         width = column.type.list_size
         found = np.full((len(self), width), np.nan, dtype=np.float32)
@@ -97,18 +97,18 @@ class RecordInputs(Inputs):
         return replace(self, table=self.table.drop_columns(list(names)))
 
     def texts(self, names: Sequence[str]) -> list[str]:
-        """Return one text per row: those of several columns joined, each on a line of its own."""
+        """Return one text per row; several columns are joined, each on its own line."""
         first, *others = [self.table[name].cast(pa.large_string()) for name in names]
         missing = pc.invert(first.is_valid())
         for other in others:
             missing = pc.and_(missing, pc.invert(other.is_valid()))
-        first = pc.if_else(missing, pa.scalar("", pa.large_string()), first)  # Arrow would leave the row out
+        first = pc.if_else(missing, pa.scalar("", pa.large_string()), first)  # Arrow would drop the row
         joined = pc.binary_join_element_wise(first, *others, pa.scalar("\n", pa.large_string()), null_handling="skip")
         texts: list[str] = joined.to_pylist()
         return texts
 
     def lacks_text(self) -> np.ndarray:
-        """Return which rows have no text in any of their columns of text."""
+        """Return which rows have no text in any text column."""
         missing = [self.table[name].is_null().to_numpy() for name in self.roles.of("text")]
         found: np.ndarray = np.logical_and.reduce(missing)
         return found
@@ -124,7 +124,7 @@ class RecordInputs(Inputs):
         return tuple(found)
 
     def describe(self, row: int) -> list[tuple[str, Any]]:
-        """Return the columns of a row and its values, None where one is missing."""
+        """Return the columns of a row and its values, None if missing."""
         return [(name, self.table[name][row].as_py()) for name in self.roles.used]
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
@@ -157,12 +157,12 @@ class RecordInputs(Inputs):
 
 @dataclass(frozen=True, eq=False)
 class EncodedInputs(TensorInputs):
-    """Vectors that an encoder made of records.
+    """Vectors that an encoder computed from records.
 
     Parameters
     ----------
     source, source_rows
-        The records, and the row in them of each vector.
+        The records, and the record of each vector.
     """
 
     source: RecordInputs | None = None
@@ -177,7 +177,7 @@ class EncodedInputs(TensorInputs):
 
 
 def read_records(where: Path | str, table: pa.Table, roles: Roles, numbers: RowNumbers = None) -> RecordInputs:
-    """Return the records of a table; ``numbers`` are those of the rows in messages, by default their places.
+    """Return the records of a table; ``numbers`` are the row numbers in messages, by default positions.
 
     Raises
     ------
@@ -194,9 +194,9 @@ def _is_date(kind: pa.DataType) -> bool:
 
 
 def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
-    """Return a column as float64: dates as days, truth as 0 and 1; what is infinite or marked as missing is null.
+    """Return a column as float64: dates as days, booleans as 0 and 1, infinities and missing markers as null.
 
-    ``numbers`` are those of the rows in messages, by default their places.
+    ``numbers`` are the row numbers in messages, by default positions.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -221,7 +221,7 @@ def as_numbers(column: Any, name: str, where: Path | str, numbers: RowNumbers = 
 
 
 def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> Any:
-    """Return strings as numbers; raise if one is neither a number nor a mark of a missing value."""
+    """Return strings as numbers; raise if one is neither a number nor a missing marker."""
     trimmed = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
     known = pc.if_else(is_missing(trimmed), pa.scalar(None, pa.large_string()), trimmed)
     if are_truth(known):
@@ -242,9 +242,9 @@ def _parsed(column: Any, name: str, where: Path | str, numbers: RowNumbers) -> A
 
 
 def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
-    """Return a column as strings, whole numbers without a decimal point; marks of missing values are null.
+    """Return a column as strings, integers without a decimal point; missing markers are null.
 
-    Truth values are in lower case, as which Arrow writes those that are no text.
+    Booleans are in lower case, as Arrow writes them.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -264,7 +264,7 @@ def as_categories(column: Any, name: str, where: Path | str, _numbers: RowNumber
 
 
 def as_text(column: Any, name: str, where: Path | str, _numbers: RowNumbers = None) -> Any:
-    """Return a column as strings; a blank one is missing."""
+    """Return a column as strings; blank strings are missing."""
     if is_list(column.type) or pa.types.is_struct(column.type) or pa.types.is_binary(column.type):
         raise _misfit(name, where, column.type, "text", "text")
     try:
@@ -276,7 +276,7 @@ def as_text(column: Any, name: str, where: Path | str, _numbers: RowNumbers = No
 
 
 def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = None) -> Any:
-    """Return a column of lists of numbers as lists of one length; an empty cell, or one with NaN, is refused."""
+    """Return a column of number lists as lists of equal length; an empty cell or one with NaN is refused."""
     kind = column.type
     if not is_list(kind):
         raise _misfit(name, where, kind, "lists of numbers", "vectors")
@@ -287,7 +287,7 @@ def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = 
         row = int((lengths != max(width, 1)).argmax())
         raise DataError(
             f"column {name!r} of {where} has {lengths[row]} numbers at row {_number(row, numbers)}; expected "
-            f"{max(width, 1)} in each row, as most have; fix the row, or write "
+            f"{max(width, 1)} in each row, like most rows; fix the row, or write "
             f"{setting('data.columns.ignore', [name])}."
         )
     try:
@@ -298,8 +298,8 @@ def as_vectors(column: Any, name: str, where: Path | str, numbers: RowNumbers = 
     if not finite.all():
         row = _number(int(finite.argmin()), numbers)
         raise DataError(
-            f"column {name!r} of {where} holds an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
-            "leave out the row."
+            f"column {name!r} of {where} has an empty cell, NaN or infinity at row {row}; expected numbers; fix or "
+            "remove the row."
         )
     return pa.FixedSizeListArray.from_arrays(flat, width)
 
@@ -310,7 +310,7 @@ def _number(row: int, numbers: RowNumbers) -> int:
 
 def _misfit(name: str, where: Path | str, kind: pa.DataType, expected: str, setting: str) -> DataError:
     return DataError(
-        f"column {name!r} of {where} is of type {kind}; expected {expected}; convert it, or leave it out of "
+        f"column {name!r} of {where} is of type {kind}; expected {expected}; convert it, or remove it from "
         f"data.columns.{setting}."
     )
 

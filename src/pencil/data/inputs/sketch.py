@@ -1,7 +1,7 @@
-"""A sketch of every image: a thumbnail of a few hundred bytes, by which near-duplicates and blank images are found.
+"""A sketch of every image: a thumbnail of a few hundred bytes, used to find near-duplicates and blank images.
 
-It holds 16 x 16 values of brightness and 4 x 4 values of each colour difference, as a JPEG divides them. A copy that
-was saved again, resized or made a little brighter has nearly the same sketch, up to contrast and offset.
+It has 16 x 16 brightness values and 4 x 4 values of each colour difference, like the components of a JPEG. A copy that
+was re-encoded, resized or slightly brightened has nearly the same sketch, up to contrast and offset.
 """
 
 from typing import NamedTuple
@@ -15,24 +15,24 @@ from torch.nn import functional
 from pencil.data.inputs.transform import rows_within
 
 SIDE = 32
-"""Images are brought to this side first."""
+"""Images are first resized to this side."""
 BRIGHTNESS, COLOUR = 16, 4
 BRIGHTNESS_VALUES = BRIGHTNESS**2
 SKETCH = BRIGHTNESS_VALUES + 2 * COLOUR**2
 """Bytes of a sketch."""
 SMALLEST = 8
-"""Arrays of fewer pixels on a side say too little to be compared by sketches."""
+"""Arrays with fewer pixels on a side are too small to be compared by sketches."""
 
 
 class Look(NamedTuple):
-    """The sketch of an image, and the standard deviation of its pixels: the largest of any channel."""
+    """The sketch of an image, and the largest standard deviation of its pixels in any channel."""
 
     sketch: np.ndarray
     deviation: float
 
 
 def look_at(image: Image.Image) -> Look:
-    """Return the look of a decoded RGB image; the deviation is in steps of 1/255."""
+    """Return the look of a decoded RGB image; the standard deviation is in steps of 1/255."""
     counts = np.asarray(image.histogram(), dtype=np.float64).reshape(3, 256)
     levels, pixels = np.arange(256), counts[0].sum()
     variance = counts @ levels**2 / pixels - (counts @ levels / pixels) ** 2
@@ -42,10 +42,10 @@ def look_at(image: Image.Image) -> Look:
 
 
 def look_at_arrays(values: Tensor) -> list[Look] | None:
-    """Return the looks of images (n, channels, height, width); None for other inputs, and for the smallest of images.
+    """Return the looks of images (n, channels, height, width); None for other inputs, and for very small images.
 
-    Of more than three channels the first three count. Bytes are compared as they are. Floats, which may have any range,
-    are scaled from the darkest to the lightest; their deviation is in their own unit.
+    Only the first three channels count. Bytes are compared as they are. Floats, which may have any range, are scaled
+    from the darkest to the brightest pixel; their deviation is in their own unit.
     """
     if values.ndim != 4 or min(values.shape[2:]) < SMALLEST:
         return None
@@ -63,7 +63,7 @@ def _look_at_block(values: Tensor) -> list[Look]:
 
 
 def _channel(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one channel (n, 1, SIDE, SIDE) and its deviations (n,); by itself, as images may be large."""
+    """Return one channel (n, 1, SIDE, SIDE) and its deviations (n,); one at a time, because images may be large."""
     pixels = values.unsqueeze(1).to(torch.float32, copy=True).nan_to_num_()
     small = functional.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True, align_corners=False)
     return small, pixels.flatten(1).std(dim=1, correction=0)

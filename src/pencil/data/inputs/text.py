@@ -26,20 +26,20 @@ SHA256 = {
     TABLE: "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5",
 }
 VOCABULARY = 32_000
-"""Tokens that there are."""
+"""Size of the vocabulary."""
 MOST_TERMS, MOST_DIMENSIONS = 20_000, 256
-"""Terms that are counted, and the dimensions that they are reduced to."""
+"""Number of terms that are counted, and of dimensions they are reduced to."""
 ROWS_PER_DIMENSION = 4
 MOST_FITTED = 100_000
-"""Texts on which terms are fitted."""
+"""Maximum number of texts on which terms are fitted."""
 LONGEST = 100_000
-"""Characters of a text that are read."""
+"""Maximum number of characters of a text that are read."""
 CHUNK, MODEL_CHUNK = 2048, 32
-"""Texts at a time."""
+"""Number of texts processed at a time."""
 
 
 class Tokens(NamedTuple):
-    """The tokens of some texts, one text after the other, and how many each has."""
+    """The concatenated tokens of some texts, and the number of tokens of each."""
 
     flat: np.ndarray
     lengths: np.ndarray
@@ -52,14 +52,14 @@ class TokenVectors(NamedTuple):
     table: torch.Tensor
 
     def tokens(self, texts: Sequence[str]) -> Tokens:
-        """Return the tokens of these texts; only the beginning of a very long one is read."""
+        """Return the tokens of these texts; very long texts are truncated."""
         cut = [text[:LONGEST] for text in texts]
         found = [one.ids for one in self.tokenizer.encode_batch_fast(cut, add_special_tokens=False)]
         lengths = np.fromiter(map(len, found), np.int64, len(found))
         return Tokens(np.fromiter((token for one in found for token in one), np.int64, int(lengths.sum())), lengths)
 
     def embed(self, tokens: Tokens) -> np.ndarray:
-        """Return the mean vector of the tokens of each text; zeros for an empty one."""
+        """Return the mean token vector of each text; zeros for an empty text."""
         starts = torch.from_numpy(tokens.lengths.cumsum() - tokens.lengths)
         flat = torch.from_numpy(tokens.flat)
         found: np.ndarray = nn.functional.embedding_bag(flat, self.table, starts, mode="mean").numpy()
@@ -68,7 +68,7 @@ class TokenVectors(NamedTuple):
 
 @cache
 def token_vectors() -> TokenVectors:
-    """Return the token vectors of WordLlama, 256 numbers for each of 32,000 tokens; nothing is downloaded.
+    """Return the token vectors of WordLlama, 256 numbers for each of 32,000 tokens, without downloads.
 
     Raises
     ------
@@ -81,12 +81,12 @@ def token_vectors() -> TokenVectors:
     found = importlib.util.find_spec(PACKAGE)  # its own code is not run
     folder = Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
     if folder is None:
-        raise DataError(f"the package {PACKAGE}, which holds the vectors of words, is missing; install it again.")
+        raise DataError(f"the package {PACKAGE}, which contains the word vectors, is missing; reinstall it.")
     for name, expected in SHA256.items():
         path = folder / name
         seen = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no such file"
         if seen != expected:
-            raise DataError(f"{path} has the SHA-256 {seen}; expected {expected}; install {PACKAGE} again.")
+            raise DataError(f"{path} has the SHA-256 {seen}; expected {expected}; reinstall {PACKAGE}.")
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.no_truncation()
@@ -96,16 +96,16 @@ def token_vectors() -> TokenVectors:
 
 @dataclass(frozen=True, eq=False)
 class TermVectors:
-    """Latent semantic analysis of the training rows: TF-IDF of tokens and pairs of tokens, and a truncated SVD.
+    """Latent semantic analysis of the training rows: TF-IDF of tokens and token pairs, and a truncated SVD.
 
     Parameters
     ----------
     terms
-        The terms that are counted, as :func:`term_codes` has them, in ascending order.
+        The counted terms, as encoded by :func:`term_codes`, in ascending order.
     idf
-        The inverse document frequency of each.
+        The inverse document frequency of each term.
     components
-        (dimensions, terms): the directions that texts are projected on.
+        (dimensions, terms): the directions onto which texts are projected.
     """
 
     terms: np.ndarray
@@ -113,7 +113,7 @@ class TermVectors:
     components: np.ndarray
 
     def embed(self, tokens: Tokens) -> np.ndarray:
-        """Return one vector per text; zeros for one without a known term."""
+        """Return one vector per text; zeros for a text without known terms."""
         from sklearn.preprocessing import normalize
 
         counts = count_terms(tokens, self.terms)
@@ -123,7 +123,7 @@ class TermVectors:
 
 
 def term_codes(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Return the text and the code of every token and of every pair of neighbours in a text."""
+    """Return the text and the code of every token and of every pair of adjacent tokens."""
     texts = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     neighbours = texts[:-1] == texts[1:]
     pairs = ((tokens.flat[:-1] + 1) * VOCABULARY + tokens.flat[1:])[neighbours]
@@ -131,7 +131,7 @@ def term_codes(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
 
 
 def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
-    """Return how often each text has each of these terms, as a sparse (texts, terms) matrix."""
+    """Return the count of each of these terms in each text, as a sparse (texts, terms) matrix."""
     from scipy.sparse import csr_array
 
     texts, codes = term_codes(tokens)
@@ -142,19 +142,19 @@ def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
 
 
 def fit_terms(texts: Sequence[str]) -> TermVectors | None:
-    """Fit on these texts, as :func:`fit_terms_in_parts` does."""
+    """Fit on these texts, like :func:`fit_terms_in_parts`."""
     return fit_terms_in_parts(len(texts), lambda start, end: texts[start:end])
 
 
 def fit_terms_in_parts(count: int, read: Callable[[int, int], Sequence[str]]) -> TermVectors | None:
-    """Fit on texts (of very many on some); None where no term occurs in two of them.
+    """Fit on texts (on a sample if there are very many); None if no term occurs in two of them.
 
     Parameters
     ----------
     count
-        How many texts there are.
+        Number of texts.
     read
-        ``read(start, end)`` returns some of them.
+        ``read(start, end)`` returns a range of the texts.
     """
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
@@ -177,7 +177,7 @@ def fit_terms_in_parts(count: int, read: Callable[[int, int], Sequence[str]]) ->
 
 
 def _frequent_terms(tokens: Tokens) -> np.ndarray:
-    """Return the most frequent of the terms that at least two texts have, in ascending order."""
+    """Return the most frequent terms that occur in at least two texts, in ascending order."""
     texts, codes = term_codes(tokens)
     terms, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
     pairs = np.unique(inverse * len(tokens.lengths) + texts) // len(tokens.lengths)  # each text counts once
@@ -188,17 +188,17 @@ def _frequent_terms(tokens: Tokens) -> np.ndarray:
 
 
 def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> np.ndarray:
-    """Return one vector per text, not standardised yet.
+    """Return one vector per text, before standardisation.
 
     Parameters
     ----------
     texts
-        Any texts; only the beginning of a very long one is read.
+        Any texts; very long texts are truncated.
     model
-        ``auto``: the mean of token vectors, and the terms of the training rows beside it. Otherwise the name or folder
-        of a model of Hugging Face.
+        ``auto``: the mean of the token vectors, followed by the terms of the training rows. Otherwise the name or
+        folder of a Hugging Face model.
     terms
-        The terms of the training rows, where there are any.
+        The terms of the training rows, if there are any.
     """
     if model != IN_BOX:
         return language_model(model).embed([text[:LONGEST] for text in texts])
@@ -211,15 +211,15 @@ def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> 
 
 
 class LanguageModel(NamedTuple):
-    """A tokenizer and a network of the transformers library."""
+    """A tokenizer and a network from the transformers library."""
 
     tokenizer: Any
     network: Any
     longest: int
 
     def embed(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the mean of the last hidden states of each text; only its first tokens are read, as many as fit."""
-        order = np.argsort([len(text) for text in texts], kind="stable")  # so that a batch needs little padding
+        """Return the mean of the last hidden states of each text; texts are truncated to the model's maximum length."""
+        order = np.argsort([len(text) for text in texts], kind="stable")  # similar lengths need little padding
         found: np.ndarray | None = None
         for places in np.array_split(order, max(1, -(-len(texts) // MODEL_CHUNK))):
             batch = [texts[place] for place in places]
@@ -236,11 +236,11 @@ class LanguageModel(NamedTuple):
 
 @cache
 def language_model(name: str) -> LanguageModel:
-    """Load a model of Hugging Face by its name or from a folder: safetensors only, and no code of its own is run."""
+    """Load a Hugging Face model by name or from a folder: only safetensors, and without running its own code."""
     if importlib.util.find_spec("transformers") is None:
         raise DataError(
             f"data.text_model is {name!r}, which needs transformers; install it with pip install "
-            f"'pencil-labels[transformers]', or use the vectors in the box with {setting('data.text_model', IN_BOX)}."
+            f"'pencil-labels[transformers]', or use the built-in vectors with {setting('data.text_model', IN_BOX)}."
         )
     from transformers import AutoModel, AutoTokenizer
 
@@ -250,8 +250,8 @@ def language_model(name: str) -> LanguageModel:
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise DataError(
-            f"data.text_model {name!r} cannot be loaded: {reason}; expected a text model of Hugging Face that is on "
-            f"this machine or can be downloaded; name its folder, or use the vectors in the box with "
+            f"data.text_model {name!r} cannot be loaded: {reason}; expected a Hugging Face text model that is on "
+            f"this machine or can be downloaded; pass its folder, or use the built-in vectors with "
             f"{setting('data.text_model', IN_BOX)}."
         ) from error
     positions = getattr(network.config, "max_position_embeddings", 512)

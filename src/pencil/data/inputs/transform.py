@@ -1,4 +1,4 @@
-"""The last steps on a batch of raw values: augmentation in training, a crop from the centre otherwise; normalising."""
+"""The last steps on a batch of raw values: augmentation in training, a centre crop otherwise; normalisation."""
 
 import functools
 import math
@@ -12,7 +12,7 @@ from pencil.data.inputs.augment import Draws, Frame, View, centre_crop
 from pencil.errors import DataError
 
 BLOCK_BYTES = 32 * 2**20
-"""Steps that look at all data copy at most this much of it at a time; a few such copies exist at once."""
+"""Steps over all data copy at most this many bytes at a time; a few such copies exist at once."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Normalization:
 
     def __post_init__(self) -> None:
         if not self.mean or len(self.mean) != len(self.std):
-            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations; expected as many, and some")
+            raise ValueError(f"{len(self.mean)} means and {len(self.std)} deviations; expected the same number of each")
 
 
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -37,7 +37,7 @@ class Transform:
     Parameters
     ----------
     normalization
-        Mean and standard deviation per channel or feature; None leaves the values as they are.
+        Mean and standard deviation per channel or feature; None leaves the values unchanged.
     crop
         Height and width of a square crop; None keeps the size.
     """
@@ -46,7 +46,7 @@ class Transform:
     crop: int | None = None
 
     def draws(self, rows: int, shape: Sequence[int], dtype: torch.dtype, view: View | None) -> Draws | None:
-        """Draw the random choices of one pass over inputs of this shape (without the batch dimension) and type."""
+        """Draw the random choices of one pass over inputs of this shape (without the batch dimension) and dtype."""
         if view is None or view.augmentation is None or len(shape) != 3:
             return None
         frame = Frame((shape[1], shape[2]), self._size(shape), self._mean_colour(dtype))
@@ -88,7 +88,7 @@ class Transform:
         return (shape[1], shape[2]) if self.crop is None else (self.crop, self.crop)
 
     def _mean_colour(self, dtype: torch.dtype) -> tuple[float, ...]:
-        """Return the raw values that become 0 for a network, of bytes the nearest ones."""
+        """Return the raw values that are 0 after normalisation; for bytes, the nearest ones."""
         mean = (0.0,) if self.normalization is None else self.normalization.mean
         return tuple(round(255 * value) for value in mean) if dtype == torch.uint8 else mean
 
@@ -102,9 +102,9 @@ def rows_within(shape: Sequence[int], bytes_each: int = 1) -> int:
 
 
 class Moments:
-    """Mean and deviation of each channel or feature, from batches that are added one after the other.
+    """Mean and standard deviation of each channel or feature, from batches that are added one after the other.
 
-    However large the images are, no more than a block of ``BLOCK_BYTES`` is copied to float64 at a time.
+    However large the images are, at most one block of ``BLOCK_BYTES`` is copied to float64 at a time.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Moments:
                 part = piece.double().div_(unit)
                 self.total += part.sum(dim=reduced)  # in place: small new tensors between blocks fragment the heap
                 self.squares += part.square_().sum(dim=reduced)
-                del part  # before the next block is made
+                del part  # before the next block is allocated
         self.count += values.numel() // values.shape[1]
 
     @property
@@ -138,7 +138,7 @@ class Moments:
         return found
 
     def normalization(self) -> Normalization:
-        """Return the normalisation to mean 0 and deviation 1."""
+        """Return the normalisation to mean 0 and standard deviation 1."""
         return Normalization(tuple(self.mean.tolist()), tuple(self.deviation.tolist()))
 
 
@@ -160,7 +160,7 @@ def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
 
 
 def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Tensor) -> None:
-    """Raise if mean or deviation is not finite in the type of the normalised values; name the largest value."""
+    """Raise if mean or deviation is not finite in the dtype of the normalised values; name the largest value."""
     dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
     scale, shift = 1 / deviation.to(dtype), (-mean / deviation).to(dtype)
     finite = (mean.to(dtype).isfinite() & scale.isfinite() & (scale > 0) & shift.isfinite()).flatten()
@@ -174,7 +174,7 @@ def _refuse_non_finite(values: Tensor, rows: Tensor, mean: Tensor, deviation: Te
     row = int(rows[int(column.argmax())])
     raise DataError(
         f"mean or deviation of input column {number} is not finite: row {row} holds a value of {column.max():g}; "
-        "expected numbers of a usual size; fix or leave out the row, or scale the inputs."
+        "expected numbers of a moderate size; fix or remove the row, or scale the inputs."
     )
 
 
@@ -185,7 +185,7 @@ def refuse_crop(crop: int | None, shape: Sequence[int]) -> None:
     if len(shape) != 3:
         raise DataError(
             f"data.crop is {crop} but the inputs have shape {tuple(shape)}; expected images (channels, height, width); "
-            "leave data.crop out."
+            "remove data.crop."
         )
     if crop > min(shape[1:]):
         raise DataError(

@@ -32,8 +32,8 @@ def from_arrays(
     Parameters
     ----------
     x
-        One row per example. uint8 arrays of 3 or 4 dimensions are images and become channels-first. Sparse matrices of
-        SciPy become dense.
+        One row per example. uint8 arrays of 3 or 4 dimensions are images and become channels-first. SciPy sparse
+        matrices become dense.
     y
         Class indices, class names, or label distributions (n, classes); with ``multilabel`` a probability for each
         (row, class), NaN where it is unknown.
@@ -42,10 +42,10 @@ def from_arrays(
     keys
         A stable name for each row; by default its index.
     clean_labels
-        Labels known to be right, for metrics only.
+        Labels known to be right, only for metrics.
     multilabel
-        Whether each column of ``y`` is a class that is present or not by itself. None takes a matrix of 0 and 1 with
-        two ones in one row as multi-label.
+        Whether each column of ``y`` is a class that is present or absent independently. None treats a matrix of 0 and 1
+        with two ones in a row as multi-label.
 
     Raises
     ------
@@ -81,13 +81,13 @@ def from_npz(path: Path, classes: Sequence[str] | None = None, multilabel: bool 
         A file with the arrays ``x`` and ``y``, and optionally ``keys``, ``classes``, ``clean_labels`` and the test set
         ``x_test``, ``y_test``.
     classes, multilabel
-        As in :func:`from_arrays`; ``classes`` takes precedence over those of the file.
+        As in :func:`from_arrays`; ``classes`` takes precedence over the file's classes.
     """
     with open_arrays(path) as arrays:
         missing = [name for name in ("x", "y") if name not in arrays]
         if missing:
             raise DataError(
-                f"{path} holds the arrays {list_names(arrays.names)}; expected {' and '.join(missing)} too; "
+                f"{path} contains the arrays {list_names(arrays.names)}; expected {' and '.join(missing)} too; "
                 "save it with numpy.savez(path, x=inputs, y=labels)."
             )
         if classes is None and "classes" in arrays:
@@ -118,7 +118,7 @@ def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
     with open_arrays(path) as arrays:
         if "x" not in arrays:
             raise DataError(
-                f"{path} holds the arrays {list_names(arrays.names)}; expected x, the inputs; "
+                f"{path} contains the arrays {list_names(arrays.names)}; expected x, the inputs; "
                 "save it with numpy.savez(path, x=inputs)."
             )
         values, given = arrays.read("x"), arrays.optional("keys")
@@ -126,7 +126,7 @@ def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
         keys = as_keys(np.arange(len(values)) if given is None else given)
         if len(keys) != len(values):
             raise DataError(
-                f"{path} holds {len(values)} inputs but {len(keys)} keys; expected one key per input; "
+                f"{path} contains {len(values)} inputs but {len(keys)} keys; expected one key per input; "
                 "save both with the same length."
             )
         refuse_repeated_keys(keys)
@@ -134,7 +134,7 @@ def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def as_inputs(x: Any) -> Inputs:
-    """Return inputs as they are, and arrays as inputs in memory."""
+    """Return inputs unchanged, and arrays as inputs in memory."""
     return x if isinstance(x, Inputs) else TensorInputs(as_input_tensor(x))
 
 
@@ -152,7 +152,7 @@ def as_input_tensor(x: Any) -> Tensor:
 
 
 def as_array_of_inputs(x: Any) -> np.ndarray:
-    """Return inputs as an array; raise if they are none, or have entries that are masked out."""
+    """Return inputs as an array; raise if they are not an array, or have masked entries."""
     if is_sparse(x):
         return as_dense(x)
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
@@ -161,50 +161,50 @@ def as_array_of_inputs(x: Any) -> np.ndarray:
         return np.asarray(x)
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"x is no array ({str(error).splitlines()[0]}); expected rows of one length; pad or cut the rows."
+            f"x is not an array ({str(error).splitlines()[0]}); expected rows of equal length; pad or cut the rows."
         ) from error
 
 
 def is_sparse(values: Any) -> bool:
-    """Return whether this is a sparse matrix or array of SciPy."""
+    """Return whether this is a SciPy sparse matrix or array."""
     return hasattr(values, "toarray") and hasattr(values, "nnz")
 
 
 def as_dense(matrix: Any, name: str = "x") -> np.ndarray:
-    """Return a sparse matrix as a dense one of fp32; raise if that took more than half of the memory.
+    """Return a sparse matrix as a dense fp32 array; raise if it would take more than half of the memory.
 
     Parameters
     ----------
     matrix
-        Of numbers, in any format of SciPy.
+        A matrix of numbers, in any SciPy format.
     name
-        What it is called in messages.
+        Its name in messages.
     """
     native(np.empty(0, matrix.dtype))
     size, limit = 4 * int(np.prod(matrix.shape, dtype=object)), memory_limit() // 2
     if size > limit:
         raise DataError(
-            f"{name} is a sparse matrix of shape {matrix.shape}, which takes {as_size(size)} as a dense one; expected "
+            f"{name} is a sparse matrix of shape {matrix.shape}, which takes {as_size(size)} when dense; expected "
             f"at most {as_size(limit)}, half of the memory; reduce its columns, for example with "
             "sklearn.decomposition.TruncatedSVD(256), or its rows."
         )
-    with np.errstate(over="ignore"):  # infinity is refused later, with its row
+    with np.errstate(over="ignore"):  # infinity is refused later, with its row number
         dense: np.ndarray = matrix.astype(np.float32).toarray()
     return dense
 
 
 def _refuse_empty(values: np.ndarray | Tensor) -> None:
     if values.ndim == 0 or len(values) == 0:
-        raise DataError("the dataset is empty; expected at least one example; check how x was made.")
+        raise DataError("the dataset is empty; expected at least one example; check how x was created.")
     if 0 in values.shape:
         raise DataError(
             f"x has shape {tuple(values.shape)}, so its rows are empty; expected at least one number in each row; "
-            "check how x was made."
+            "check how x was created."
         )
 
 
 def _plain_tensor(values: Tensor) -> Tensor:
-    """Return a dense tensor of real numbers on the CPU; smaller floats than fp32 become fp32."""
+    """Return a dense tensor of real numbers on the CPU; floats below fp32 become fp32."""
     if values.layout != torch.strided or values.is_quantized:
         raise DataError(f"x is a tensor of layout {values.layout}; expected a dense tensor; pass x.to_dense().")
     if values.is_complex():
@@ -232,19 +232,19 @@ def _length(y: Any) -> int:
 
 REMEDIES = {
     "c": "pass the real and the imaginary part as separate columns",
-    "M": "convert dates to numbers, such as days since the first one",
+    "M": "convert dates to numbers, such as days since the first date",
     "m": "convert durations to numbers, such as seconds",
-    "O": "convert the columns that are no numbers, then x.astype(float)",
+    "O": "convert the non-numeric columns, then use x.astype(float)",
 }
 
 
 def native(values: np.ndarray) -> np.ndarray:
-    """Return the same numbers in this machine's byte order, the only one that torch reads.
+    """Return the same numbers in this machine's byte order, the only one that torch supports.
 
     Raises
     ------
     DataError
-        If they are no real numbers.
+        If they are not real numbers.
     """
     kind = values.dtype.kind
     if kind not in "buif":
@@ -259,7 +259,7 @@ def _numeric(values: np.ndarray) -> Tensor:
     _refuse_empty(values)
     values = native(values)
     if values.dtype == np.uint16 and values.ndim >= 3:
-        values = (values >> 8).astype(np.uint8)  # 16-bit images by their upper byte, as image files are read
+        values = (values >> 8).astype(np.uint8)  # the upper byte of 16-bit images, as for image files
     elif values.dtype.kind == "u" and values.dtype != np.uint8:
         values = values.astype(np.float32)
     if values.dtype.kind == "f" and values.dtype != np.float32:
@@ -269,11 +269,11 @@ def _numeric(values: np.ndarray) -> Tensor:
 
 
 def _single(values: np.ndarray) -> np.ndarray:
-    """Return floats as fp32; raise if a number is too large for it."""
+    """Return floats as fp32; raise if a number does not fit."""
     with np.errstate(over="ignore"):
         narrow = values.astype(np.float32)
     size = rows_within(values.shape[1:], values.itemsize)
-    for start in range(0, len(values), size):  # in blocks: a mask of all numbers would be large
+    for start in range(0, len(values), size):  # in blocks, because a mask of all numbers would be large
         infinite = np.isinf(narrow[start : start + size])
         if not infinite.any():
             continue
@@ -282,7 +282,7 @@ def _single(values: np.ndarray) -> np.ndarray:
             row = start + int(rows.any(axis=1).argmax())
             seen = values[row].reshape(-1)[rows[row - start]][0]
             raise DataError(
-                f"input at row {row} holds {seen!s}; expected numbers up to {np.finfo(np.float32).max:.1e}, as 32-bit "
-                "floats hold; scale the inputs, or fix or leave out the row."
+                f"input at row {row} is {seen!s}; expected numbers up to {np.finfo(np.float32).max:.1e}, the range of "
+                "32-bit floats; scale the inputs, or fix or remove the row."
             )
     return narrow

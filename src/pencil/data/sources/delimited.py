@@ -1,4 +1,4 @@
-"""Tables as text: how a CSV file is encoded and delimited is found out from the file, then all of it is read."""
+"""Tables as text: the encoding and the delimiter of a CSV file are detected, then all of it is read."""
 
 import codecs
 import csv
@@ -23,38 +23,38 @@ from pencil.terminal import counted
 SUFFIXES = (".csv", ".tsv")
 DELIMITERS = (",", ";", "\t", "|")
 SAMPLE = 2**16
-"""This many characters of the beginning decide which delimiter it is."""
+"""Number of characters at the start that decide the delimiter."""
 BLOCK = 2**24
-"""This many bytes are decoded at a time to find the encoding."""
+"""Number of bytes decoded at a time to detect the encoding."""
 MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32"),  # which begins as the next one does
+    (codecs.BOM_UTF32_LE, "utf-32"),  # it begins like the next one
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Byte order marks, with which some programs begin a file, and the encodings that they stand for."""
+"""Byte order marks that some programs write at the start of a file, and the encodings they stand for."""
 WIDE = ("utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
-"""Encodings without a mark in which an ASCII character has a zero byte, which no text in UTF-8 has."""
+"""Encodings without a mark in which an ASCII character has a zero byte; UTF-8 text never has one."""
 FIRST_BLOCK = 2**20
-"""Bytes of a text file that are parsed at a time, as long as no row is longer."""
+"""Bytes of a text file that are parsed at a time, unless a row is longer."""
 ROWS_PER_BLOCK = 64
 LARGEST_BLOCK = 2**30
-"""No row is longer than this many bytes; Arrow counts the bytes of a block in 32 bits."""
+"""Maximum length of a row in bytes; Arrow counts the bytes of a block in 32 bits."""
 GUESSED = {"cp1252": "Windows-1252", "latin-1": "Latin-1"}
-"""Encodings in which any text can be read; whether it was meant so is a guess, which is said."""
+"""Encodings in which any text can be read; the choice is a guess, and a warning says so."""
 FIRST_LINE = 2
-"""The number of the first row, as an editor or a spreadsheet counts: the header is line 1."""
+"""The number of the first row, as in an editor or a spreadsheet: the header is line 1."""
 DECIMAL_COMMA = r"^[+-]?[0-9]+(,[0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
 _HELD: list[arrow_csv.ParseOptions] = []
-"""Options that call Python, kept for the life of the process: a thread of Arrow that drops the last reference while the
-interpreter shuts down aborts the process."""
+"""Options that call Python are kept for the life of the process: if an Arrow thread drops the last reference during
+interpreter shutdown, the process aborts."""
 
 
 class Numbered(NamedTuple):
-    """Rows of a table, and the number of each in its file, which counts lines that are left out."""
+    """Rows of a table, and the number of each in its file, which also counts skipped lines."""
 
     table: pa.Table
     numbers: np.ndarray
@@ -62,28 +62,28 @@ class Numbered(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a table is written as text: the name of its encoding, and what stands between two cells."""
+    """How a table is written as text: the name of its encoding, and its delimiter."""
 
     encoding: str = "utf-8"
     delimiter: str = ","
 
 
 def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
-    """Return how a table is encoded and delimited.
+    """Return the encoding and the delimiter of a table.
 
-    A file is UTF-8, UTF-16 or UTF-32, with or without a mark, or else Windows-1252 or Latin-1.
+    A file is UTF-8, UTF-16 or UTF-32, with or without a mark, or otherwise Windows-1252 or Latin-1.
 
     Parameters
     ----------
     path
         A text file.
     delimiter
-        The delimiter, where it is known.
+        The delimiter, if it is known.
 
     Raises
     ------
     DataError
-        If the file is UTF-8 in a part only.
+        If only a part of the file is UTF-8.
     """
     encoding = _find_encoding(path)
     if delimiter is not None:
@@ -98,18 +98,18 @@ def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
 def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, whole: bool = True) -> str:
     """Return the delimiter that gives all rows of the sample the same number of cells, at least two.
 
-    Of several such delimiters the one with most cells is taken. Where there is none, because rows are damaged, it is
-    the one that gives the header most cells; for a table of one column the first candidate. Delimiters inside of quotes
-    do not count.
+    Among several such delimiters the one with the most cells is chosen. If there is none, because rows are damaged, the
+    one that gives the header the most cells is chosen; for a table of one column, the first candidate. Delimiters
+    inside quotes do not count.
 
     Parameters
     ----------
     sample
         The beginning of a table.
     candidates
-        Delimiters; of equally good ones the first is taken.
+        Delimiters; the first of equally good ones is chosen.
     whole
-        Whether the sample is the whole table; otherwise its last row is not looked at.
+        Whether the sample is the whole table; otherwise its last row is ignored.
     """
     best, best_rank = candidates[0], (False, 1)
     for delimiter in candidates:
@@ -123,18 +123,18 @@ def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, who
 def read_delimited(
     path: Path, dialect: Dialect, texts: Collection[str] = (), on_bad_rows: OnBadRows = "error"
 ) -> Numbered:
-    """Read a table from a text file; an empty cell is missing, a cell may contain line breaks between quotes.
+    """Read a table from a text file; empty cells are missing, and quoted cells may contain line breaks.
 
     Parameters
     ----------
     path
         The file.
     dialect
-        How it is written. Unless its delimiter is the comma, columns of numbers such as ``3,14`` are numbers.
+        How it is written. Unless the delimiter is a comma, columns such as ``3,14`` are read as numbers.
     texts
         Columns that are read as text, exactly as written.
     on_bad_rows
-        Whether lines with too many or too few cells are an "error" or are left out ("skip").
+        Whether lines with too many or too few cells are an "error" or are skipped ("skip").
     """
     if dialect.encoding in GUESSED:
         warnings.warn(
@@ -144,7 +144,7 @@ def read_delimited(
     cells, lines = _cells(dict.fromkeys(texts, pa.string())), _Lines()
     try:
         table = _read_csv(path, dialect, _parse_options(dialect.delimiter), cells)
-    except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; one thread counts lines
+    except pa.ArrowInvalid:  # perhaps lines with too many or too few cells; a single thread counts lines
         lines = _Lines()
         table = _read_csv(path, dialect, lines.options(dialect), cells, use_threads=False, lines=lines)
         if lines.found:
@@ -155,7 +155,7 @@ def read_delimited(
 
 
 def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Table:
-    """Return the table with columns of text such as ``3,14`` as numbers; ``texts`` stay as they are."""
+    """Return the table with text columns such as ``3,14`` as numbers; ``texts`` stay as they are."""
     match = partial(pc.match_substring_regex, pattern=DECIMAL_COMMA)
     for place, name in enumerate(table.column_names):
         column = table[name]
@@ -182,7 +182,7 @@ def read_names(path: Path, dialect: Dialect) -> list[str]:
 
 
 def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
-    """Return one column as it is written; lines with too many or too few cells are left out."""
+    """Return one column as written, without lines that have too many or too few cells."""
     cells = _cells({name: pa.string()})
     cells.include_columns = [name]
     return _as_meant(_read_csv(path, dialect, _without_odd_lines(dialect.delimiter), cells))[0]
@@ -191,7 +191,7 @@ def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
 def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> Iterator[Numbered]:
     """Yield the table in pieces of ``block`` bytes, with the types of a schema.
 
-    Lines with too many or too few cells are left out; a warning at the end says how many.
+    Lines with too many or too few cells are skipped; a warning at the end says how many.
     """
     kinds, done = {field.name: field.type for field in schema}, 0
     for size in _blocks(path, block):
@@ -201,7 +201,7 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
         options = _read_options(dialect, size, use_threads=False)
         try:
             with arrow_csv.open_csv(path, options, parse, _cells(kinds)) as reader:
-                for batch in reader:  # all odd lines before its end are known by then
+                for batch in reader:  # by then all malformed lines before its end are known
                     new = batch.slice(max(0, done - first))  # after a row that was longer than a block
                     first += batch.num_rows
                     if new.num_rows:
@@ -216,12 +216,12 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
         raise _too_long(path)
     if lines.found:
         warnings.warn(
-            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, left out", stacklevel=2
+            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, skipped", stacklevel=2
         )
 
 
 def _as_meant(table: pa.Table) -> pa.Table:
-    """Return the table without the quotes that pencil puts before cells that look like a formula."""
+    """Return the table without the quotes that pencil puts before formula-like cells."""
     for place, name in enumerate(table.column_names):
         if pa.types.is_string(table[place].type):
             table = table.set_column(place, name, as_meant_column(table[place]))
@@ -229,17 +229,17 @@ def _as_meant(table: pa.Table) -> pa.Table:
 
 
 class _Lines:
-    """Collects the lines that have too many or too few cells, in their order, as one thread reads them."""
+    """Collects lines with too many or too few cells, in order, as a single thread reads them."""
 
     def __init__(self) -> None:
         self.found: list[BadRow] = []
 
     def options(self, dialect: Dialect) -> arrow_csv.ParseOptions:
-        """Return how a file is parsed, so that such lines come here."""
+        """Return parse options that report such lines here."""
         return _parse_options(dialect.delimiter, self._skip)
 
     def _skip(self, line: Any) -> str:
-        number = -1 if line.number is None else line.number - 2  # it counts from 1, and counts the header
+        number = -1 if line.number is None else line.number - 2  # it counts from 1 and includes the header
         self.found.append(
             BadRow(
                 number,
@@ -249,24 +249,24 @@ class _Lines:
         return "skip"
 
     def numbers(self, first: int, count: int) -> np.ndarray:
-        """Return the numbers in the file of ``count`` of the other rows, beginning with the one at ``first``."""
+        """Return the file's numbers of ``count`` of the other rows, starting with the row at ``first``."""
         left_out = np.array([row for row, _ in self.found], dtype=np.int64)
         places = np.arange(first, first + count)
         return places + np.searchsorted(left_out - np.arange(len(left_out)), places, side="right")
 
     def settle(self, path: Path, on_bad_rows: OnBadRows, others: int) -> None:
-        """Raise, or say which lines are left out; ``others`` is the number of the other rows."""
+        """Raise, or warn about skipped lines; ``others`` is the number of the other rows."""
         bad = BadRows(str(path))
         for row, reason in self.found:
             bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad))
-        warnings.warn(f"{bad.describe(total=others + len(bad))}; they are left out", stacklevel=4)
+        warnings.warn(f"{bad.describe(total=others + len(bad))}; they are skipped", stacklevel=4)
 
 
 @cache
 def _without_odd_lines(delimiter: str) -> arrow_csv.ParseOptions:
-    """How a file is parsed so that lines with too many or too few cells are left out; kept as ``_HELD`` is."""
+    """Parse options that skip lines with too many or too few cells; kept alive like ``_HELD``."""
     return _parse_options(delimiter, lambda _: "skip")
 
 
@@ -287,7 +287,7 @@ def _read_csv(
     use_threads: bool = True,
     lines: "_Lines | None" = None,
 ) -> pa.Table:
-    """Read a whole file; where a row is longer than a block, in larger blocks."""
+    """Read a whole file, in larger blocks if a row is longer than a block."""
     for block in _blocks(path):
         if lines is not None:
             lines.found.clear()
@@ -300,15 +300,15 @@ def _read_csv(
 
 
 def _blocks(path: Path, first: int = FIRST_BLOCK) -> Iterator[int]:
-    """Yield sizes of blocks, each for the case that a row is longer than the one before it.
+    """Yield block sizes, each for the case that a row is longer than the previous size.
 
-    They have room for many rows as long as the first line, so that a wide table does not fall apart into many pieces.
+    They have room for many rows of the length of the first line, so that a wide table is not split into many pieces.
     """
     with path.open("rb") as stream:
         width = len(stream.readline(BLOCK))
     block = min(max(first, ROWS_PER_BLOCK * width), LARGEST_BLOCK)
     yield block
-    while block < min(4 * path.stat().st_size, LARGEST_BLOCK):  # no text is longer in UTF-8
+    while block < min(4 * path.stat().st_size, LARGEST_BLOCK):  # UTF-8 text is never longer
         block = min(8 * block, LARGEST_BLOCK)
         yield block
 
@@ -320,20 +320,20 @@ def _is_cut(error: pa.ArrowInvalid) -> bool:
 
 def _too_long(path: Path) -> DataError:
     return DataError(
-        f"{path} has a row of more than {LARGEST_BLOCK // 2**30} GiB, perhaps since a quote in it is never closed; "
+        f"{path} has a row of more than {LARGEST_BLOCK // 2**30} GiB, perhaps because a quote is never closed; "
         "expected shorter rows; close the quote, or save the table as Parquet."
     )
 
 
 def _cells(kinds: Mapping[str, pa.DataType]) -> arrow_csv.ConvertOptions:
-    """How cells are converted: truth values stay text, whatever else their column holds in this file or another."""
+    """How cells are converted: booleans stay text, whatever else their column contains in this file or another."""
     return arrow_csv.ConvertOptions(
         strings_can_be_null=True, null_values=[""], column_types=dict(kinds), true_values=[], false_values=[]
     )
 
 
 def _widths(sample: str, delimiter: str, whole: bool) -> list[int]:
-    """Return the number of cells of each row of the sample; none where it cannot be taken apart."""
+    """Return the number of cells of each row of the sample; empty if it cannot be parsed."""
     try:
         rows = [len(row) for row in csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter) if row]
     except csv.Error:
@@ -342,7 +342,7 @@ def _widths(sample: str, delimiter: str, whole: bool) -> list[int]:
 
 
 def _find_encoding(path: Path) -> str:
-    """Return the encoding of a file, by its mark or by all of its bytes."""
+    """Return the encoding of a file, from its mark or from all of its bytes."""
     with path.open("rb") as stream:
         start = stream.read(4)
         marked = next((name for mark, name in MARKS if start.startswith(mark)), None)
@@ -362,7 +362,7 @@ def _find_encoding(path: Path) -> str:
                 if other or marked or not error.object[: error.start].isascii():
                     at = stream.tell() - len(error.object) + error.start
                     raise DataError(
-                        f"{path} is UTF-8 up to byte {at:,} and something else from there; expected one encoding; save "
+                        f"{path} is UTF-8 up to byte {at:,} and something else after that; expected one encoding; save "
                         "it again as UTF-8."
                     ) from error
                 stream.seek(0)
@@ -371,10 +371,10 @@ def _find_encoding(path: Path) -> str:
 
 
 def _find_wide(sample: bytes) -> str | None:
-    """Return the encoding of text without a mark that holds zero bytes: the one in which it has none and has lines."""
+    """Return the encoding of unmarked text with zero bytes: the one in which it has none and has lines."""
     if b"\0" not in sample:
         return None
-    whole = sample[: len(sample) // 4 * 4]  # the others have no character that is cut in two, or one
+    whole = sample[: len(sample) // 4 * 4]  # so that no character is cut
     for encoding in WIDE:
         text = codecs.getincrementaldecoder(encoding)(errors="replace").decode(whole)
         if "\0" not in text and "\ufffd" not in text and ("\n" in text or "\r" in text):
@@ -383,7 +383,7 @@ def _find_wide(sample: bytes) -> str | None:
 
 
 def _find_single_byte(content: bytes) -> str:
-    """Return the name of Windows-1252, or of Latin-1 for text that has bytes without a meaning in the other."""
+    """Return Windows-1252, or Latin-1 for text with bytes that Windows-1252 does not define."""
     try:
         content.decode("cp1252")
     except UnicodeDecodeError:

@@ -30,12 +30,12 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None, links: Path 
     classes
         Class names in order; by default the names of the sub-folders, sorted.
     links
-        A folder in which links may lead, besides ``folder`` itself; an image behind any other link is not read.
+        A folder that links may point into, besides ``folder`` itself; images behind other links are not read.
 
     Raises
     ------
     DataError
-        If there is no image, or a sub-folder is not one of the classes.
+        If there are no images, or a sub-folder is not one of the classes.
     """
     names = _subfolders(folder)
     if "train" in names and set(names) <= set(SPLITS):
@@ -50,13 +50,13 @@ def read_classes(
 ) -> Examples:
     """Return all images in the sub-folders of ``root / split``, one class each.
 
-    Keys are relative to ``root``, so they begin with the split and no two splits share a key.
+    Keys are relative to ``root``, so they begin with the split, and no two splits share a key.
     """
     folder = root / split
     found = _subfolders(folder)
     if not found:
         raise DataError(
-            f"{folder} has no sub-folders; expected one per class, with the images of the class in it; "
+            f"{folder} has no sub-folders; expected one per class that contains its images; "
             "sort the images into such folders."
         )
     images = {name: np.array(sorted(find_images(root, folder / name)), dtype=StringDType()) for name in found}
@@ -76,16 +76,16 @@ def read_classes(
 
 
 def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the sub-folders that hold images, and say which hold none; raise if none does."""
+    """Return the sub-folders with images, and warn about those without; raise if there are no images at all."""
     empty = [name for name, paths in images.items() if not len(paths)]
     if len(empty) == len(images):
         raise DataError(
-            f"the sub-folders of {folder} hold no image; expected files that end in {', '.join(SUFFIXES)}; "
+            f"the sub-folders of {folder} contain no images; expected files that end in {', '.join(SUFFIXES)}; "
             "check the folder."
         )
     if empty:
         warnings.warn(
-            f"{len(empty)} of {len(images)} sub-folders of {folder} hold no image and are no class: "
+            f"{len(empty)} of {len(images)} sub-folders of {folder} contain no images and are not used as classes: "
             f"{shorten(list(map(repr, empty)))}",
             stacklevel=4,
         )

@@ -1,6 +1,6 @@
-"""Tables in memory: pandas and polars data frames, Arrow tables, and whatever else hands out Arrow data.
+"""Tables in memory: pandas and polars data frames, Arrow tables, and other objects that export Arrow data.
 
-pandas is never imported: where a user passes one of its objects, it is there.
+pandas is never imported here: if a user passes a pandas object, pandas is already loaded.
 """
 
 import sys
@@ -29,12 +29,12 @@ from pencil.errors import DataError
 
 WHERE = "the table"
 LABEL_KEYS = ("label", "probabilities", "indicators")
-"""Keys of columns that a table of inputs alone does not have."""
+"""Keys of columns that a table of inputs does not have."""
 INDEX_REMEDY = "call reset_index(drop=True) to count the rows"
 
 
 def is_frame(data: Any) -> bool:
-    """Return whether this is a table with named columns; a column by itself, such as a Series, is none."""
+    """Return whether this is a table with named columns; a single column, such as a Series, is not."""
     if isinstance(data, (pa.Table, pa.RecordBatch)):
         return True
     if isinstance(data, (pa.ChunkedArray, pa.Array)) or hasattr(type(data), "dtype"):
@@ -43,12 +43,12 @@ def is_frame(data: Any) -> bool:
 
 
 def as_table(frame: Any) -> pa.Table:
-    """Return an Arrow table of a data frame; strings and bytes have types that every version of Arrow computes with.
+    """Return an Arrow table of a data frame, with string and bytes types that every version of Arrow supports.
 
     Raises
     ------
     DataError
-        If a column holds values of several types, two columns have one name, or there are no rows.
+        If a column has values of several types, two columns share a name, or there are no rows.
     """
     if _is_pandas(frame, "DataFrame"):
         refuse_repeated_columns(WHERE, list(map(str, frame.columns)))
@@ -65,17 +65,17 @@ def as_table(frame: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         seen = "; ".join(str(part).strip() for part in error.args) or type(error).__name__
         raise DataError(
-            f"{WHERE}, a {type(frame).__name__}, has no form in Arrow ({seen.splitlines()[0]}); expected values of one "
+            f"{WHERE}, a {type(frame).__name__}, is not Arrow data ({seen.splitlines()[0]}); expected values of one "
             "type in each column; convert or drop the column."
         ) from error
     refuse_repeated_columns(WHERE, table.column_names)
     if table.num_rows == 0:
-        raise DataError(f"{WHERE} has no rows; expected at least one; check how it was made.")
+        raise DataError(f"{WHERE} has no rows; expected at least one; check how it was created.")
     return table
 
 
 def needs_encoding(table: pa.Table) -> bool:
-    """Return whether a table holds more than numbers: cells that are missing, text, categories, dates or vectors."""
+    """Return whether a table contains more than numbers: missing cells, text, categories, dates or vectors."""
     return any(column.null_count or not _is_number(column.type) for column in table.columns)
 
 
@@ -84,7 +84,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type without views, as which polars hands out strings."""
+    """Return the type without views, which polars uses for strings."""
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -102,12 +102,12 @@ def _is_pandas(data: Any, kind: str) -> bool:
 
 
 def is_pandas(data: Any) -> bool:
-    """Return whether this is a DataFrame or Series of pandas, which have an index."""
+    """Return whether this is a pandas DataFrame or Series, which have an index."""
     return _is_pandas(data, "DataFrame") or _is_pandas(data, "Series")
 
 
 def index_keys(data: Any) -> np.ndarray | None:
-    """Return the index of a pandas object as keys; None where it only counts the rows, and for other objects.
+    """Return the index of a pandas object as keys; None if it only counts the rows, and for other objects.
 
     The levels of a MultiIndex are joined by ``/``.
     """
@@ -124,7 +124,7 @@ def index_keys(data: Any) -> np.ndarray | None:
 
 
 def pair_keys(x: Any, y: Any) -> np.ndarray | None:
-    """Return the keys of a pair of inputs and labels: the index of either; raise if both have one and they differ."""
+    """Return the keys of inputs and labels: the index of either; raise if both have an index and they differ."""
     refuse_misaligned(x, y)
     of_x = index_keys(x)
     keys = index_keys(y) if of_x is None else of_x
@@ -134,14 +134,14 @@ def pair_keys(x: Any, y: Any) -> np.ndarray | None:
 
 
 def refuse_misaligned(x: Any, y: Any, names: tuple[str, str] = ("x", "y")) -> None:
-    """Raise if two objects of pandas have different indices; ``names`` are theirs in the message."""
+    """Raise if two pandas objects have different indices; ``names`` are their names in the message."""
     of_x, of_y = index_keys(x), index_keys(y)
     if of_x is None or of_y is None or len(of_x) != len(of_y) or (of_x == of_y).all():
         return
     row, (one, other) = int((of_x != of_y).argmax()), names
     raise DataError(
         f"row {row} has the index {str(of_x[row])!r} in {one} and {str(of_y[row])!r} in {other}; expected the same "
-        f"index, so that each label meets its row; pass {other}.loc[{one}.index], or {other}.to_numpy() if the order "
+        f"index, so that labels match rows; pass {other}.loc[{one}.index], or {other}.to_numpy() if the order "
         "is right."
     )
 
@@ -152,22 +152,22 @@ def _refuse_repeated(keys: np.ndarray) -> None:
     except DataError as error:
         seen = str(error).split(";")[0]
         raise DataError(
-            f"{seen} in the index; expected unique keys, by which labels and reviews find their rows; {INDEX_REMEDY}."
+            f"{seen} in the index; expected unique keys, which match labels and reviews to rows; {INDEX_REMEDY}."
         ) from error
 
 
 def from_frame(frame: Any, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
-    """Return the splits of a table in memory, as those of a table in a file.
+    """Return the splits of a table in memory, as for a table file.
 
     Parameters
     ----------
     frame
-        A data frame of pandas or polars, an Arrow table, or any object with ``__arrow_c_stream__``. The index of
-        pandas, where it does not count the rows, are the keys, unless ``settings`` name a column of keys.
+        A pandas or polars data frame, an Arrow table, or any object with ``__arrow_c_stream__``. A pandas index that
+        does more than count the rows provides the keys, unless ``settings`` names a key column.
     settings
-        Which column is what; relative paths of images begin at ``root``, by default the working directory.
+        The role of each column; relative image paths start at ``root``, by default the working directory.
     classes
-        Class names in order; by default every value that occurs.
+        Class names in order; by default all values that occur.
 
     Raises
     ------
@@ -189,7 +189,7 @@ def from_frame_and_labels(
     classes: Sequence[str] | int | None = None,
     clean_labels: Any = None,
 ) -> Examples:
-    """Return the examples of a table of inputs, all of whose columns may be learned from, and labels apart from it.
+    """Return the examples of a table of inputs, all of whose columns may be learned from, with separate labels.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def from_frame_and_labels(
     y
         Labels as in :func:`pencil.data.from_arrays`; a frame of several columns names the classes.
     settings
-        Which column is what.
+        The role of each column.
     classes
         Class names in order, or their number.
     clean_labels
@@ -213,7 +213,7 @@ def from_frame_and_labels(
     values, names = as_label_values(y)
     if len(values) != table.num_rows:
         raise DataError(
-            f"x has {table.num_rows} rows but y has {len(values)}; expected one label per row; pass both of one length."
+            f"x has {table.num_rows} rows but y has {len(values)}; expected one label per row; pass equal lengths."
         )
     labels = resolve_labels(values, names if classes is None else classes, keys, settings.multilabel)
     root = Path() if settings.root is None else settings.root.expanduser()
@@ -228,7 +228,7 @@ def from_frame_and_labels(
 
 
 def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
-    """Return labels as values that NumPy can hold, None where one is missing; and classes, where columns name them."""
+    """Return labels as values that NumPy can represent, None if missing; and classes, if columns name them."""
     if is_frame(y):
         table = as_table(y)
         if table.num_columns == 1:
@@ -244,22 +244,22 @@ def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
 
 
 def as_matrix(table: pa.Table, name: str, expected: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return columns of numbers as a matrix, NaN where a cell is missing, and their names.
+    """Return columns of numbers as a matrix, NaN for missing cells, and their names.
 
-    ``name`` and ``expected`` are for the message where a column holds something else.
+    ``name`` and ``expected`` are for the message if a column contains something else.
     """
     try:
         matrix = np.column_stack([column.cast(pa.float64()).to_numpy() for column in table.columns])
     except pa.ArrowException as error:
         raise DataError(
-            f"{name} has the columns {shorten(table.column_names, 8)} and not all hold numbers; expected {expected}; "
+            f"{name} has the columns {shorten(table.column_names, 8)} and not all are numbers; expected {expected}; "
             "pass these columns."
         ) from error
     return matrix, tuple(table.column_names)
 
 
 def frame_inputs(frame: Any, columns: Columns, root: Path | None = None) -> Inputs:
-    """Return new inputs: the images of a table, or its columns that are named to be encoded; keys are not needed."""
+    """Return new inputs: the images of a table, or its columns listed for encoding; keys are not needed."""
     needed = columns.model_copy(update={"key": None})
     return unlabelled_inputs(WHERE, as_table(frame), needed, Path() if root is None else root.expanduser())[0]
 

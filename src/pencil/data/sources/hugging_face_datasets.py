@@ -45,8 +45,8 @@ def refuse_remote(source: str, options: Mapping[str, Any]) -> None:
     """Raise DataError for a dataset that is not a saved folder on this machine."""
     if options or not Path(source.removeprefix(PREFIX)).expanduser().is_dir():
         raise DataError(
-            f"{source!r} is not a saved folder on this machine, and nothing is downloaded here; save it to a folder "
-            "with save_to_disk, or add --trust where the command has it."
+            f"{source!r} is not a saved folder on this machine, and downloads are disabled; save it to a folder "
+            "with save_to_disk, or add --trust if the command supports it."
         )
 
 
@@ -62,15 +62,15 @@ def load_hugging_face(
     Parameters
     ----------
     source
-        ``hf/NAME`` from the hub, or ``hf/FOLDER`` as ``save_to_disk`` wrote it.
+        ``hf/NAME`` from the hub, or ``hf/FOLDER`` written by ``save_to_disk``.
     columns
-        Which column is what.
+        The role of each column.
     classes
-        Class names in order; by default those of the label's feature.
+        Class names in order; by default the names of the label's feature.
     options
         Passed to ``load_dataset``.
     multilabel
-        Whether lists of numbers are multi-label; None decides by their values.
+        Whether lists of numbers are multi-label; None decides from their values.
     """
     if "trust_remote_code" in options:
         raise DataError(
@@ -88,7 +88,7 @@ def load_hugging_face(
         loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(name, **options)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise DataError(
-            f"datasets cannot load {name!r}: {str(error).splitlines()[0]}; expected a dataset of the hub or a saved "
+            f"datasets cannot load {name!r}: {str(error).splitlines()[0]}; expected a dataset on the hub or a saved "
             "folder; check the name."
         ) from error
     if not isinstance(loaded, Mapping):
@@ -96,7 +96,7 @@ def load_hugging_face(
     parts = {SPLITS[split]: part for split, part in loaded.items() if split in SPLITS}
     if "train" not in parts:
         raise DataError(
-            f"{name!r} has the splits {', '.join(loaded)}; expected one named train; "
+            f"{name!r} has the splits {', '.join(loaded)}; expected a split named train; "
             f"choose a split with {setting('data.options.split', 'NAME')}."
         )
     train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
@@ -141,7 +141,7 @@ def from_hugging_face(
 
 
 def _read_inputs(table: pa.Table, columns: Columns) -> tuple[Inputs, np.ndarray]:
-    """Return images, or one column of numbers under a usual name, or columns to encode; and the keys."""
+    """Return images, or one column of numbers with a common name, or columns to encode; and the keys."""
     image = columns.image or (None if columns.encoded else usual_column(table, INPUT_COLUMNS))
     if image is None:
         return read_columns(WHERE, table, columns)
@@ -188,7 +188,7 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
     """Return encoded images, image files, or rows of numbers."""
     if pa.types.is_struct(column.type):
         content, paths = pc.struct_field(column, "bytes"), pc.struct_field(column, "path")
-        if content.null_count < len(content) or paths.null_count:  # one without bytes is then named as unreadable
+        if content.null_count < len(content) or paths.null_count:  # cells without bytes are later found unreadable
             return ImageInputs(ImageBytes(content.cast(pa.large_binary()).combine_chunks(), keys))
         return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
     if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
@@ -204,7 +204,7 @@ def _numbers(column: Any, name: str) -> torch.Tensor:
         values = torch.tensor(column.to_pylist(), dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:  # missing cells, lists of different lengths, other types
         raise DataError(
-            f"column {name!r} holds no rows of numbers ({str(error).splitlines()[0]}); expected lists of one length "
+            f"column {name!r} is not rows of numbers ({str(error).splitlines()[0]}); expected lists of equal length "
             "without missing cells; fix the column."
         ) from error
     if values.ndim < 2 or 0 in values.shape:

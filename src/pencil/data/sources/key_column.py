@@ -1,4 +1,4 @@
-"""The key of a row of a table: a column that is named or found by itself, else the number of the row."""
+"""The key of a row of a table: a column that is set or detected, otherwise the row number."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -16,23 +16,23 @@ from pencil.data.roles import INDEX_NAMES, is_id_name, is_string
 from pencil.errors import DataError
 
 ID_PATTERN = r"^[A-Za-z0-9_.:#-]*[0-9][A-Za-z0-9_.:#-]*$"
-"""Strings that number rows, whatever their column is called: T-8812, 4f1c-77; no words, no addresses."""
+"""Strings that number rows, whatever the name of their column: T-8812, 4f1c-77; not words or addresses."""
 LONGEST_ID = 64
-"""Characters of such a string."""
+"""Maximum length of such a string."""
 
 
 def settle_key(table: pa.Table, columns: Columns, taken: Collection[str]) -> Columns:
-    """Return the columns with the key decided: the one that is named, else one that is found, else row numbers.
+    """Return the columns with the key decided: the column that is set, otherwise a detected one, otherwise row numbers.
 
     Parameters
     ----------
     table
         The table.
     columns
-        Which column is what. Where ``numbering`` is set, this has been decided for a table before: a key column that
-        was found there is used here where it names every row.
+        The role of each column. If ``numbering`` is set, this was decided for an earlier table: the key column detected
+        there is used here if it names every row.
     taken
-        Columns that are something else: labels, inputs that are named.
+        Columns with another role: labels, listed inputs.
     """
     if columns.key is not None and columns.numbering is None:
         return columns
@@ -43,7 +43,7 @@ def settle_key(table: pa.Table, columns: Columns, taken: Collection[str]) -> Col
 
 
 def find_key(table: pa.Table, taken: Collection[str]) -> str | None:
-    """Return the column of ids: one with a usual name, else strings such as T-8812; in each row another one."""
+    """Return the column of ids: one with a common name, otherwise strings such as T-8812, unique in each row."""
     free = [field for field in table.schema if field.name not in taken and _may_be_id(field.type)]
     usual = [field.name for field in free if is_id_name(field.name)]
     usual.sort(key=lambda name: name.lower().strip() in INDEX_NAMES or name.lower().startswith("unnamed:"))
@@ -53,7 +53,7 @@ def find_key(table: pa.Table, taken: Collection[str]) -> str | None:
 
 
 def names_rows(column: Any) -> bool:
-    """Return whether every row has a value of its own."""
+    """Return whether every row has a unique value."""
     if not _may_be_id(column.type) or column.null_count or pc.count_distinct(column).as_py() < len(column):
         return False
     return not is_string(column.type) or not pc.any(pc.equal(pc.utf8_trim_whitespace(column), "")).as_py()
@@ -64,7 +64,7 @@ def _may_be_id(kind: pa.DataType) -> bool:
 
 
 def _are_codes(column: Any) -> bool:
-    """Return whether strings number the rows: one in each, short, with digits; names of images do not."""
+    """Return whether strings number the rows: one word each, short, with digits; not image names."""
     if column.null_count or not _is_code(column[0].as_py()) or not names_rows(column):
         return False
     return bool(
@@ -81,7 +81,7 @@ def _is_code(cell: str) -> bool:
 def read_keys(
     path: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None = None
 ) -> np.ndarray | None:
-    """Return the keys of the key column, where there is one; ``numbers`` are those of the rows in messages."""
+    """Return the keys of the key column, if there is one; ``numbers`` are the row numbers in messages."""
     if columns.key is None:
         return None
     column = table[columns.key].cast(pa.string())
@@ -94,7 +94,7 @@ def read_keys(
 
 
 def column_keys(column: Any) -> np.ndarray:
-    """Return a column of strings as keys; never all of them are Python objects at once."""
+    """Return a column of strings as keys, without converting all of them to Python objects at once."""
     keys = np.empty(len(column), dtype=StringDType())
     for start in range(0, len(column), 65536):
         keys[start : start + 65536] = column.slice(start, 65536).to_pylist()
@@ -102,7 +102,7 @@ def column_keys(column: Any) -> np.ndarray:
 
 
 def is_missing_cell(column: Any) -> np.ndarray:
-    """Return which rows of a column are empty, or NaN where it holds numbers."""
+    """Return which rows of a column are empty, or NaN in a column of numbers."""
     numbers = pa.types.is_floating(column.type)
     empty = pc.is_nan(column) if numbers else pc.equal(column.cast(pa.string()), "")
     found: np.ndarray = pc.fill_null(empty, True).to_numpy()
@@ -110,7 +110,7 @@ def is_missing_cell(column: Any) -> np.ndarray:
 
 
 def refuse_repeated_cells(column: Any, subject: str, place: str, remedy: str) -> None:
-    """Raise if two cells of a column are the same."""
+    """Raise if two cells of a column are equal."""
     if pc.count_distinct(column).as_py() == len(column):
         return
     counts = pc.value_counts(column)

@@ -1,7 +1,7 @@
-"""Files of numpy.savez and numpy.save, which others may have made: every size is checked before memory is taken.
+"""Untrusted files of numpy.savez and numpy.save: every size is checked before memory is allocated.
 
-A compressed member of a few megabytes can hold terabytes of zeros, and a header can claim any shape. Members that are
-not asked for are never read, and pickled objects, which could run code, are never loaded.
+A compressed member of a few megabytes can expand to terabytes of zeros, and a header can claim any shape. Members that
+are not requested are never read, and pickled objects, which could run code, are never loaded.
 """
 
 import math
@@ -21,26 +21,26 @@ from pencil.data.given.given_labels import shorten
 from pencil.errors import DataError
 
 SUSPECT = 2**28
-"""A member up to this many bytes may be compressed as well as it can."""
+"""Members up to this many bytes may have any compression ratio."""
 RATIO = 200
-"""Larger members hold at most this many times the bytes that they take in the file."""
+"""Maximum compression ratio of larger members."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""What numpy writes."""
+"""Compression types that numpy writes."""
 LONGEST_HEADER = 10_000
 FAULTS = (
     OSError, ValueError, EOFError, MemoryError, RuntimeError, TypeError, SyntaxError, LookupError, AttributeError,
     OverflowError, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
 )  # fmt: skip
-"""What zipfile and numpy raise on damaged files."""
+"""Errors that zipfile and numpy raise for damaged files."""
 
 
 class ArrayFile:
-    """The arrays of an open file, by name; each is read when it is asked for.
+    """The arrays of an open file, by name; each is read on demand.
 
     Parameters
     ----------
     path
-        Names the file in messages.
+        Name of the file in messages.
     stream
         The open file. An npy file has one array, ``x``.
     """
@@ -64,11 +64,11 @@ class ArrayFile:
         return name in self.names
 
     def optional(self, name: str) -> np.ndarray | None:
-        """Return an array, or None if there is none of this name."""
+        """Return an array, or None if there is no array of this name."""
         return self.read(name) if name in self else None
 
     def read(self, name: str) -> np.ndarray:
-        """Return an array; raise if it is damaged, or larger than it should be."""
+        """Return an array; raise if it is damaged or larger than it should be."""
         with _damage_named(self.path):
             if self._members is None:
                 self._stream.seek(0)
@@ -84,33 +84,33 @@ class ArrayFile:
             name = member.filename.removesuffix(".npy")
             if name in found:
                 raise DataError(
-                    f"{self.path} holds the array {name!r} more than once; expected it once; save the arrays again."
+                    f"{self.path} contains the array {name!r} more than once; expected it once; save the arrays again."
                 )
             found[name] = member
         return found
 
     def _refuse_member(self, name: str, member: zipfile.ZipInfo) -> None:
-        """Raise if a member is larger than memory, or than any usual array of its compressed size."""
+        """Raise if a member is larger than memory, or implausibly large for its compressed size."""
         stored, size = min(member.compress_size, self._size), member.file_size
         if member.compress_type not in COMPRESSIONS or member.flag_bits & 1:
             raise DataError(
-                f"array {name!r} in {self.path} is encrypted or compressed by another method than numpy's; expected a "
+                f"array {name!r} in {self.path} is encrypted or uses a compression that numpy does not; expected a "
                 "file of numpy.savez; save the arrays again."
             )
         if size > SUSPECT and size > RATIO * stored:
             raise DataError(
                 f"array {name!r} in {self.path} takes {as_size(stored)} in the file and would take {as_size(size)} in "
-                f"memory; expected at most {RATIO} times its size in the file; if it is what it should be, save it "
+                f"memory; expected at most {RATIO} times its size in the file; if the array is genuine, save it "
                 "with numpy.savez, uncompressed."
             )
 
     def _read(self, name: str, stream: IO[bytes], available: int) -> np.ndarray:
-        """Return an array of a stream that holds ``available`` bytes; its size is checked before it is read."""
+        """Return an array of a stream with ``available`` bytes; its size is checked before it is read."""
         shape, dtype = _read_header(stream)
         if dtype.hasobject:
             kind = "float" if name in ("x", "x_test") else "str"
             raise DataError(
-                f"array {name!r} in {self.path} holds Python objects, which could run code; expected numbers or text; "
+                f"array {name!r} in {self.path} has Python objects, which could run code; expected numbers or text; "
                 f"save it again with numpy.savez(path, {name}={name}.astype({kind}), ...)."
             )
         if dtype.itemsize == 0 or dtype.subdtype is not None or dtype.fields is not None or min(shape, default=1) < 0:
@@ -121,13 +121,13 @@ class ArrayFile:
         size, available = math.prod(shape) * dtype.itemsize, available - stream.tell()
         if size > available:
             raise DataError(
-                f"array {name!r} in {self.path} has shape {shape}, which takes {as_size(size)}, but the file holds "
+                f"array {name!r} in {self.path} has shape {shape}, which takes {as_size(size)}, but the file has only "
                 f"{as_size(available)} of it; expected a complete file; save the arrays again."
             )
         if size > self._left:
             raise DataError(
-                f"array {name!r} in {self.path} takes {as_size(size)} and there is room for {as_size(self._left)}; "
-                "expected arrays that fit memory; use fewer rows or smaller numbers."
+                f"array {name!r} in {self.path} takes {as_size(size)}, but only {as_size(self._left)} are free; "
+                "expected arrays that fit into memory; use fewer rows or smaller types."
             )
         self._left -= size
         stream.seek(0)
@@ -137,9 +137,9 @@ class ArrayFile:
 
 @contextmanager
 def open_arrays(path: Path) -> Iterator[ArrayFile]:
-    """Open a file of numpy.savez or numpy.save; whatever is damaged in it is a DataError of one line."""
+    """Open a file of numpy.savez or numpy.save; any damage raises a DataError of one line."""
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file; expected a file of numpy.savez or numpy.save; name another.")
+        raise DataError(f"{path} is not a regular file; expected a file of numpy.savez or numpy.save; choose another.")
     with ExitStack() as stack:
         with _damage_named(path):
             arrays = ArrayFile(path, stack.enter_context(path.open("rb")))
@@ -148,7 +148,7 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
 
 @contextmanager
 def _damage_named(path: Path) -> Iterator[None]:
-    """Turn what zipfile and numpy raise on a damaged file into a DataError."""
+    """Convert errors of zipfile and numpy for a damaged file into a DataError."""
     try:
         yield
     except DataError:
@@ -172,7 +172,7 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def memory_limit() -> int:
-    """Return the bytes of memory of this machine, or of the container that this process runs in."""
+    """Return the memory of this machine, or of this process's container, in bytes."""
     try:
         limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on Windows
@@ -185,7 +185,7 @@ def memory_limit() -> int:
 
 
 def as_size(count: int) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes as readable text."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""A folder of Parquet files: the small columns of all of them in memory, images read when they are needed."""
+"""A folder of Parquet files: the small columns of all files in memory, images read on demand."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,21 +19,21 @@ from pencil.errors import DataError
 
 SUFFIXES = (".parquet",)
 HELD = 2
-"""Row groups of images that a process holds: neighbours in the data are neighbours in the file."""
+"""Row groups of images that a process caches: neighbours in the data are neighbours in the file."""
 ImageColumn = tuple[str, str | None]
-"""A column of images, and the field of it that holds the bytes, where it is not the column itself."""
+"""A column of images, and the field with the bytes, if it is not the column itself."""
 
 
 @dataclass(frozen=True)
 class ParquetImages(ShardImages):
-    """Images in a column of several Parquet files; the row group of an image is read when it is asked for.
+    """Images in a column of several Parquet files; the row group of an image is read on demand.
 
     Parameters
     ----------
     shards, names
         As in :class:`~pencil.data.sources.shard_files.ShardImages`.
     column
-        Where the bytes are.
+        Where the bytes are stored.
     starts
         The first row of each row group.
     shard, group
@@ -52,17 +52,17 @@ class ParquetImages(ShardImages):
         return cell_bytes(values[row - int(self.starts[place])])
 
     def version(self, row: int) -> bytes:
-        """Return what changes with the shard, and with the place of the image in it."""
+        """Return a value that changes with the shard, and with the image's position in it."""
         return b"%s %d" % (self.shards.versions[self.shard[self._place(row)]], row)
 
     def _place(self, row: int) -> int:
-        """Return the row group that a row is in, counted over all shards."""
+        """Return the row group of a row, counted over all shards."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
 
 @lru_cache(maxsize=HELD)
 def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> Any:
-    """Return a column of a row group, read without threads: worker processes are forked from one that may have some."""
+    """Return a column of a row group, read without threads, because worker processes are forked."""
     from pyarrow import parquet
 
     refuse_changed(path, version)
@@ -79,14 +79,14 @@ def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> A
 
 
 class ParquetIndex:
-    """The small columns of several shards and where their images are, as it is built.
+    """Builds the small columns of several shards, and the index of their images.
 
     Parameters
     ----------
     folder
-        Of the shards.
+        Folder of the shards.
     columns
-        Which column is what; ignored ones need not be there.
+        The role of each column; ignored columns may be missing.
     """
 
     def __init__(self, folder: Path, columns: Columns):
@@ -112,14 +112,14 @@ class ParquetIndex:
         Raises
         ------
         DataError
-            If it has not the columns that are named, or others than the first shard.
+            If a listed column is missing, or its columns differ from the first shard.
         OSError, pyarrow.ArrowException
             If it is damaged.
         """
         from pyarrow import parquet
 
         path = self.folder / shard
-        version = version_of(path)  # first: a change while it is read is seen later
+        version = version_of(path)  # first, so that a change during reading is noticed later
         with parquet.ParquetFile(path) as file:
             empty = file.schema_arrow.empty_table()
             refuse_repeated_columns(path, empty.column_names)
@@ -136,13 +136,13 @@ class ParquetIndex:
         self._tables.append(table)
 
     def _small(self, empty: pa.Table) -> list[str]:
-        """Return the columns beside images that are needed: those that are named, or the usual one of labels."""
+        """Return the columns needed besides images: the listed ones, or the default label column."""
         label = usual_column(empty, LABEL_COLUMNS)
         wanted = {*self.columns.beside_inputs, *([] if label is None else [label])}
         return [name for name in empty.column_names if name in wanted]
 
     def _refuse_others(self, path: Path, image: ImageColumn | None, small: Sequence[str]) -> None:
-        """Raise if a shard has its images or labels in other columns than the first: they would be left out."""
+        """Raise if a shard has its images or labels in other columns than the first, because they would be ignored."""
         if not self.versions or (image == self.image and sorted(small) == sorted(self._names)):
             return
         (seen, first), name = (_described(*one) for one in ((image, small), (self.image, self._names))), self.shards[0]
@@ -152,7 +152,7 @@ class ParquetIndex:
         )
 
     def table(self) -> pa.Table:
-        """Return the columns that are in memory, of all shards."""
+        """Return the columns in memory, of all shards."""
         return pa.concat_tables(self._tables, promote_options="permissive")
 
     def names(self) -> Sequence[str]:

@@ -1,6 +1,6 @@
-"""Files of a folder that others may have made: only regular files are opened, and only where they should be.
+"""Files in an untrusted folder: only regular files are opened, and only inside the expected folders.
 
-A named pipe would make the reader wait for ever, a device never ends, and a link can lead to any file of the machine.
+A named pipe would block the reader forever, a device never ends, and a link can lead to any file of the machine.
 """
 
 import os
@@ -11,15 +11,15 @@ from pathlib import Path
 from pencil.errors import DataError
 
 LARGEST = 2**30
-"""No image of at most ``data.max_pixels`` pixels takes more bytes than this."""
+"""Images of at most ``data.max_pixels`` pixels never take more bytes than this."""
 
 
 def read_within(path: Path, folders: tuple[Path, ...]) -> bytes:
-    """Return the bytes of a regular file that is below one of these folders, links followed; anywhere if empty."""
+    """Return the bytes of a regular file below one of these folders, following links; anywhere if empty."""
     if folders and not is_within(path, folders):
         raise OSError(
             f"it is behind a link that leads out of {folders[-1]} (copy the file into the folder; to train, data.root "
-            "may name a folder that holds both)"
+            "may be a folder that contains both)"
         )
     return read_regular(path)
 
@@ -34,16 +34,16 @@ def version_of(path: Path) -> bytes:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the bytes of a regular file; anything else is an OSError and is never waited for."""
+    """Return the bytes of a regular file; raise OSError for anything else, without blocking."""
     _refuse_irregular(path.stat())  # before it is opened: opening a device can have effects
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(descriptor, "rb") as content:  # noqa: PTH123 - a descriptor has no path
-        _refuse_irregular(os.fstat(descriptor))  # it may have been replaced meanwhile
+        _refuse_irregular(os.fstat(descriptor))  # it may have been replaced in between
         return content.read()
 
 
 def read_slice(path: Path, offset: int, size: int) -> bytes:
-    """Return a part of a regular file; one that ends before is an OSError."""
+    """Return a part of a regular file; raise OSError if the file ends before it."""
     if size > LARGEST:
         raise OSError(f"it has {size:,} bytes; expected at most {LARGEST:,}")
     _refuse_other_kinds(path.stat())
@@ -51,7 +51,7 @@ def read_slice(path: Path, offset: int, size: int) -> bytes:
         file.seek(offset)
         content = file.read(size)
     if len(content) < size:
-        raise OSError(f"{path.name} ends before it; has the file changed?")
+        raise OSError(f"{path.name} ends too early; has the file changed?")
     return content
 
 
@@ -67,7 +67,7 @@ def _refuse_irregular(found: os.stat_result) -> None:
 
 
 def kind_of(mode: int) -> str:
-    """Return what a file is that is not a regular one."""
+    """Return the kind of a file that is not a regular one."""
     kinds = (
         (stat.S_ISDIR, "a folder"),
         (stat.S_ISFIFO, "a named pipe"),
@@ -79,26 +79,26 @@ def kind_of(mode: int) -> str:
 
 
 def is_within(path: Path, folders: tuple[Path, ...]) -> bool:
-    """Return whether a file, links followed, is below one of these folders, or one of them itself."""
+    """Return whether a file, following links, is one of these folders or below one."""
     try:
         place = path.resolve() if path.is_symlink() else _resolved(path.parent.absolute()) / path.name
         return any(place.is_relative_to(_resolved(folder.absolute())) for folder in folders)
-    except RuntimeError:  # links that lead in a circle: opening the file names the reason
+    except RuntimeError:  # circular links: opening the file will give the reason
         return True
 
 
-@lru_cache(maxsize=4096)  # of absolute paths: what others mean depends on the working directory
+@lru_cache(maxsize=4096)  # only for absolute paths: relative ones depend on the working directory
 def _resolved(folder: Path) -> Path:
     return folder.resolve()
 
 
 def refuse_undecodable(path: str | Path) -> None:
-    """Raise if a file name is not UTF-8: it could be neither stored in a table nor shown."""
+    """Raise if a file name is not UTF-8, because it could be neither stored in a table nor displayed."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
         name = os.fsencode(path)
         raise DataError(
-            f"the file name {str(name)[1:]} is not UTF-8; expected names in UTF-8, which every table and page can "
-            "hold; rename the file."
+            f"the file name {str(name)[1:]} is not UTF-8; expected UTF-8 names, which every table and page can "
+            "represent; rename the file."
         ) from error

@@ -1,4 +1,4 @@
-"""The files of data in shards, as they were when they were indexed, and images in them."""
+"""The files of sharded data, as they were when they were indexed, and the images in them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class ShardFiles:
     folder, names
         The files, by their paths relative to a folder.
     versions
-        Size and time of change of each of them, taken before it was indexed.
+        Size and modification time of each file, taken before it was indexed.
     """
 
     folder: Path
@@ -30,7 +30,7 @@ class ShardFiles:
 
 
 def refuse_changed(path: Path, version: bytes) -> None:
-    """Raise a ValueError, as for an image that cannot be read, if a shard has changed since it was indexed."""
+    """Raise a ValueError, as for an unreadable image, if a shard has changed since it was indexed."""
     if version_of(path) != version:
         raise ValueError(f"{path.name} has changed since it was opened")
 
@@ -44,7 +44,7 @@ class ShardImages:
     shards
         The files.
     names
-        Names the images in messages.
+        Name of the images in messages.
     """
 
     shards: ShardFiles

@@ -1,7 +1,7 @@
-"""Data in shards, which no memory need hold: a folder of WebDataset tar files or of Parquet files.
+"""Data in shards, which need not fit into memory: a folder of WebDataset tar files or of Parquet files.
 
-A row is known by its shard and its name or number in it. Labels are read as those of a table are; an image is read by
-the process that needs it, when it needs it.
+A row is identified by its shard and its name or number in it. Labels are read like those of a table; an image is read
+on demand by the process that needs it.
 """
 
 import os
@@ -37,16 +37,16 @@ from pencil.data.sources.tar_shards import TarIndex
 from pencil.errors import DataError, setting
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
-"""The split at the beginning of the name of a shard, such as ``train-00000-of-00004.parquet``."""
+"""The split at the start of a shard's name, such as ``train-00000-of-00004.parquet``."""
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 MARKS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-"""What files that gzip, bzip2, xz and zstd have compressed begin with."""
+"""The first bytes of files compressed by gzip, bzip2, xz and zstd."""
 
 
 def find_shards(folder: Path) -> list[str]:
-    """Return the shards of a folder by their relative paths, sorted; none for a folder of something else.
+    """Return the shards of a folder by their relative paths, sorted; empty for other folders.
 
-    They are in the folder itself, which then has no sub-folder and no image, or in sub-folders named after splits.
+    They are in the folder itself, without sub-folders or images beside them, or in sub-folders named after splits.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def find_shards(folder: Path) -> list[str]:
 
 
 def refuse_misplaced(folder: Path) -> None:
-    """Raise if a folder holds no image and no shard that :func:`find_shards` takes, but others: say where they are."""
+    """Raise if a folder has neither images nor usable shards, but shards elsewhere; the message says where."""
     files, inner = _look(folder)
     packed = [name for name in files if name.lower().endswith(COMPRESSED)]
     within = [name for name in inner if _shards_in(folder / name, _look(folder / name)[0])]
@@ -75,22 +75,22 @@ def refuse_misplaced(folder: Path) -> None:
         return
     if beside:
         raise DataError(
-            f"{folder} has shards, such as {beside[0]!r}, beside the folder {min(inner)!r}; expected no other folders "
+            f"{folder} has shards, such as {beside[0]!r}, beside the folder {min(inner)!r}; expected no folders other "
             "than train, val and test, with all shards in them; move it away."
         )
     if within:
         raise DataError(
-            f"{folder} holds no image; expected images or shards in the folder itself, or in train, val and test; "
-            f"there are shards in {within[0]}/; name that folder: {folder / within[0]}."
+            f"{folder} contains no images; expected images or shards in the folder itself, or in train, val and test; "
+            f"there are shards in {within[0]}/; use that folder: {folder / within[0]}."
         )
     raise DataError(
-        f"{folder} has compressed tar files, such as {packed[0]!r}; expected {' or '.join((*TAR, *PARQUET))} files, in "
-        "which an image can be read from its place; unpack them to .tar files."
+        f"{folder} has compressed tar files, such as {packed[0]!r}; expected {' or '.join((*TAR, *PARQUET))} files, "
+        "in which images can be read at their position; decompress them to .tar files."
     )
 
 
 def _look(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the files of a folder, and those of its sub-folders."""
+    """Return the names of the files and of the sub-folders of a folder."""
     try:
         with os.scandir(folder) as entries:
             visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
@@ -102,13 +102,13 @@ def _look(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _shards_in(folder: Path, files: Sequence[str]) -> list[str]:
-    """Return which files of a folder are shards; none where images lie beside them."""
+    """Return which files of a folder are shards; empty if there are images beside them."""
     shards = [name for name in files if name.lower().endswith((*TAR, *PARQUET)) and (folder / name).is_file()]
     return [] if shards and any(name.lower().endswith(IMAGES) for name in files) else shards
 
 
 class _Read(NamedTuple):
-    """What was read of some shards: columns in memory, what else is known, and how many rows each shard has."""
+    """The content of some shards: columns in memory, other knowledge, and the number of rows of each shard."""
 
     table: pa.Table
     known: Known
@@ -158,13 +158,13 @@ def read_shard_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Seque
 
 @contextmanager
 def _arrow_errors(path: Path) -> Iterator[None]:
-    """Raise a cast that a column does not allow as :class:`DataError`."""
+    """Convert the error of an unsupported cast into a :class:`DataError`."""
     try:
         yield
     except pa.ArrowException as error:
         raise DataError(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected labels, keys and splits as text or numbers, "
-            "or labels as lists; convert them, or name other columns with data.columns."
+            "or labels as lists; convert them, or set other columns with data.columns."
         ) from error
 
 
@@ -176,7 +176,7 @@ def _root(path: Path, settings: DataSettings) -> Path:
 
 
 def _read(path: Path, settings: DataSettings) -> _Read:
-    """Index all shards; those behind a link that leads out of their folder are refused."""
+    """Index all shards; shards behind a link that leads out of their folder are refused."""
     if not path.is_dir():
         refuse_undecodable(path)
         return _read_tar(path, path.parent, [path.name], settings)
@@ -187,7 +187,7 @@ def _read(path: Path, settings: DataSettings) -> _Read:
         if not is_within(path / shard, within):
             raise DataError(
                 f"{path / shard} is behind a link that leads out of {path}; expected a file in the folder; copy "
-                f"it, or name a folder that holds both with {setting('data.root', 'FOLDER')}."
+                f"it, or set a folder that contains both with {setting('data.root', 'FOLDER')}."
             )
     read = _read_tar if Path(shards[0]).suffix.lower() in TAR else _read_parquet
     return read(path, path, shards, settings)
@@ -196,8 +196,8 @@ def _read(path: Path, settings: DataSettings) -> _Read:
 def _read_tar(path: Path, folder: Path, shards: Sequence[str], settings: DataSettings) -> _Read:
     if settings.columns.encoded:
         raise DataError(
-            f"data.columns names columns to encode, and {path} holds images in tar files; expected names of fields "
-            "for labels, keys and splits only; remove the others."
+            f"data.columns lists columns to encode, but {path} contains images in tar files; expected only fields "
+            "for labels, keys and splits; remove the others."
         )
     index, rows = TarIndex(folder, settings.columns, str(path)), list[int]()
     for shard in shards:
@@ -238,25 +238,25 @@ def _read_parquet(path: Path, folder: Path, shards: Sequence[str], settings: Dat
 
 
 def _settle_damaged(shard: Path, reason: str | None, rows: int, expected: str, settings: DataSettings) -> None:
-    """Raise if a shard is damaged, or warn that only the rows before the damage are used, as ``bad_rows`` asks."""
+    """Raise if a shard is damaged, or warn that only the rows before the damage are used, depending on ``bad_rows``."""
     if reason is None:
         return
     packed = _is_compressed(shard)
     seen = f"{shard} is compressed" if packed else f"{shard} is damaged: {reason}"
     if settings.bad_rows == "error":
         raise DataError(
-            f"{seen}; expected {expected}; {'unpack it' if packed else 'copy it again'}, or leave its damaged rows out "
-            f"with {setting('data.bad_rows', 'skip')} ({rows:,} rows of it would be left)."
+            f"{seen}; expected {expected}; {'decompress it' if packed else 'copy it again'}, or skip its damaged rows "
+            f"with {setting('data.bad_rows', 'skip')} ({rows:,} of its rows would remain)."
         )
-    warnings.warn(f"{seen}; of its rows the first {rows:,} are used", stacklevel=4)
+    warnings.warn(f"{seen}; only its first {rows:,} rows are used", stacklevel=4)
 
 
 def _is_compressed(shard: Path) -> bool:
-    """Return whether a file is one that was compressed as a whole; False for one that cannot be opened."""
+    """Return whether a file is compressed as a whole; False if it cannot be opened."""
     try:
         with shard.open("rb") as file:
             return file.read(8).startswith(MARKS)
-    except OSError:  # which is the reason why it could not be read as a shard
+    except OSError:  # this is also why it could not be read as a shard
         return False
 
 
@@ -266,12 +266,12 @@ def _refuse_empty(path: Path, rows: int, expected: str) -> None:
 
 
 def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarray | None:
-    """Return the split of each row by the folders or the names of the shards; None where they name none.
+    """Return the split of each row from the folders or names of the shards; None if they name no split.
 
     Raises
     ------
     DataError
-        If some names begin with a split and others do not: rows to test on might be trained on.
+        If some names begin with a split and others do not: test rows might be trained on.
     """
     names = []
     for shard in shards:
@@ -281,8 +281,8 @@ def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarra
     if "" in names and any(names):
         first, other = (shards[names.index(name)] for name in (next(filter(None, names)), ""))
         raise DataError(
-            f"the name of {first!r} in {path} begins with a split, and that of {other!r} does not; expected all names "
-            f"to begin with one ({', '.join(SPLIT_NAMES)}) or none; rename or move such shards, or name the column of "
-            f"splits with {setting('data.columns.split', 'NAME')}."
+            f"the name of {first!r} in {path} begins with a split, but {other!r} does not; expected all names "
+            f"to begin with one ({', '.join(SPLIT_NAMES)}) or none; rename or move such shards, or set a split column "
+            f"with {setting('data.columns.split', 'NAME')}."
         )
     return None if "train" not in names else np.repeat(np.array(names), rows)

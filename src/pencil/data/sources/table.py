@@ -49,18 +49,18 @@ SPLIT_NAMES = {
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about the rows of a table without looking into its columns.
+    """What is known about the rows of a table before its columns are read.
 
     Parameters
     ----------
     inputs
         Where the inputs are read from.
     keys, splits
-        The key and the split of each row, where no column is named for them.
+        The key and the split of each row, if no column is set for them.
     bad
-        Rows that were found to be bad.
+        The bad rows found so far.
     numbers
-        The number of each row, which is its key where it has no other; by default its place in the table.
+        The number of each row, which is its key if it has no other; by default its position in the table.
     """
 
     inputs: Inputs | None = None
@@ -89,17 +89,17 @@ def from_table(
     path
         The table.
     columns
-        Which column is what; by default found under their usual names.
+        The role of each column; by default found by common names.
     classes
-        Class names in order; by default those of the table's metadata, or every value that occurs.
+        Class names in order; by default from the table's metadata, or all values that occur.
     root
-        The folder of relative image paths; by default that of the table.
+        The folder of relative image paths; by default the folder of the table.
     multilabel
-        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
+        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides from their values.
     delimiter
-        What stands between two cells of a text file; None finds it out.
+        The delimiter of a text file; None detects it.
     bad_rows
-        Whether a row that cannot be used is an "error" or is left out ("skip").
+        Whether an unusable row is an "error" or is skipped ("skip").
 
     Raises
     ------
@@ -118,7 +118,7 @@ def from_table(
             f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
         ) from error
     finally:
-        pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep its memory
+        pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep the memory
 
 
 def _folder(path: Path, root: Path | None) -> Path:
@@ -136,7 +136,7 @@ def read_splits(
     bad_rows: OnBadRows,
     known: Known = NOTHING,
 ) -> Splits:
-    """Return the splits of a table in memory, as :func:`from_table` does; ``where`` names it in messages."""
+    """Return the splits of a table in memory, like :func:`from_table`; ``where`` is its name in messages."""
     bad = known.bad or BadRows(str(where), known.numbers)
     if known.keys is None or columns.numbering is not None:
         columns = key_decided(table, columns)
@@ -149,7 +149,7 @@ def read_splits(
     else:
         inputs, own_keys = known.inputs, read_keys(where, table, columns)
     keys = own_keys if known.keys is None or columns.key is not None else known.keys
-    assert keys is not None  # inputs that are known have keys
+    assert keys is not None  # known inputs have keys
     clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
     every = Examples(
         inputs,
@@ -171,7 +171,7 @@ def read_splits(
 def read_unlabelled(
     path: Path, columns: Columns, root: Path | None = None, delimiter: str | None = None
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the images of a table, or those columns that are named to be encoded, and keys; labels are not read.
+    """Return the images of a table, or its columns listed for encoding, and keys; labels are not read.
 
     A row without an image is kept.
     """
@@ -182,7 +182,7 @@ def read_unlabelled(
 def unlabelled_inputs(
     where: Path | str, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray | None = None
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the inputs of a table in memory, as :func:`read_unlabelled` does."""
+    """Return the inputs of a table in memory, like :func:`read_unlabelled`."""
     needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
     needed = key_decided(table, needed, labelled=False)
     refuse_unknown(where, table, needed)
@@ -194,14 +194,14 @@ def unlabelled_inputs(
 def table_inputs(
     where: Path | str, table: pa.Table, columns: Columns, root: Path, bad: BadRows
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the inputs of a table that holds no labels, and their keys; rows without an image or text are bad."""
+    """Return the inputs of an unlabelled table, and their keys; rows without an image or text are bad."""
     inputs, keys = _inputs(where, table, columns, root, bad=bad, labelled=False)
     add_without_text(inputs, bad)
     return inputs, keys
 
 
 def add_without_text(inputs: Inputs, bad: BadRows) -> None:
-    """Add the rows that have nothing to learn from, as all that is learned from are texts and theirs are empty."""
+    """Add rows without anything to learn from: all inputs are texts, and theirs are empty."""
     records = inputs.records
     if records is not None and set(records.roles.used.values()) == {"text"}:
         names = records.roles.of("text")
@@ -217,9 +217,9 @@ def read_labels(
     multilabel: bool | None = None,
     bad: BadRows | None = None,
 ) -> GivenLabels:
-    """Return the labels of a table in the form that ``columns`` asks for; ``where`` names the table in messages.
+    """Return the labels of a table in the form set by ``columns``; ``where`` is the table's name in messages.
 
-    Rows whose label cannot be used are added to ``bad``; without it they are refused.
+    Rows with an unusable label are added to ``bad``; without ``bad`` they are refused.
     """
     found = BadRows(str(where)) if bad is None else bad
     labels = _read_labels(where, table, columns, classes, multilabel, found)
@@ -251,7 +251,7 @@ def _read_labels(
 
 
 def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: GivenLabels) -> Tensor | None:
-    """Return labels known to be right, where columns are named for them."""
+    """Return labels known to be right, if columns are set for them."""
     if columns.clean is None:
         return None
     names = (columns.clean,) if isinstance(columns.clean, str) else columns.clean
@@ -259,20 +259,20 @@ def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: Giv
 
 
 def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
-    """Return the keys of a part of a table, as they are when the whole table is read.
+    """Return the keys of a part of a table, equal to the keys in the whole table.
 
     Parameters
     ----------
     path
-        Names the table in messages.
+        Name of the table in messages.
     table
-        Some consecutive rows of it.
+        Some consecutive rows of the table.
     columns
-        Which column is what.
+        The role of each column.
     root
         The folder of relative image paths.
     numbers
-        The places of these rows in the whole table.
+        The positions of these rows in the whole table.
     """
     keys, numbers = read_keys(path, table, columns), numbers + first_number(path, columns)
     if keys is None and columns.encoded:
@@ -289,10 +289,10 @@ def read_columns(
     closed: bool = False,
     labelled: bool = True,
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the columns to encode of a table, and the keys: the key column, or ``numbers``, by default places.
+    """Return the columns of a table to encode, and the keys: the key column, or ``numbers`` (by default positions).
 
-    ``closed`` takes only those that are named, as for a network that was trained on them. Without ``labelled`` a column
-    with a usual name of labels is one like others.
+    ``closed`` takes only the listed columns, as for a network that was trained on them. Without ``labelled``, a column
+    with a common label name is treated like any other.
     """
     keys = _keys_or_numbers(where, table, columns, numbers)
     taken = taken_names(columns, table.column_names, labelled=labelled)
@@ -319,8 +319,8 @@ def _inputs(
 ) -> tuple[Inputs, np.ndarray]:
     """Return images from a column of bytes if there is one, otherwise from files, and their keys; or other columns.
 
-    Without a key column, paths or row numbers are the keys. Rows without a path, or whose path leads out of the root,
-    are added to ``bad``; what is returned for them is not an image.
+    Without a key column, paths or row numbers are the keys. Rows without a path, or with a path that leads out of the
+    root, are added to ``bad``; the value returned for them is not an image.
     """
     if not has_images(table, columns):
         return read_columns(path, table, columns, numbers, labelled=labelled)
@@ -337,14 +337,14 @@ def _inputs(
     paths = _inside(root, pc.fill_null(column, ""), bad)
     if own_keys is None:
         name_key = setting("data.columns.key", "NAME")
-        remedy = f"expected one row per image; remove the others, or name a column of keys with {name_key}."
+        remedy = f"expected one row per image; remove the others, or set a key column with {name_key}."
         refuse_repeated_cells(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
 
 
 def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
-    """Return paths relative to the root; one that leads out of it is bad, as a table may come from anywhere."""
+    """Return paths relative to the root; a path that leads out of it is bad, because a table may be untrusted."""
     odd = pc.match_substring_regex(paths, rf"\\|{ODD_PATH}")
     if not pc.any(odd).as_py():
         return paths
@@ -356,19 +356,19 @@ def _inside(root: Path, paths: pa.ChunkedArray, bad: BadRows) -> Any:
             continue
         absolute = Path(base, paths_inside[row]).resolve()
         if not absolute.is_relative_to(base):
-            bad.add(row, f"its path leads out of {base} (name the folder that holds all images with {named})")
+            bad.add(row, f"its path leads out of {base} (set the folder that contains all images with {named})")
             continue
         paths_inside[row] = absolute.relative_to(base).as_posix()
     return pa.chunked_array([paths_inside])
 
 
 def _with_slashes(base: Path, path: str) -> str:
-    """Return a path as Windows writes it with slashes, unless there is a file that has backslashes in its name."""
+    """Return a Windows path with forward slashes, unless there is a file with backslashes in its name."""
     return path if "\\" not in path or os.path.lexists(base / path) else path.replace("\\", "/")
 
 
 def _split_names(column: pa.ChunkedArray, bad: BadRows) -> np.ndarray:
-    """Return the split that each row belongs to."""
+    """Return the split of each row."""
     values = column.to_pylist()
     names = np.array([SPLIT_NAMES.get(str(value).strip().lower(), "") for value in values])
     expected = ", ".join(SPLIT_NAMES)

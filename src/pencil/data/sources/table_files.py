@@ -1,4 +1,4 @@
-"""The file of a table, CSV or Parquet: all of it in memory, the columns of a text file as their use demands."""
+"""A table file, CSV or Parquet, read into memory; the types of text columns depend on their use."""
 
 import warnings
 from collections.abc import Sequence
@@ -32,19 +32,19 @@ def read_table(
     path
         A CSV, TSV or Parquet file. An empty CSV cell is missing.
     columns
-        Which column is what: keys, labels, categories and texts of a text file are read exactly as written.
+        The role of each column: keys, labels, categories and texts of a text file are read exactly as written.
     delimiter
-        What stands between two cells of a text file; None finds it out.
+        The delimiter of a text file; None detects it.
     bad_rows
-        Whether lines of a text file with too many or too few cells are an "error" or are left out ("skip").
+        Whether lines of a text file with too many or too few cells are an "error" or are skipped ("skip").
     labelled
-        Whether there are labels: otherwise a column with a usual name of labels is one like others.
+        Whether there are labels; without them, a column with a common label name is treated like any other.
     """
     return read_rows(path, columns or Columns(), delimiter, bad_rows, labelled=labelled).table
 
 
 class TableRows(NamedTuple):
-    """Rows of a table, the number of each as people count, and which column is what, with the key decided."""
+    """Rows of a table, the human-readable number of each, and the role of each column, with the key decided."""
 
     table: pa.Table
     numbers: np.ndarray
@@ -52,7 +52,7 @@ class TableRows(NamedTuple):
 
 
 def first_number(path: Path | str, columns: Columns) -> int:
-    """Return the number of the first row: in a text file that of its line, below the header."""
+    """Return the number of the first row; in a text file, its line number below the header."""
     is_text = Path(path).suffix.lower() in delimited.SUFFIXES
     return delimited.FIRST_LINE if is_text and columns.numbering != "places" else 0
 
@@ -60,11 +60,11 @@ def first_number(path: Path | str, columns: Columns) -> int:
 def read_rows(
     path: Path, columns: Columns, delimiter: str | None, bad_rows: OnBadRows, *, labelled: bool = True
 ) -> TableRows:
-    """Read a table as :func:`read_table` does, with the number of each row in the file; its key is decided."""
+    """Read a table like :func:`read_table`, with the number of each row in the file and the key decided."""
     from pyarrow import parquet
 
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; name another.")
+        raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; choose another.")
     try:
         if path.suffix.lower() == ".parquet":
             dialect, table = None, parquet.read_table(path)
@@ -86,9 +86,9 @@ def read_rows(
 
 
 def key_decided(table: pa.Table, columns: Columns, *, labelled: bool = True) -> Columns:
-    """Return the columns with the key decided, as :func:`~pencil.data.sources.key_column.settle_key` does.
+    """Return the columns with the key decided by :func:`~pencil.data.sources.key_column.settle_key`.
 
-    Image files have their paths as keys; there no column is searched.
+    Image files have their paths as keys, so no column is searched.
     """
     named = [name for names in columns.roles.values() for name in names]
     taken = {*taken_names(columns, table.column_names, labelled=labelled), *named, *as_names(columns.image)}
@@ -97,7 +97,7 @@ def key_decided(table: pa.Table, columns: Columns, *, labelled: bool = True) -> 
 
 
 def _with_key_as_text(path: Path, dialect: delimited.Dialect, table: pa.Table, columns: Columns) -> pa.Table:
-    """Return the table with a key column that was found as it is written: ``0017`` stays ``0017``."""
+    """Return the table with a detected key column as written: ``0017`` stays ``0017``."""
     if columns.key is None or columns.key not in table.column_names or not pa.types.is_integer(table[columns.key].type):
         return table
     place = table.column_names.index(columns.key)
@@ -105,7 +105,7 @@ def _with_key_as_text(path: Path, dialect: delimited.Dialect, table: pa.Table, c
 
 
 def _read_as_text(path: Path, dialect: delimited.Dialect, columns: Columns, labelled: bool) -> tuple[str, ...]:
-    """Return the columns of a text file in which ``01`` is not ``1``, whatever else they hold in this file."""
+    """Return the columns of a text file in which ``01`` differs from ``1``, whatever else they contain."""
     labels = label_names(columns, delimited.read_names(path, dialect)) if labelled else ()
     inputs = (columns.key, columns.path, columns.categories, columns.text)
     return (*labels, *(name for value in inputs for name in as_names(value)))
@@ -119,8 +119,8 @@ def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Se
         same = same_numbers(values) if classes is None else None
         if same is not None:
             warnings.warn(
-                f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number, and two "
-                f"classes; write them in one way if they are one, or name all classes with "
+                f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number but two "
+                f"classes; write them in the same way if they are one class, or list all classes with "
                 f"{setting('data.classes', ['NAME', 'NAME'])}",
                 stacklevel=2,
             )

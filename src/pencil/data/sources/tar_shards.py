@@ -1,6 +1,6 @@
-"""WebDataset shards: tar files whose members ``NAME.jpg`` and ``NAME.cls`` (or ``NAME.json``) make one sample.
+"""WebDataset shards: tar files whose members ``NAME.jpg`` and ``NAME.cls`` (or ``NAME.json``) form one sample.
 
-The headers are read once, to an index of where each image is; an image is read when it is needed, from its place.
+The headers are read once, into an index of image positions; an image is read from its position on demand.
 """
 
 import json
@@ -27,9 +27,9 @@ from pencil.data.sources.shard_files import ShardFiles, ShardImages, refuse_chan
 SUFFIXES = (".tar",)
 CLASS, FIELDS = ".cls", ".json"
 LONGEST = 2**20
-"""A label file, or a header with a long name, of more bytes is refused."""
+"""Label files, and headers with a long name, are refused above this many bytes."""
 LONGEST_NAME = 4096
-"""A member with a name of more characters is refused, as by file systems."""
+"""Members whose name has more characters are refused, as by file systems."""
 EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -39,19 +39,19 @@ EXTENDED = (
 )
 """Headers whose content tarfile reads into memory."""
 HEADER_FAULTS = (ArithmeticError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
-"""What tarfile raises for some headers that make no sense."""
+"""Errors that tarfile raises for some invalid headers."""
 
 
 @dataclass(frozen=True)
 class TarImages(ShardImages):
-    """Images in tar files, each read from its place when it is asked for.
+    """Images in tar files, each read from its position on demand.
 
     Parameters
     ----------
     shards, names
         As in :class:`~pencil.data.sources.shard_files.ShardImages`.
     shard, offset, size
-        Where the bytes of each image are; a row without an image has the size -1.
+        Position of the bytes of each image; a row without an image has size -1.
     """
 
     shard: np.ndarray
@@ -67,13 +67,13 @@ class TarImages(ShardImages):
         return read_slice(path, int(self.offset[row]), int(self.size[row]))
 
     def version(self, row: int) -> bytes:
-        """Return what changes with the shard, and with the place of the image in it."""
+        """Return a value that changes with the shard, and with the image's position in it."""
         return b"%s %d %d" % (self.shards.versions[self.shard[row]], self.offset[row], self.size[row])
 
 
 @dataclass
 class Sample:
-    """The members of one sample: where its image is, and what its labels say."""
+    """The members of one sample: the position of its image, and its labels."""
 
     name: str
     offset: int = 0
@@ -83,7 +83,7 @@ class Sample:
     is_known: bool = False
 
     def add(self, tar: tarfile.TarFile, member: tarfile.TarInfo, suffix: str, wanted: frozenset[str]) -> None:
-        """Add a member; those that are neither an image nor a label are passed over."""
+        """Add a member; members that are neither images nor labels are ignored."""
         if suffix in IMAGE_SUFFIXES:
             if self.size >= 0:
                 self.fault = self.fault or f"there is a second image, {member.name!r}"
@@ -107,32 +107,32 @@ class Sample:
             found = json.loads(text)
             if isinstance(found, dict):
                 found = {name: value for name, value in found.items() if name in wanted}
-                json.dumps(found, ensure_ascii=False).encode()  # raises for text that UTF-8 cannot hold
+                json.dumps(found, ensure_ascii=False).encode()  # raises for text that UTF-8 cannot represent
         except (ValueError, RecursionError) as error:
             self.fault = f"{member.name!r} cannot be read as {'text' if suffix == CLASS else 'JSON'}: {error}"
             return
         if not isinstance(found, dict):
             self.fault = (
-                f"{member.name!r} holds a {type(found).__name__}; expected an object with a field for the label"
+                f"{member.name!r} contains a {type(found).__name__}; expected an object with a field for the label"
             )
             return
         self.fields = found | self.fields
 
 
 def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
-    """Yield the samples of a tar file; consecutive members with one name up to the first dot are a sample.
+    """Yield the samples of a tar file; consecutive members with the same name up to the first dot form a sample.
 
     Parameters
     ----------
     path
-        A tar file that is not compressed.
+        An uncompressed tar file.
     wanted
-        The fields of ``NAME.json`` that are kept.
+        The fields of ``NAME.json`` to keep.
 
     Raises
     ------
     OSError, tarfile.TarError
-        If the file is damaged; the samples before that have been yielded, and not the one that it may lie in.
+        If the file is damaged; samples before the damage have been yielded, except the one that may be affected.
     """
     end = path.stat().st_size
     with _opened(path) as tar:
@@ -146,7 +146,7 @@ def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
                     yield sample
                 sample, name = Sample(member.name), stem
             if member.offset_data + member.size > end:
-                raise tarfile.ReadError(f"{member.name!r} is cut off")
+                raise tarfile.ReadError(f"{member.name!r} is truncated")
             sample.add(tar, member, suffix, wanted)
         _refuse_incomplete(path, tar.offset)
         if sample.is_known:
@@ -154,7 +154,7 @@ def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar file that others may have made: no size can make tarfile go back, or fill the memory."""
+    """A header of an untrusted tar file: no size can make tarfile seek backwards or exhaust the memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -170,7 +170,7 @@ def _impossible(header: tarfile.TarInfo) -> tarfile.ReadError:
 
 @contextmanager
 def _header_faults() -> Iterator[None]:
-    """Raise what tarfile raises for headers that make no sense as one of its own errors."""
+    """Convert tarfile's exceptions for invalid headers into its own error class."""
     try:
         yield
     except HEADER_FAULTS as error:
@@ -190,8 +190,8 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     last = -1
     with _header_faults():
         while (member := tar.next()) is not None:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep all that it has seen
-            if member.size < 0 or member.offset_data <= last:  # as further headers may have it
+            tar.members = []  # type: ignore[attr-defined]  # it would keep all members seen so far
+            if member.size < 0 or member.offset_data <= last:  # as extended headers may cause
                 raise _impossible(member)
             last = member.offset_data
             if member.isreg() and not member.issparse():
@@ -199,9 +199,9 @@ def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def _taken_apart(name: str) -> tuple[str, str]:
-    """Return the name of the sample, and the suffix: what follows the first dot of the file name.
+    """Return the name of the sample, and the suffix: everything after the first dot of the file name.
 
-    The suffix is empty where the file belongs to no sample: ``README``, or ``._0.png`` of macOS.
+    The suffix is empty if the file does not belong to a sample: ``README``, or ``._0.png`` of macOS.
     """
     folder, slash, file = name.rpartition("/")
     stem, dot, suffix = file.partition(".")
@@ -209,30 +209,30 @@ def _taken_apart(name: str) -> tuple[str, str]:
 
 
 def _refuse_incomplete(path: Path, end: int) -> None:
-    """Raise if the members do not end in the block of zeros that every tar file ends in: tarfile would not tell."""
+    """Raise if the end-of-archive block of zeros is missing, which tarfile would not report."""
     with path.open("rb") as file:
         file.seek(end)
         block = file.read(tarfile.BLOCKSIZE)
     if block != bytes(tarfile.BLOCKSIZE):
-        raise tarfile.ReadError(f"the members end at byte {end:,} without the mark of the end")
+        raise tarfile.ReadError(f"the members end at byte {end:,} without the end-of-archive mark")
 
 
 def wanted_fields(columns: Columns) -> frozenset[str]:
-    """Return the fields of ``NAME.json`` that labels, keys and splits are read from."""
+    """Return the fields of ``NAME.json`` that contain labels, keys and splits."""
     return frozenset({*columns.beside_inputs, *LABEL_COLUMNS})
 
 
 class TarIndex:
-    """The index of several shards, as it is built.
+    """Builds the index of several shards.
 
     Parameters
     ----------
     folder
-        Of the shards.
+        Folder of the shards.
     columns
-        Which field is what.
+        The role of each field.
     where
-        Names the data in messages.
+        Name of the data in messages.
     """
 
     def __init__(self, folder: Path, columns: Columns, where: str):
@@ -247,9 +247,9 @@ class TarIndex:
         return len(self.names)
 
     def add(self, shard: str) -> None:
-        """Add the samples of a shard; raises as :func:`read_samples` does, when those before the damage are added."""
+        """Add the samples of a shard; raises like :func:`read_samples`, after adding the samples before the damage."""
         path, number = self.folder / shard, len(self.versions)
-        self.versions[shard] = version_of(path)  # first: a change while it is read is seen later
+        self.versions[shard] = version_of(path)  # first, so that a change during reading is noticed later
         for sample in read_samples(path, self.wanted):
             row = len(self)
             name, fault = _usable_name(sample.name, row)
@@ -270,13 +270,13 @@ class TarIndex:
         return TarImages(shards, names, *(np.array(place, dtype=np.int64) for place in self.places))
 
     def table(self) -> pa.Table:
-        """Return the labels and other fields, a row for each sample; without fields there are no columns."""
+        """Return the labels and other fields, one row per sample; without fields there are no columns."""
         return pa.table({name: self._column(name, values) for name, values in self.fields.items()})
 
     def _column(self, name: str, values: Sequence[Any]) -> pa.Array:
-        """Return the values of a field: what JSON has, or text where they are mixed.
+        """Return the values of a field: JSON values, or text if they are mixed.
 
-        A list or an object beside values of another type is a bad row.
+        A list or an object among values of another type is a bad row.
         """
         every = [*values, *[None] * (len(self) - len(values))]
         try:
@@ -291,7 +291,7 @@ class TarIndex:
 
 
 def _usable_name(name: str, row: int) -> tuple[str, str | None]:
-    """Return the name of a sample as part of its key, and what is wrong with it."""
+    """Return the name of a sample as part of its key, and a fault if there is one."""
     if len(name) > LONGEST_NAME:
         fault = f"the name of its member has {len(name):,} characters (expected at most {LONGEST_NAME:,})"
         name = f"{name[:80]}... (sample {row})"

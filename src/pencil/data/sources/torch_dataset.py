@@ -40,8 +40,8 @@ def from_dataset(
 ) -> Examples:
     """Return the examples of a dataset.
 
-    Labels are read without loading inputs where the dataset stores them separately (``targets`` or ``labels``). The
-    files of an ``ImageFolder`` without a transform are read as those of a folder per class.
+    Labels are read without loading inputs if the dataset stores them separately (``targets`` or ``labels``). The files
+    of an ``ImageFolder`` without a transform are read like a folder per class.
 
     Parameters
     ----------
@@ -49,13 +49,13 @@ def from_dataset(
         A map-style dataset with a length, whose items are pairs ``(x, y)`` or dicts. ``y`` may be a vector over the
         classes.
     classes
-        Class names in order, or their number; by default those of the dataset, or derived from the labels.
+        Class names in order, or their number; by default the classes of the dataset, or derived from the labels.
     clean_labels
-        Labels known to be right, for metrics only.
+        Labels known to be right, only for metrics.
     workers
-        Worker processes that read items ahead; 0 reads in this process.
+        Worker processes that prefetch items; 0 reads in this process.
     multilabel
-        Whether a vector ``y`` is multi-label, as in :func:`pencil.data.from_arrays`; None decides by its values.
+        Whether a vector ``y`` is multi-label, as in :func:`pencil.data.from_arrays`; None decides from its values.
 
     Raises
     ------
@@ -83,14 +83,14 @@ def from_dataset(
 class DatasetInputs(Inputs):
     """The inputs of any map-style dataset, read item by item.
 
-    Its values are not ours to transform. Random transforms in the dataset are seeded by (seed, epoch, row).
+    Its values are not transformed further. Random transforms in the dataset are seeded by (seed, epoch, row).
 
     Parameters
     ----------
     dataset
         Items are pairs ``(x, y)`` or dicts.
     workers
-        Worker processes that read items ahead; 0 reads in this process.
+        Worker processes that prefetch items; 0 reads in this process.
     """
 
     dataset: Any
@@ -116,7 +116,7 @@ class DatasetInputs(Inputs):
 
 @dataclass(frozen=True)
 class _SeededItems:
-    """Inputs of a dataset with their rows; each item is read under a seed of its own."""
+    """Inputs of a dataset with their rows; each item is read under its own seed."""
 
     dataset: Any
     stream: tuple[int, int]
@@ -134,7 +134,7 @@ def _as_tensor(row: int, value: Any) -> Tensor:
     if isinstance(value, np.ndarray):
         with error_context(f"row {row}"):
             value = native(value)
-        value = value.astype(np.float64) if value.dtype.itemsize > 8 else value  # long double, which torch has not
+        value = value.astype(np.float64) if value.dtype.itemsize > 8 else value  # torch has no long double
         value = np.ascontiguousarray(value) if min(value.strides, default=0) < 0 else value
         value = torch.from_numpy(value if value.flags.writeable else value.copy())
     if isinstance(value, Tensor) and (value.is_complex() or value.numel() == 0):
@@ -158,7 +158,7 @@ def _collate(items: list[tuple[int, Tensor]]) -> Tensor:
                 "expected one shape; resize in the dataset's transform."
             )
         if value.is_floating_point() and not value.isfinite().all():
-            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or leave out the row.")
+            raise DataError(f"input at row {row} holds NaN or infinity; expected numbers; fix or remove the row.")
     batch: Tensor = default_collate([value for _, value in items])
     return batch
 
@@ -212,7 +212,7 @@ def _stored_labels(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1] if len(dataset.tensors) > 1 else None
     if getattr(dataset, "target_transform", None) is not None:
-        return None  # the stored labels are not those of the items
+        return None  # the stored labels differ from the items' labels
     for name in LABEL_ATTRIBUTES:
         stored = getattr(dataset, name, None)
         if isinstance(stored, (Tensor, np.ndarray, list)):
@@ -257,7 +257,7 @@ def _whole(dataset: Any) -> Any:
 def _paths(dataset: Any) -> list[str] | None:
     """Return the path of each row below the root of a folder of files; None for other datasets.
 
-    None too where rows were drawn more than once, as then a path does not tell them apart.
+    Also None if rows were drawn more than once, because paths are then not unique.
     """
     if isinstance(dataset, Subset):
         inner = _paths(dataset.dataset)
@@ -272,9 +272,9 @@ def _paths(dataset: Any) -> list[str] | None:
 
 
 def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
-    """Return the files of a folder dataset whose images are left as they are; None if it changes or reads them itself.
+    """Return the files of a folder dataset with unchanged images; None if it transforms or loads them itself.
 
-    Then they are decoded, resized and cached as those of a folder per class.
+    The files are then decoded, resized and cached like a folder per class.
     """
     from torchvision.datasets.folder import DatasetFolder, default_loader
 
@@ -288,7 +288,7 @@ def _image_files(dataset: Any, paths: list[str]) -> ImageInputs | None:
 
 
 def _in_memory(dataset: Any) -> TensorInputs | None:
-    """Return the inputs of a TensorDataset, or of a subset of one, which need no reading item by item."""
+    """Return the inputs of a TensorDataset, or of a subset of one, without reading item by item."""
     if isinstance(dataset, Subset):
         inner = _in_memory(dataset.dataset)
         if inner is None:
