@@ -151,7 +151,9 @@ def test_options_for_several_classes_are_refused_for_one(home):
     done = pencil("labels", "hard", "--entries", cwd=home, code=2)
     assert "are single-label; --entries is for multi-label data" in done.stderr and done.stdout == ""
     for verb in (["evaluate", "hard", "--data", "hard.npz"], ["predict", "hard", "new.npz"]):
-        assert "--threshold is for multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
+        assert (
+            "--threshold only works with multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
+        )
     assert "expected a probability" in pencil("evaluate", "run", "--threshold", 1.5, cwd=home, code=2).stderr
     wrong = pencil("evaluate", "hard", "--data", "mine.npz", cwd=home, code=2)
     assert "label distribution at row" in wrong.stderr

@@ -46,7 +46,7 @@ def test_the_end_of_a_run_says_all_that_a_user_needs_within_eighty_columns(home)
     assert names[-5:] == ["network", "chosen", "run", "report", "next"]
     assert all(len(line) <= 80 for line in lines)
     assert re.search(r"^verdict     (reliable|doubtful|do not use the corrections)$", done.stdout, flags=re.MULTILINE)
-    assert re.search(r"^look at     \d+ labels: \d+ changed, \d+ more undecided", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^look at     \d+ labels: \d+ changed, \d+ undecided", done.stdout, flags=re.MULTILINE)
     assert (folder / "runs/my blobs/report.html").exists() and "runs/my blobs/report.html" in done.stdout
 
 

@@ -257,11 +257,11 @@ def decide(run, key, kind, label):
 def test_a_finished_review_lifts_the_refusal(doubtful):
     words = ("labels", "run", "--format", "table", "--out", "repaired.csv")
     said = pencil(*words, cwd=doubtful.parent, code=2).stderr
-    assert "nobody has looked at 2 of the labels that it proposes" in said
+    assert "2 of its proposed labels are not reviewed" in said
     assert "`pencil review run` and add --reviewed" in said and "--anyway" in said
     decide(doubtful, "1", "accept", "a")
     said = pencil(*words, "--reviewed", cwd=doubtful.parent, code=2).stderr
-    assert "nobody has looked at 1 of the labels that it proposes" in said and "`pencil review run`, or" in said
+    assert "1 of its proposed labels are not reviewed" in said and "`pencil review run`, or" in said
     assert not (doubtful.parent / "repaired.csv").exists()
     decide(doubtful, "4", "reject", "a")
     pencil(*words, cwd=doubtful.parent, code=2)  # decisions that are not merged do not count
@@ -296,5 +296,5 @@ def test_filled_in_labels_must_be_seen_too(tmp_path):
     run = write_run(tmp_path / "run", labels, tmp_path / "t.csv")
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
     said = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2)
-    assert "nobody has looked at 1 of the labels" in said.stderr
+    assert "1 of its proposed labels are not reviewed" in said.stderr
     assert np.count_nonzero(labels.is_unlabelled) == 1

@@ -159,7 +159,7 @@ def test_a_second_import_leaves_what_was_decided_since(tickets):
     file.write_text(json.dumps([*answers, newer]))  # a newer export of the same project
     said = take_over(tickets, "export.json")
     assert said.stdout.strip() == "decisions added: 1 (1 other)"
-    assert "known already: 1\n" in said.stderr and "decided otherwise or withdrawn since, which stays: 2" in said.stderr
+    assert "already known: 1\n" in said.stderr and "since changed or withdrawn, ignored: 2" in said.stderr
     assert decided(tickets) == {*after, ("2", "other", "billing")}
 
 
@@ -172,7 +172,7 @@ def test_an_answer_that_is_given_again_later_counts_again(tickets):
         assert {label for _, _, label in decided(tickets)} == {choice}
     odd = answer(tasks["1"], "billing", updated_at="yesterday")  # nobody knows whether that is later
     file.write_text(json.dumps([odd]))
-    assert "which stays: 1" in take_over(tickets, "export.json").stderr
+    assert ", ignored: 1" in take_over(tickets, "export.json").stderr
 
 
 def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
@@ -186,7 +186,7 @@ def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
     file.write_text(json.dumps([old, new]))
     said = take_over(tickets, "export.json")
     assert said.stdout.strip() == "decisions added: 1 (1 other)"
-    assert said.stderr.strip() == "older than the decision about the same row, which stays: 1"
+    assert said.stderr.strip() == "older than the current decision about the same row, ignored: 1"
     assert decided(tickets) == {("1", "reject", "billing"), ("3", "other", "technical")}
 
 
@@ -199,7 +199,7 @@ def test_answers_without_a_time_are_older_than_decisions_since_their_file_was_wr
     os.utime(out / "records.json", (1.7e9, 1.7e9))  # in 2023
     decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
     decide(tickets, "3", "reject", "billing", "2022-02-01T00:00:00.000+00:00")
-    assert "which stays: 1" in take_over(tickets, "argilla").stderr
+    assert ", ignored: 1" in take_over(tickets, "argilla").stderr
     assert {made for made in decided(tickets) if made[0] in "13"} == {
         ("1", "reject", "billing"),
         ("3", "other", "technical"),
@@ -237,7 +237,7 @@ def test_label_studio_there_and_back(tickets, form):
     assert decided(tickets) == {("1", "accept", "technical"), ("2", "other", "billing"), ("3", "accept", "billing")}
     assert {made.time for made in read_reviews(tickets / "reviews.jsonl")} == {"2026-01-02T00:00:00Z"}
     again = take_over(tickets, "export.json")
-    assert again.stdout.strip() == "decisions added: 0" and "known already: 3" in again.stderr
+    assert again.stdout.strip() == "decisions added: 0" and "already known: 3" in again.stderr
     table = pyarrow.csv.read_csv(io.BytesIO(pencil("labels", "run", "--reviewed", cwd=tickets.parent).stdout.encode()))
     labels = {str(row["key"]): row["corrected"] for row in table.to_pylist() if row["reviewed"]}
     assert labels == {"1": "technical", "2": "billing", "3": "billing"}
@@ -253,7 +253,7 @@ def test_label_studio_rejections_skips_and_several_annotators(tickets):
     (tickets.parent / "export.json").write_text(json.dumps([*rows, unanswered, answer(tasks["5"])]))
     said = take_over(tickets, "export.json")
     assert "about the same row, of which the last counts: 2" in said.stderr
-    assert "which are left out: 1" in said.stderr
+    assert "rows without a new label, ignored: 1" in said.stderr
     expected = {
         ("1", "reject", "billing"),
         ("3", "skip", None),
@@ -351,7 +351,7 @@ def test_cvat_there_and_back(pets):
     changed_in_cvat(out / "annotations.xml", "dog/0.png", "dog")
     said = take_over(pets, "cvat/annotations.xml")
     assert decided(pets) == {("cat/1 a.png", "reject", "cat"), ("dog/0.png", "accept", "dog")}
-    assert "which are left out: 4; add --complete if a person has seen them all" in said.stderr
+    assert "rows without a new label, ignored: 4; add --complete" in said.stderr
     take_over(pets, "cvat", "--complete")
     assert len(decided(pets)) == 6
 
@@ -394,7 +394,7 @@ def test_coco_there_and_back(pets):
     tree["annotations"].reverse()
     (pets.parent / "coco.json").write_text(json.dumps(tree))
     said = take_over(pets, "coco.json")
-    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "which are left out: 5" in said.stderr
+    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "rows without a new label, ignored: 5" in said.stderr
     take_over(pets, "coco.json", "--complete")
     assert len(decided(pets)) == 6
 
@@ -700,7 +700,7 @@ def test_rejecting_a_row_without_a_given_label_is_refused(tmp_path):
 
 def test_complete_is_for_imports(pets):
     said = pencil("review", "run", "--complete", cwd=pets.parent, code=2)
-    assert "--complete is for --import FILE" in said.stderr
+    assert "--complete only works with --import FILE" in said.stderr
 
 
 def test_exports_are_complete_or_absent(pets, monkeypatch):

@@ -12,7 +12,7 @@ from pencil.audit.session import Blind
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write, read_regular
-from pencil.formulas import neutral
+from pencil.formulas import escape_formula
 
 COLUMNS = ("key", "split", "classes", "label")
 WORDS = {"cannot tell": "skip", "none of the classes": "none"}
@@ -36,7 +36,7 @@ def write_sheet(blind: Blind, path: Path) -> int:
     lines.writerow(COLUMNS)
     for at, (key, split) in enumerate(sample.all_where()):
         offered = "; ".join(names[code] for code in blind.offered(at))
-        lines.writerow([neutral(key), split, neutral(offered), ""])
+        lines.writerow([escape_formula(key), split, escape_formula(offered), ""])
     with atomic_write(path, new=True) as temporary:
         temporary.write_text(text.getvalue(), encoding="utf-8", newline="\n")  # a key may contain line breaks
     return len(blind)
@@ -110,7 +110,7 @@ def _places(sample: Sample) -> dict[Where | str, int]:
     found: dict[Where | str, int] = {}
     double = set()
     for at, (key, split) in enumerate(sample.all_where()):
-        for name in {key, neutral(key)}:
+        for name in {key, escape_formula(key)}:
             if name in found:
                 double.add(name)
             found[name] = found[name, split] = at

@@ -18,7 +18,7 @@ from pencil.arrow_arrays import numbers, strings
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
-from pencil.formulas import joined_column, neutral, neutral_column
+from pencil.formulas import escape_formula, escape_formula_column, joined_column
 from pencil.runs.label_columns import FLOATS, WIDE
 from pencil.runs.label_table import LabelTable
 
@@ -62,7 +62,7 @@ def select_labels(
     by_issue : bool
         The most probable issue first; otherwise in the order of the data.
     """
-    unread = labels.never_met  # in runs of earlier versions; a file that cannot be read has no label
+    unread = labels.unread  # in runs of earlier versions; a file that cannot be read has no label
     chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
     chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
     return chosen.by_issue() if by_issue else chosen
@@ -169,7 +169,7 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = "
         return _each(reader, lambda batch: _write_json(batch.select(columns), target))
     columns = [name for name in columns if name not in NO_CELLS]  # the user's tables may have them too
     header = io.StringIO()
-    csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(neutral, columns))
+    csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(escape_formula, columns))
     target.write(header.getvalue().encode())
     return _each(reader, lambda batch: _write_csv(batch.select(columns), target, delimiter))
 
@@ -258,4 +258,4 @@ def _csv_cells(column: Any, rounded: bool = False) -> Any:
     if not pa.types.is_string(kind):  # dates, decimals, long strings
         as_text = _json if pa.types.is_nested(kind) else str
         column = pa.array([None if value is None else as_text(value) for value in column.to_pylist()], pa.string())
-    return neutral_column(column)
+    return escape_formula_column(column)

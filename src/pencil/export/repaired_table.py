@@ -18,7 +18,7 @@ from pencil.errors import DataError, RunError
 from pencil.export.rewritten_text import rewrite_cells
 from pencil.export.trained_table import TrainedTable, refusals
 from pencil.files import atomic_write
-from pencil.formulas import as_meant, neutral
+from pencil.formulas import escape_formula, unescape_formula
 from pencil.runs.label_table import LabelTable
 
 REMEDY = "choose another --format"
@@ -130,7 +130,7 @@ class _LabelColumn:
         kind: Any = type(next(iter(self._cell_of.values()), ""))
         if kind is bool:
             return label in ("1", "true")
-        return neutral(label) if kind is str else cast(Cell, kind(label))
+        return escape_formula(label) if kind is str else cast(Cell, kind(label))
 
     def _join(self, names: tuple[str, ...]) -> Cell:
         """Return a set of classes as a list, or as text with the separator that other cells have."""
@@ -139,7 +139,7 @@ class _LabelColumn:
             return names
         separator = next((one for one in SEPARATORS if any(one in cell for cell in cells)), SEPARATORS[0])
         spaced = any(f"{separator} " in cell for cell in cells)
-        return (f"{separator} " if spaced else separator).join(map(neutral, names))
+        return (f"{separator} " if spaced else separator).join(map(escape_formula, names))
 
 
 def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn]:
@@ -236,7 +236,7 @@ def _write_text(table: TrainedTable, columns: Sequence[_LabelColumn], changes: _
     names = table.schema.names
 
     def change(row: int, cells: Sequence[str]) -> list[str | None]:
-        found = changes(row, tuple(as_meant(cell) or None for cell in cells))
+        found = changes(row, tuple(unescape_formula(cell) or None for cell in cells))
         return [None if cell is None else str(cell) for cell in found]
 
     rewrite_cells(table.path, table.dialect, [names.index(one.name) for one in columns], len(names), change, target)

@@ -248,7 +248,7 @@ class LabelTable:
         if min_confidence <= 0:
             return self
         sure = self.confidence.astype(np.float64) >= min_confidence
-        return self.take(np.flatnonzero(sure & ~self.never_met))
+        return self.take(np.flatnonzero(sure & ~self.unread))
 
     # Columns as arrays
 
@@ -279,7 +279,7 @@ class LabelTable:
         return numbers(self["given_probability"])
 
     @cached_property
-    def never_met(self) -> np.ndarray:
+    def unread(self) -> np.ndarray:
         """Whether the input of a row with a given label could not be read, as a mask: nothing is known of the label."""
         if "mean_margin" not in self.column_names:  # of entries it is not recorded
             return np.zeros(len(self), dtype=bool)

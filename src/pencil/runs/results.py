@@ -355,8 +355,8 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
 def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
     """Return the columns of rows that came without a label, in the form of those of the other rows."""
     unknown = torch.full((len(examples),), torch.nan)
-    never_met = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
-    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), never_met))
+    no_evidence = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
+    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), no_evidence))
     if "candidates" in like.names:
         nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
         columns = columns.append_column("candidates", _present(nothing, examples.classes))
