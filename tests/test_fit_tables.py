@@ -90,7 +90,7 @@ def test_labels_apart_and_annotators(frame):
         ),
         (
             lambda _: fit(TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 0, 1])), label="y"),
-            r"label is 'y', but the data is a TensorDataset; expected a table whose columns have names",
+            r"label is 'y', but the data is a TensorDataset; expected a table with named columns",
         ),
         (lambda frame: fit((frame, frame["target"]), label="target"), r"label is 'target', but the data is a tuple"),
     ],

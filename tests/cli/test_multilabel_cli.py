@@ -143,7 +143,7 @@ def test_maps_of_the_attention_structure(home):
         assert saved["maps"].shape[:2] == (40, 3) and saved["maps"].ndim == 4
     assert "already exists" in pencil("predict", "maps", "images.npz", "--maps", "where.npz", cwd=home, code=2).stderr
     done = pencil("predict", "run", "new.npz", "--maps", "no.npz", cwd=home, code=2)
-    assert "has no map for each class" in done.stderr and not (home / "no.npz").exists()
+    assert "has no class maps" in done.stderr and not (home / "no.npz").exists()
 
 
 def test_options_for_several_classes_are_refused_for_one(home):

@@ -90,7 +90,7 @@ def test_runs_lists_every_run_the_last_one_first(home, tmp_path):
     assert tree[0]["verdict"]["level"] == verdict and "summary.json" in tree[2]["reason"]
     assert json.loads(pencil("runs", "runs/no run", "--json", cwd=tmp_path).stdout) == []
     assert "no runs in runs/no run" in pencil("runs", "runs/no run", cwd=tmp_path).stderr
-    assert "there is no folder nowhere" in pencil("runs", "nowhere", cwd=tmp_path, code=2).stderr
+    assert "folder nowhere does not exist" in pencil("runs", "nowhere", cwd=tmp_path, code=2).stderr
     assert "unfinished after 8 epochs" in pencil("show", "runs/unfinished", cwd=tmp_path).stdout
 
 

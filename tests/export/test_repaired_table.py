@@ -267,7 +267,7 @@ def test_a_finished_review_lifts_the_refusal(doubtful):
     pencil(*words, cwd=doubtful.parent, code=2)  # decisions that are not merged do not count
     said = pencil(*words, "--reviewed", "--diagnostics", "why.csv", cwd=doubtful.parent).stderr
     assert said.splitlines() == [
-        "1 label corrected in repaired.csv; everything else is as in the table",
+        "1 label corrected in repaired.csv; everything else is unchanged",
         "8 labels written to why.csv",
     ]
     before = (doubtful.parent / "t.csv").read_bytes()

@@ -68,12 +68,13 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     assert changed < 0.34
     seen, _ = page(run, tmp_path)
     assert (
-        f"{100 * changed:.1f} % changed, and about 35.0 % are estimated to be wrong: a label changes only" in seen.text
+        f"{100 * changed:.1f} % of the labels changed, and an estimated 35.0 % are wrong: a label changes only"
+        in seen.text
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
-    assert "some wrong labels are kept" in words[0.2] and words[0.351] == ""
-    assert "both are within its interval." in words[0.4]
-    assert "which leaves mistaken changes among them" in words[0.5]
+    assert "some wrong labels remain" in words[0.2] and words[0.351] == ""
+    assert "within the interval of the estimate." in words[0.4]
+    assert "some changes are probably wrong" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
     assert "not known" in page(noisy(), tmp_path)[0].text
 
@@ -94,7 +95,7 @@ def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     look = f"look at the {levels['reliable'].labels.to_look_at} of 400 labels"
     assert next_step(levels["reliable"]).startswith("The corrections can be used.")
     assert next_step(levels["doubtful"]).startswith("Before you use the corrections")
-    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections unseen")
+    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections without review")
     assert all(look in next_step(summary) for summary in levels.values())
     clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
     assert next_step(clean).startswith("There is nothing to fix")

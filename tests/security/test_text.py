@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import pencil as package
 from pencil.cli.output import binary_output, text_output
 from pencil.cli.show import show, table
-from pencil.data.sources.table import read_table
+from pencil.data.sources.table_files import read_table
 from pencil.errors import DataError
 from pencil.export.labels import write_labels
 from pencil.formulas import (
