@@ -305,7 +305,7 @@ def test_the_command_line_refuses_in_words_and_writes_nothing(reviewed):
     train = partial(command, "train", "mine.npz", "--out", "never", cwd=reviewed, code=2)
     assert "nowhere.jsonl does not exist; expected decisions" in train("--pinned", "nowhere.jsonl").stderr
     review(reviewed / "bird.jsonl", p3="bird")
-    assert "the review of 'p3' names 'bird', which is none of the 3" in train("--pinned", "bird.jsonl").stderr
+    assert "the review of 'p3' names 'bird', which is not one of the 3" in train("--pinned", "bird.jsonl").stderr
     review(reviewed / "others.jsonl", q3="ant")
     assert "none of the 1 labels in" in train("--pinned", "others.jsonl").stderr
     assert "none of the 1 labels in" in command(

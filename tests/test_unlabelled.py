@@ -77,7 +77,7 @@ def test_they_get_a_label_and_change_nothing_else(home):
 
 def test_the_report_says_how_many(home):
     page = (home / "run/report.html").read_text()
-    assert "5 rows came without a label and took part in neither training nor evaluation" in page
+    assert "5 rows have no given label and took part in neither training nor evaluation" in page
 
 
 def test_exports_have_them(home):

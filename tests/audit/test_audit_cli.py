@@ -104,7 +104,7 @@ def test_the_report_says_it(tmp_path):
     pencil("audit", "run", "--results", cwd=tmp_path)
     page = write_report(run).read_text()
     sentence = RunReader(run).summary.audit.sentence
-    looked = "a person looked at 100 of 120 labels without seeing them"
+    looked = "a person labelled 100 of 120 rows blind"
     assert f'<p class="reason">A{sentence[1:]} ({looked}).</p>' in page
     assert all(status.ok for status in verify(run))
 
@@ -157,7 +157,7 @@ def test_digits_as_keys_and_as_classes_are_no_hint(run, tmp_path):
     ("content", "words"),
     [
         ("a,b\n1,2\n", "has the columns a, b; expected key and label"),
-        ("key,label\nnobody,cat\n", "line 2 of .* is about 'nobody', which is not in the sample once"),
+        ("key,label\nnobody,cat\n", "line 2 of .* names 'nobody', which does not identify one row"),
         ("key,label\n{key},lion\n", "line 2 of .* says 'lion'; expected a class of the run, 'cannot tell' or"),
         ("", "has the columns none"),
         (b"\xff\xfe\x00", "it is not UTF-8 text"),

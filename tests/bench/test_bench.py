@@ -334,7 +334,7 @@ def test_mistakes_are_named(tmp_path):
     with pytest.raises(RecipeError, match=r"there is no benchmark 'tabel2'; expected .*table2"):
         read_spec("tabel2")
     (tmp_path / "bad.toml").write_text('seeds = ["one"]\ncolour = 1\n[[methods]]\nname = "cross_entropy"')
-    with pytest.raises(RecipeError, match=r"has 3 mistake\(s\)"):
+    with pytest.raises(RecipeError, match=r"3 errors in"):
         read_spec(str(tmp_path / "bad.toml"))
     twice = dict(SMALL, methods=[SMALL["methods"][0]] * 2)
     with pytest.raises(ValidationError, match="expected each of them once"):

@@ -203,7 +203,7 @@ def test_reviews_of_another_run_are_refused(tmp_path):
     for made, words in (
         (decision("nobody"), "'nobody'.*does not have"),
         (decision("0", split="validation"), "does not have"),
-        (decision("0", label="fish"), "'fish', which is none of the 3 classes"),
+        (decision("0", label="fish"), "'fish', which is not one of the 3 classes"),
         (decision("0", label=("cat", "dog")), "names 2 classes; expected one"),
     ):
         with pytest.raises(RunError, match=words):

@@ -239,7 +239,7 @@ def test_tensors_are_aligned_in_the_file(saved):
         ({"a": np.ones(3)}, "a is ndarray"),
         ({"a": b"bytes"}, "a is bytes"),
         ({"a": {True: 1}}, "a is dict, or has keys"),
-        ({1.5: 1}, "a part is a dict, or has keys"),
+        ({1.5: 1}, "a part is dict, or has keys"),
         ({"a": torch.ones(2, dtype=torch.complex64)}, r"the tensor a is torch.complex64"),
         ({"a": torch.eye(2).to_sparse()}, "torch.sparse_coo"),
         ({"a": torch.ones(2, device="meta")}, "on meta"),

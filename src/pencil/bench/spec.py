@@ -15,6 +15,7 @@ from pencil._version import __version__
 from pencil.errors import RecipeError
 from pencil.methods import find_method
 from pencil.recipe import Recipe, Tree
+from pencil.terminal import counted
 from pencil.user_file import NO_FILES, Trust, as_trust, split_reference
 
 
@@ -229,7 +230,7 @@ def read_spec(what: str, trust: Trust | bool = False) -> Spec:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise RecipeError(
-            f"{what} has {len(lines)} mistake(s):\n" + "\n".join(f"  {line}" for line in lines)
+            f"{counted(len(lines), 'error')} in {what}:\n" + "\n".join(f"  {line}" for line in lines)
         ) from error
     if spec.reference not in [row.name for row in spec.methods]:
         raise RecipeError(f"{what} compares with {spec.reference!r}, which is not among its methods.")

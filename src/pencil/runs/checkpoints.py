@@ -231,7 +231,7 @@ def _encode(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> A
         pairs = [(key, _encode(item, (*path, str(key)), tensors)) for key, item in value.items()]
         plain = all(isinstance(key, str) and not key.startswith("$") for key in value)
         return dict(pairs) if plain else {"$dict": pairs}
-    seen = f"{'/'.join(path) or 'a part'} is a {type(value).__name__}, or has keys that are neither str nor int"
+    seen = f"{'/'.join(path) or 'a part'} is {type(value).__name__}, or has keys that are neither str nor int"
     raise RunError(f"{seen}; expected dicts, lists, tuples, tensors, numbers, strings and None; convert it.")
 
 

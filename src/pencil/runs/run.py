@@ -159,7 +159,8 @@ class Run:
             seen = inputs.shape, input_type(inputs)
             if seen != expected:
                 raise DataError(
-                    f"inputs are {seen[1]} of shape {seen[0]}; expected {expected[1]} of shape {expected[0]}."
+                    f"inputs are {seen[1]} of shape {seen[0]}; this network was trained on {expected[1]} of shape "
+                    f"{expected[0]}."
                 )
         device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
         threads = isinstance(self.model, FrozenNetwork) and device.type == "cpu"
