@@ -149,7 +149,7 @@ def test_maps_of_the_attention_structure(home):
 def test_options_for_several_classes_are_refused_for_one(home):
     pencil("train", "hard.npz", "--method", "cross_entropy", "--epochs", 1, "--out", "hard", cwd=home)
     done = pencil("labels", "hard", "--entries", cwd=home, code=2)
-    assert "are single-label; --entries is for multi-label data" in done.stderr and done.stdout == ""
+    assert "are single-label; --entries only works with multi-label data" in done.stderr and done.stdout == ""
     for verb in (["evaluate", "hard", "--data", "hard.npz"], ["predict", "hard", "new.npz"]):
         assert (
             "--threshold only works with multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr

@@ -193,13 +193,13 @@ def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     settings = DataSettings(source=str(tmp_path / "t.csv"))
     labels = believing(settings, {"0": "dog"})
     for change, message in (
-        ({"noise": {"kind": "symmetric", "rate": 0.2}}, "made wrong on purpose"),
+        ({"noise": {"kind": "symmetric", "rate": 0.2}}, "corrupted by injected noise"),
         ({"columns": {"label": ("label", "x")}}, "are votes or distributions"),
         ({"source": str(tmp_path)}, "is not a table; choose another --format"),
     ):
         with pytest.raises(RunError, match=message):
             save_repaired(labels, settings.model_validate(settings.model_dump() | change), tmp_path / "o.csv")
-    with pytest.raises(RunError, match="expected the same ending"):
+    with pytest.raises(RunError, match="expected the same suffix"):
         save_repaired(labels, settings, tmp_path / "o.parquet")
     (tmp_path / "t.csv").write_text("x,label\n0,cat\n")
     with pytest.raises(DataError, match="has no row '1' any more"):
@@ -224,10 +224,10 @@ def test_a_table_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
 def test_text_that_cannot_be_rewritten_is_refused(tmp_path):
     (tmp_path / "t.csv").write_bytes(b'a,label\n1,"cat\n')
     words = (tmp_path / "t.csv", Dialect("cp1252", ","), [1], 2)
-    with pytest.raises(DataError, match="a quote that is never closed"):
+    with pytest.raises(DataError, match="an unclosed quote"):
         rewritten_text.rewrite_cells(*words, lambda *_: [None], io.BytesIO())
     (tmp_path / "t.csv").write_bytes(b"a,label\n1,cat\n")
-    with pytest.raises(DataError, match="is encoded as cp1252, which cannot hold '猫'"):
+    with pytest.raises(DataError, match="is encoded as cp1252, which cannot encode '猫'"):
         rewritten_text.rewrite_cells(*words, lambda *_: ["猫"], io.BytesIO())
     written = io.BytesIO()
     rewritten_text.rewrite_cells(*words, lambda *_: ['a,"b"'], written)

@@ -340,7 +340,7 @@ def changed_in_cvat(path, name, *labels):
 
 def test_cvat_there_and_back(pets):
     out, said = export(pets, "cvat", "--order", "data")
-    assert f"the images of the task are those in {pets.parent / 'pets'}" in said
+    assert f"create the task with the images in {pets.parent / 'pets'}" in said
     top = ElementTree.parse(out / "annotations.xml").getroot()
     assert top.findtext("version") == "1.1" and top.findtext("meta/task/size") == "6"
     image = top.findall("image")[1]
@@ -532,7 +532,7 @@ def archive(*damage):
 
 WRONG = {
     "no.json": ("nothing", "is neither JSON nor XML"),
-    "other.json": ('{"rows": []}', "JSON of another form; expected a JSON or JSON-MIN export of Label Studio"),
+    "other.json": ('{"rows": []}', "JSON of an unknown format; expected a JSON or JSON-MIN export of Label Studio"),
     "number.json": (json.dumps([answer(TASK, "billing"), 3]), "task 2 is a int; expected an object"),
     "class.json": (json.dumps([answer(TASK, "horse")]), r"task 1 ('1') names 'horse'; expected one of the 2 classes"),
     "two.json": (
@@ -541,12 +541,12 @@ WRONG = {
     ),
     "row.json": (
         json.dumps([answer({"data": {**TASK["data"], "key": "77"}}, "billing")]),
-        "task 1 is about '77' (train), which this run does not have",
+        "task 1 names '77' (train), which is not a row of this run",
     ),
     "key.json": (json.dumps([answer({"data": {"text": "x"}}, "billing")]), "task 1 has no 'key'"),
     "choice.json": (
         json.dumps([{**TASK, "annotations": [{"result": [{"type": "rectangle", "value": {}}]}]}]),
-        "task 1 has results, and none of them is a choice named 'label'",
+        "task 1 has results, but none of them is a choice named 'label'",
     ),
     "value.json": (json.dumps([with_value(["billing"])]), "task 1 has the value \"['billing']\"; expected an object"),
     "text.json": (json.dumps([with_value("billing")]), "task 1 has the value 'billing'; expected an object"),
@@ -580,11 +580,11 @@ WRONG = {
     "empty.zip": (archive(), "it has 0 files named annotations.xml"),
     "encrypted.zip": (
         archive((6, 1), (8, 1)),
-        "is not an archive that can be read (File 'annotations.xml' is encrypted",
+        "is not a readable archive (File 'annotations.xml' is encrypted",
     ),
-    "method.zip": (archive((8, 99), (10, 99)), "is not an archive that can be read (That compression method is not"),
-    "deflate.zip": (archive((-1, 255)), "is not an archive that can be read (Error -3 while decompressing data"),
-    "cut.zip": (archive()[:-9], "is not an archive that can be read (File is not a zip file"),
+    "method.zip": (archive((8, 99), (10, 99)), "is not a readable archive (That compression method is not"),
+    "deflate.zip": (archive((-1, 255)), "is not a readable archive (Error -3 while decompressing data"),
+    "cut.zip": (archive()[:-9], "is not a readable archive (File is not a zip file"),
     "missing.json": (..., "cannot read missing.json: No such file"),
 }
 
@@ -651,7 +651,7 @@ def test_any_value_anywhere_is_read_or_refused_in_words(pets, tool):
 def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
     paint(pets.parent / "pets/cat/0.png", 9)  # beside dog/0.png
     run = files_run(pets.parent / "second", pets.parent / "pets")
-    for name, expected in (("owl.png", "is no image of this run"), ("0.png", "is the name of 2 images")):
+    for name, expected in (("owl.png", "is not an image of this run"), ("0.png", "is the name of 2 images")):
         (pets.parent / "a.xml").write_text(XML.format(name))
         said = pencil("review", run.name, "--import", "a.xml", cwd=pets.parent, code=2).stderr
         assert f"image 1 has the name {name!r}, which {expected}" in said
@@ -665,7 +665,7 @@ def test_rows_that_share_an_image_are_not_mixed_up(tmp_path):
     (tmp_path / "table.csv").write_text("\n".join(["id,path,label", *lines]))
     run = files_run(tmp_path / "run", tmp_path / "table.csv", columns={"key": "id"})
     said = pencil("labels", "run", "--format", "cvat", "--out", "cvat", cwd=tmp_path, code=2).stderr
-    assert "the image 'a.png' is that of 2 rows, such as 'k0' and 'k2'; expected an image of its own for each" in said
+    assert "the image 'a.png' is shared by 2 rows, such as 'k0' and 'k2'; expected a separate image for each" in said
     assert not (tmp_path / "cvat").exists()
     for name in ("a.png", "up/a.png"):
         (tmp_path / "a.xml").write_text(XML.format(name))
@@ -694,7 +694,7 @@ def test_rejecting_a_row_without_a_given_label_is_refused(tmp_path):
     )
     type(labels)(table).write(run / "labels.parquet")
     (tmp_path / "samples.json").write_text(json.dumps(tree))
-    with pytest.raises(RunError, match=r"sample 1 \('0'\) is 'reject', and the row has no given label"):
+    with pytest.raises(RunError, match=r"sample 1 \('0'\) is 'reject', but the row has no given label"):
         import_file(run, tmp_path / "samples.json")
 
 
