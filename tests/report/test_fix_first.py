@@ -45,7 +45,7 @@ def test_the_order_is_next_step_verdict_numbers_corrections_undecided_classes_cu
     text = seen.text
     quoted = f"'{path}'"
     order = [
-        "What to do next", "Before you use the corrections, look at",
+        "What to do next", "Before you use the corrections, review",
         f"pencil review {quoted}", f"pencil audit {quoted}",
         "The corrections are doubtful.", "Only 12 rows were held out.", "estimated wrong", "about 140",
         "about 35.0 % (95 % interval 25.0 to 45.0 %)",
@@ -92,7 +92,7 @@ def test_commands_follow_the_verdict(tmp_path):
 
 def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     levels = {level: noisy(verdict={"level": level, "reasons": []}).summary for level in LEVELS}
-    look = f"look at the {levels['reliable'].labels.to_look_at} of 400 labels"
+    look = f"review the {levels['reliable'].labels.to_look_at} of 400 labels"
     assert next_step(levels["reliable"]).startswith("The corrections can be used.")
     assert next_step(levels["doubtful"]).startswith("Before you use the corrections")
     assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections without review")
