@@ -173,7 +173,7 @@ def test_a_full_disk_is_said_and_training_goes_on(tmp_path, monkeypatch, undistu
 
     monkeypatch.setattr(pencil.runs.checkpoints, "_write", full)
     with pytest.warns(
-        UserWarning, match="No space left on device; the earlier checkpoints are unharmed.*Training continues"
+        UserWarning, match="No space left on device; the earlier checkpoints are intact.*Training continues"
     ):
         train(tmp_path / "run")
     assert result(tmp_path / "run") == undisturbed
@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_orphan(tmp_path, monkeypa
 
         patch.setattr(pencil.runs.checkpoints, "_write", full)
         stop_at(patch, 9)
-        with pytest.raises(RunError, match="No space left on device; the earlier checkpoints are unharmed; make room"):
+        with pytest.raises(RunError, match="No space left on device; the earlier checkpoints are intact; free space"):
             train(path, {**SELDOM, "training.checkpoint_minutes": 10.0})
     assert sorted((path / "checkpoints").iterdir()) == before
     train(path)
@@ -256,7 +256,7 @@ def test_rows_in_another_order_keep_their_labels(tmp_path, monkeypatch):
     straight, shuffled = keyed(np.arange(90)), keyed(np.random.default_rng(3).permutation(90))
     train(tmp_path / "whole", SELDOM, straight)
     stopped(tmp_path / "run", monkeypatch, data=straight)
-    with pytest.warns(UserWarning, match="another order than before; they are matched by key"):
+    with pytest.warns(UserWarning, match="order of the rows has changed; they are matched by key"):
         train(tmp_path / "run", data=shuffled)
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
@@ -325,7 +325,7 @@ def resumed_state(path, data, monkeypatch):
 
 def test_another_recipe_is_refused(tmp_path, monkeypatch):
     stopped(tmp_path / "run", monkeypatch)
-    with pytest.raises(RecipeError, match=r"another recipe.*\n  training.batch_size is 32; it was 16"):
+    with pytest.raises(RecipeError, match=r"different recipe.*\n  training.batch_size is 32; expected 16"):
         train(tmp_path / "run", {"training.batch_size": 32})
 
 
@@ -334,7 +334,7 @@ def test_a_key_whose_name_begins_like_a_derived_one_is_compared_too(key, tmp_pat
     """A run fills in data.test and data.validation; data.test_rows is another key, and a number is no open value."""
     stopped(tmp_path / "run", monkeypatch)
     value = {"data.test_rows": 20, "data.validation": 0.2}[key]
-    with pytest.raises(RecipeError, match=rf"another recipe.*\n  {key} is {value!r}; it was"):
+    with pytest.raises(RecipeError, match=rf"different recipe.*\n  {key} is {value!r}; expected"):
         train(tmp_path / "run", {**OFTEN, key: value})
 
 
@@ -353,7 +353,7 @@ def test_augmentation_by_name_goes_on_and_another_one_is_refused(tmp_path, monke
         with monkeypatch.context() as patch, pytest.raises(Stopped):
             stop_at(patch, 5)
             fit(path, name)
-        with pytest.raises(RecipeError, match=r"another recipe(.|\n)*data.augmentation.flip is"):
+        with pytest.raises(RecipeError, match=r"different recipe(.|\n)*data.augmentation.flip is"):
             fit(path, other)
         resumed = fit(path, name)
         weights = resumed.model.state_dict(), whole.model.state_dict()
@@ -377,7 +377,7 @@ def test_a_second_process_is_refused_while_the_first_one_writes(tmp_path, monkey
     holder = FORK.Process(target=hold)
     holder.start()
     ready.wait(timeout=20)
-    with pytest.raises(RunError, match=f"in use by process {holder.pid} on .*two processes must not write"):
+    with pytest.raises(RunError, match=f"in use by process {holder.pid} on .*only one process may write"):
         train(path)
     holder.kill()  # and leaves its lock behind
     holder.join()

@@ -52,5 +52,5 @@ def test_refused(tmp_path):
         fit("photoz")
     with pytest.raises(DataError, match=r"the test set: 'wines' does not exist"):
         fit("wine", "mlp", test="wines")
-    with pytest.raises(DataError, match=r"classes is 3; expected their names, as the data is a table or a source"):
+    with pytest.raises(DataError, match=r"classes is 3; expected the class names"):
         fit("wine", "mlp", classes=3)

@@ -79,10 +79,10 @@ def test_labels_apart_and_annotators(frame):
     ("call", "message"),
     [
         (lambda frame: fit(frame, label="tag"), r"the table has no column 'tag'; it has 'age', 'colour'"),
-        (lambda frame: fit(frame, label="target", classes=2), r"classes is 2; expected their names, as the data is a"),
+        (lambda frame: fit(frame, label="target", classes=2), r"classes is 2; expected the class names"),
         (
             lambda frame: fit(frame, label="target", clean_labels=["yes"]),
-            r"there are 1 clean_labels and 90 training rows; expected one for each row; name the column",
+            r"clean_labels has 1 labels for 90 training rows; expected one per row",
         ),
         (
             lambda frame: fit(frame, label="target", test=frame.drop(columns="colour")),
@@ -90,7 +90,7 @@ def test_labels_apart_and_annotators(frame):
         ),
         (
             lambda _: fit(TensorDataset(torch.ones(4, 2), torch.tensor([0, 1, 0, 1])), label="y"),
-            r"label is 'y', but the data is a TensorDataset; expected a table whose columns have names",
+            r"label is 'y', but the data is a TensorDataset; expected a table with named columns",
         ),
         (lambda frame: fit((frame, frame["target"]), label="target"), r"label is 'target', but the data is a tuple"),
     ],

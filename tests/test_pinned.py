@@ -245,11 +245,11 @@ def test_a_stopped_run_goes_on_with_the_same_reviews_only(tmp_path, monkeypatch)
     stopped(monkeypatch, 40, path, out)
     before = path.read_text()
     review(path, **{"9": "1"})
-    with pytest.raises(DataError, match=r"the reviewed labels in .* differ from those when .* was started"):
+    with pytest.raises(DataError, match=r"the reviewed labels in .* have changed since .* was started"):
         fit(path, out, resume=True)
-    with pytest.raises(DataError, match="differ from those when"):
+    with pytest.raises(DataError, match=r"reviewed labels in .* have changed since"):
         resume_run(out, data=Splits(from_arrays(*cloud())), allow_changed=True)
-    with pytest.raises(RecipeError, match=r"data.pinned is None; it was '.*reviews.jsonl'"):
+    with pytest.raises(RecipeError, match=r"data.pinned is None; expected '.*reviews.jsonl'"):
         fit(None, out, resume=True)
     skip = {"key": "9", "split": "train", "decision": "skip", "label": None}
     path.write_text(before + json.dumps(skip) + "\n")  # which pins nothing
@@ -305,7 +305,7 @@ def test_the_command_line_refuses_in_words_and_writes_nothing(reviewed):
     train = partial(command, "train", "mine.npz", "--out", "never", cwd=reviewed, code=2)
     assert "nowhere.jsonl does not exist; expected decisions" in train("--pinned", "nowhere.jsonl").stderr
     review(reviewed / "bird.jsonl", p3="bird")
-    assert "the review of 'p3' names 'bird', which is none of the 3" in train("--pinned", "bird.jsonl").stderr
+    assert "the review of 'p3' names 'bird', which is not one of the 3" in train("--pinned", "bird.jsonl").stderr
     review(reviewed / "others.jsonl", q3="ant")
     assert "none of the 1 labels in" in train("--pinned", "others.jsonl").stderr
     assert "none of the 1 labels in" in command(

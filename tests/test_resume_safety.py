@@ -199,7 +199,7 @@ def test_files_that_the_run_began_with_are_protected(file, old, new, tmp_path, m
     path = tmp_path / "run" / file
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(RunError, match=f"{file} was changed after the run began"):
+    with pytest.raises(RunError, match=f"{file} was modified after the run started"):
         train(tmp_path / "run")
 
 
@@ -207,7 +207,7 @@ def test_rows_are_protected(tmp_path, monkeypatch):
     stopped(tmp_path / "run", monkeypatch)
     path = tmp_path / "run" / "rows.parquet"
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(RunError, match=r"rows.parquet was changed after the run began"):
+    with pytest.raises(RunError, match=r"rows.parquet was modified after the run started"):
         train(tmp_path / "run")
 
 
@@ -312,10 +312,10 @@ def test_results_that_cannot_be_written_name_the_checkpoint_that_there_is(saved,
     there = [one.name for one in (path / "checkpoints").iterdir()]
     expected = {
         "nothing": "There is no checkpoint: free space, then train again from the beginning with",
-        "an earlier step": "The last checkpoint is of an earlier step: free space, then train on from there with",
+        "an earlier step": "The last checkpoint is from an earlier step: free space, then continue from there with",
     }
     assert len(there) == (saved != "nothing") and expected[saved] in str(raised.value)
-    assert "has everything" not in str(raised.value) and f"`pencil resume {path}`" in str(raised.value)
+    assert "checkpoint contains" not in str(raised.value) and f"`pencil resume {path}`" in str(raised.value)
     train(path, SELDOM)
     assert result(path) == undisturbed
 

@@ -27,7 +27,7 @@ def chosen(**sections):
 def test_the_head_needs_a_lead():
     assert Trial(4000, cnn=0.5, head=0.56, lead=0.05).model == HEAD
     assert Trial(4000, cnn=0.5, head=0.54, lead=0.05).model == CNN
-    assert "efficientnet_lite0 agreed with 56.0% of the held-out labels, small_cnn with 50.0%" in (
+    assert "efficientnet_lite0 agreed with 56.0% of the held-out labels and small_cnn with 50.0%" in (
         Trial(4000, cnn=0.5, head=0.56, lead=0.05).describe()
     )
 

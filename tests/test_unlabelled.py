@@ -46,14 +46,14 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unlabelled")
     write_table(folder)
     done = pencil("train", "t.csv", "--out", "run", *SETTINGS, cwd=folder)
-    assert "unlabelled  5 rows came without a label and have one now" in done.stdout
+    assert "unlabelled  5 rows without a given label were labelled" in done.stdout
     return folder
 
 
 def test_check_counts_them(home):
     done = pencil("check", "t.csv", *SETTINGS, cwd=home)
     assert re.search(
-        r"unlabelled +5 rows, images of 8 x 8 pixels without a label, which get one at the end", done.stdout
+        r"unlabelled +5 rows, images of 8 x 8 pixels without a label, which are labelled at the end", done.stdout
     )
     assert "ready to train" in done.stdout
     tree = json.loads(pencil("check", "t.csv", *SETTINGS, "--json", cwd=home).stdout)
@@ -77,7 +77,7 @@ def test_they_get_a_label_and_change_nothing_else(home):
 
 def test_the_report_says_how_many(home):
     page = (home / "run/report.html").read_text()
-    assert "5 rows came without a label and took part in neither training nor evaluation" in page
+    assert "5 rows have no given label and took part in neither training nor evaluation" in page
 
 
 def test_exports_have_them(home):

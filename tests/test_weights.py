@@ -44,9 +44,9 @@ def test_one_step_is_that_of_the_weighted_mean():
         (
             {"sample_weight": [1.0]},
             DataError,
-            r"sample_weight is float64 of shape \(1,\); expected a number for each",
+            r"sample_weight is float64 of shape \(1,\); expected one number per row; pass an array of length 64",
         ),
-        ({"sample_weight": np.r_[1, -1, np.ones(62)]}, DataError, r"sample_weight at row 1 is -1.0; expected numbers"),
+        ({"sample_weight": np.r_[1, -1, np.ones(62)]}, DataError, r"sample_weight at row 1 is -1.0; expected"),
         ({"sample_weight": np.zeros(64)}, DataError, r"sample_weight at row 0 is 0.0; expected .* not all 0"),
         (
             {"sample_weight": np.ones(64), "method": "co_teaching", "epochs": 1},

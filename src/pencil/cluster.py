@@ -1,4 +1,4 @@
-"""A Ray cluster: the one that ``RAY_ADDRESS`` names, or a local one for as long as it is needed."""
+"""A Ray cluster: the cluster at ``RAY_ADDRESS``, or a temporary local cluster."""
 
 import os
 import signal
@@ -10,15 +10,15 @@ from typing import Any
 from pencil.errors import RecipeError
 
 ENGINES = ("local", "ray")
-"""Where work that can be spread is done: on this machine, or on those of a Ray cluster."""
+"""Where parallel work runs: on this machine, or on the machines of a Ray cluster."""
 RETRIES = 1
-"""A task whose machine dies runs once more on another one."""
+"""How often a task is retried on another machine if its machine dies."""
 LOOK = 1.0
-"""Seconds between two looks at whether a stop is asked for."""
+"""Seconds between checks for a stop request."""
 
 
 def check_engine(engine: str) -> None:
-    """Raise :class:`RecipeError` if there is no such engine, or if it is not installed."""
+    """Raise :class:`RecipeError` if the engine is unknown or not installed."""
     if engine not in ENGINES:
         raise RecipeError(f"--engine is {engine!r}; expected {' or '.join(ENGINES)}.")
     if engine == "ray":
@@ -26,7 +26,7 @@ def check_engine(engine: str) -> None:
 
 
 def import_ray() -> Any:
-    """Return the module ``ray``, which is an optional dependency and sends no usage statistics here."""
+    """Return the optional module ``ray``, with its usage statistics disabled."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -37,9 +37,10 @@ def import_ray() -> Any:
 
 @contextmanager
 def joined_cluster() -> Iterator[Any]:
-    """Join the cluster, unless this process has joined one; give the module ``ray``, and leave the cluster at the end.
+    """Join the cluster unless this process already has; yield the module ``ray``; leave the cluster at the end.
 
-    Without ``RAY_ADDRESS`` a local cluster is started, and stopped at the end. Leaving ends the tasks that still run.
+    Without ``RAY_ADDRESS`` a local cluster is started, and stopped at the end. Leaving ends any tasks that are still
+    running.
     """
     ray = import_ray()
     joins = not ray.is_initialized()
@@ -50,7 +51,7 @@ def joined_cluster() -> Iterator[Any]:
                 ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RecipeError(
-                f"cannot join the Ray cluster {address!r}: {reason_of(error)}; expected one that runs; check "
+                f"cannot join the Ray cluster {address!r}: {reason_of(error)}; expected a running cluster; check "
                 "RAY_ADDRESS, or unset it for a local cluster."
             ) from error
     try:
@@ -62,24 +63,26 @@ def joined_cluster() -> Iterator[Any]:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Restore what SIGTERM does: ``ray.init`` sets a handler that ends the process, and never takes it back."""
+    """Restore the SIGTERM handler: ``ray.init`` sets one that ends the process, and never restores the old one."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
         in_main = threading.current_thread() is threading.main_thread()
-        if in_main and before is not None:  # only the main thread can, and only handlers that Python has set
+        if (
+            in_main and before is not None
+        ):  # only the main thread can set handlers, and only those that Python installed
             signal.signal(signal.SIGTERM, before)
 
 
 def reason_of(error: BaseException) -> str:
-    """Return in one line why something has failed: the error that a task raised, where it is known."""
+    """Return the reason for a failure in one line: the error that the task raised, if known."""
     cause = getattr(error, "cause", None)
     found = cause if isinstance(cause, BaseException) else error
     lines = [line.strip() for line in str(found).splitlines() if line.strip()]
     if not lines:
         return type(found).__name__
-    is_trace = found is error and "(pid=" in lines[0]  # the text of a task's error ends in what was raised
+    is_trace = found is error and "(pid=" in lines[0]  # the last line of a task's traceback is the exception
     return lines[-1] if is_trace else f"{type(found).__name__}: {lines[0]}"
 
 
@@ -89,7 +92,7 @@ def has_gpus(ray: Any) -> bool:
 
 
 def as_task(ray: Any, function: Callable[..., Any], *, gpu: bool) -> Any:
-    """Return a function as a task for a core, and with ``gpu`` for a GPU."""
+    """Return a function as a Ray task on one core, and one GPU if ``gpu`` is set."""
     return ray.remote(num_cpus=1, num_gpus=int(gpu), max_retries=RETRIES)(function)
 
 
@@ -100,20 +103,20 @@ def finished_tasks(
     at_a_time: int | None = None,
     idle: Callable[[], None] | None = None,
 ) -> Generator[tuple[int, Any], None, None]:
-    """Submit a task for each tuple of arguments, and yield their numbers and references as they end.
+    """Submit a task for each tuple of arguments, and yield their indices and references as they finish.
 
-    Closing the generator cancels the tasks that still run.
+    Closing the generator cancels the running tasks.
 
     Parameters
     ----------
     ray, task
-        The module, and what :func:`as_task` returned.
+        The module, and a task made by :func:`as_task`.
     arguments
-        Those of each task.
+        The arguments of each task.
     at_a_time
-        At most this many tasks are submitted and not ended; None submits all.
+        Maximum number of unfinished tasks; None submits all at once.
     idle
-        Called every second while no task ends; it may raise.
+        Called every second while waiting for a task to finish; it may raise.
     """
     waiting, running = list(reversed(range(len(arguments)))), dict[Any, int]()
     try:

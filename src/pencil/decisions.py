@@ -1,6 +1,6 @@
 """``reviews.jsonl``: a person's decisions about the labels of a run, one line for each.
 
-The last line about a row counts; ``undo`` withdraws it, so that the one before it counts again.
+The last line about a row counts; ``undo`` withdraws it, and the previous line counts again.
 """
 
 import json
@@ -19,12 +19,12 @@ from pencil.files import atomic_write, parse_json, read_regular, refuse_irregula
 REVIEWS = "reviews.jsonl"
 KINDS = ("accept", "reject", "other", "none", "skip", "undo")
 WITHOUT_LABEL = ("none", "skip", "undo")
-"""Decisions that name no label; ``none`` says that the row is of none of the classes."""
+"""Decisions without a label; ``none`` means that the row belongs to none of the classes."""
 
 Label = str | tuple[str, ...]
 """A class, or the set of classes of multi-label data."""
 Where = tuple[str, str]
-"""Key and split: together they name a row."""
+"""Key and split, which together identify a row."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,14 @@ class Decision:
     label : str, tuple of str or None
         The label from now on; None for ``none``, ``skip`` and ``undo``.
     given, corrected : str, tuple of str or None
-        The labels that the person saw, or did not see in an audit.
+        The labels that the person saw (in an audit they are hidden).
     time : str
-        When, in UTC.
+        Time of the decision, in UTC.
     audit : bool
-        Whether it is the answer of an audit, which does not show the labels.
+        Whether the decision is an answer of an audit, which hides the labels.
     lot : str
-        The name of the lot that was accepted at once, of which the person saw some rows; empty for a row by itself.
+        The name of the lot, which was accepted as a whole after the person saw some of its rows; empty for a single
+        row.
     """
 
     key: str
@@ -65,23 +66,23 @@ class Decision:
         return self.key, self.split
 
     def to_json(self) -> str:
-        """Return the line of the file."""
+        """Return the decision as a line of the file."""
         found = {name: getattr(self, name) for name in FIELDS if name not in OPTIONAL or getattr(self, name)}
         return json.dumps(found, ensure_ascii=False)
 
 
 FIELDS = tuple(field.name for field in fields(Decision))
 OPTIONAL = ("audit", "lot")
-"""Left out of a line where they say nothing."""
+"""Fields that are omitted when empty."""
 
 
 def now() -> str:
-    """Return the present time in UTC as ISO 8601."""
+    """Return the current time in UTC as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def read_reviews(path: Path | str) -> list[Decision]:
-    """Return the decisions that count, in the order they were made: the last of each row, without withdrawn ones."""
+    """Return the decisions that count, in order: the last decision about each row, without withdrawn ones."""
     history = History()
     for decision in read_lines(Path(path)):
         history.add(decision)
@@ -89,7 +90,7 @@ def read_reviews(path: Path | str) -> list[Decision]:
 
 
 class History:
-    """All decisions of a file by row, of which the last counts."""
+    """All decisions of a file, by row; the last decision about a row counts."""
 
     def __init__(self) -> None:
         self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
@@ -107,7 +108,7 @@ class History:
             del self._of_row[decision.where]
 
     def get(self, where: Where) -> Decision | None:
-        """Return the decision that counts for a row; None where there is none."""
+        """Return the decision that counts for a row, or None."""
         return self._of_row[where][-1][1] if where in self._of_row else None
 
     def last(self) -> Decision | None:
@@ -115,11 +116,11 @@ class History:
         return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
 
     def of_lot(self, lot: str) -> list[Decision]:
-        """Return the decisions of a lot that count: those about rows that were not decided again later."""
+        """Return the decisions of a lot that still count, i.e. whose rows were not decided again later."""
         return [made[-1][1] for made in self._of_row.values() if made[-1][1].lot == lot]
 
     def audited(self) -> dict[Where, Decision]:
-        """Return the last answer of an audit about each row, also where a review has decided later."""
+        """Return the last audit answer about each row, even if a later review decided otherwise."""
         answers = ((where, [one for _, one in made if one.audit]) for where, made in self._of_row.items())
         return {where: found[-1] for where, found in answers if found}
 
@@ -130,23 +131,23 @@ class History:
 
 
 def read_lines(path: Path) -> Iterator[Decision]:
-    """Yield the decision in every line of the file, except a last line that was cut off."""
+    """Yield the decision in every line of the file, except a truncated last line."""
     try:
         lines = read_regular(path).split(b"\n")
     except FileNotFoundError:
         return
     except OSError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}; fix the access to it.") from error
+        raise RunError(f"cannot read {path}: {error.strerror}; check its permissions.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield parse_line(line)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number == len(lines):  # it has no newline: the machine stopped while it was written
+            if number == len(lines):  # no newline: writing was interrupted
                 return
             raise RunError(
-                f"line {number} of {path} is no decision ({_words(error)}); expected a JSON object with key, "
+                f"line {number} of {path} is not a decision ({_words(error)}); expected a JSON object with key, "
                 "decision, label, given and corrected; fix or remove the line."
             ) from error
 
@@ -181,7 +182,7 @@ def _label(value: Any) -> Label | None:
         return value
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
-    raise ValueError(f"{str(value)[:40]!r} is no label")
+    raise ValueError(f"{str(value)[:40]!r} is not a label")
 
 
 def chosen_labels(path: Path | str) -> list[Decision]:
@@ -221,20 +222,20 @@ def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, mul
             if name not in code:
                 known = ", ".join(map(repr, classes[:5])) + (", ..." if len(classes) > 5 else "")
                 raise RunError(
-                    f"the review of {key!r} names {name!r}, which is none of the {len(classes)} classes ({known}); "
+                    f"the review of {key!r} names {name!r}, which is not one of the {len(classes)} classes ({known}); "
                     "expected a review of the same classes; fix or remove its line."
                 )
             present[row, code[name]] = True
         if not multilabel and present[row].sum() != 1:
             raise RunError(
-                f"the review of {key!r} names {len(names)} classes; expected one, as the data is single-label; "
+                f"the review of {key!r} names {len(names)} classes; expected one, because the data is single-label; "
                 "fix or remove its line."
             )
     return present
 
 
 class Journal:
-    """Appends decisions to a file, each on disk before ``append`` returns; use it as a context manager."""
+    """Appends decisions to a file and flushes each to disk before ``append`` returns; use as a context manager."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -249,7 +250,7 @@ class Journal:
             self._repair()
         except OSError as error:
             self.__exit__()
-            raise RunError(f"cannot write {self.path}: {error.strerror}; fix the access to it.") from error
+            raise RunError(f"cannot write {self.path}: {error.strerror}; check its permissions.") from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -258,7 +259,7 @@ class Journal:
             self._descriptor = -1
 
     def append(self, *decisions: Decision) -> None:
-        """Append a line for each and flush them to disk; after an error the file is as before."""
+        """Append one line per decision and flush them to disk; after an error the file is unchanged."""
         lines = "".join(f"{decision.to_json()}\n" for decision in decisions).encode()
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
@@ -267,19 +268,20 @@ class Journal:
                 written += os.write(self._descriptor, lines[written:])
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, end)  # half a line must not damage the next one
+            os.ftruncate(self._descriptor, end)  # a partial line must not corrupt the next one
             raise RunError(
-                f"the decision is not saved: {self.path}: {error.strerror}; free space or fix the access, then decide "
+                f"the decision is not saved: {self.path}: {error.strerror}; free space or check the permissions, "
+                "then decide "
                 "again."
             ) from error
 
     def append_all(self, decisions: Iterable[Decision]) -> None:
-        """Append many lines at once: after a power cut or an error the file has all of them or none.
+        """Append many lines atomically: after a power cut or an error the file contains all of them or none.
 
-        The file is written anew beside the old one and takes its place, as half a lot must not count.
+        A new file is written and replaces the old one, because part of a lot must not count.
         """
         added = "".join(f"{decision.to_json()}\n" for decision in decisions).encode()
-        self.__exit__()  # Windows replaces no open file
+        self.__exit__()  # Windows cannot replace an open file
         try:
             with atomic_write(self.path) as temporary:
                 temporary.write_bytes(self.path.read_bytes() + added)
@@ -287,7 +289,7 @@ class Journal:
             self.__enter__()
 
     def _repair(self) -> None:
-        """Complete a last line that has no newline, or remove it if the machine stopped in the middle of it."""
+        """Complete a last line that has no newline, or remove it if it is truncated."""
         content = self.path.read_bytes()
         tail = content.rpartition(b"\n")[2]
         if not tail:

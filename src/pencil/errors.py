@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each names what was seen, where, what was expected and what to do."""
+"""Errors that a user can act on: each message says what was seen, where, what was expected and what to do."""
 
 import json
 import shlex
@@ -12,14 +12,14 @@ ARGUMENTS = {
     "data.columns.label": "label",
     "data.multilabel": "multilabel",
 }
-"""Keys of a recipe that :func:`pencil.fit` takes as arguments of their own."""
+"""Recipe keys that are arguments of :func:`pencil.fit`."""
 _callers = ["Python"]
-"""Who reads the messages; the last one is it."""
+"""Stack of interfaces that show the messages; the last one is active."""
 
 
 @contextmanager
 def on_command_line() -> Iterator[None]:
-    """Write remedies as options of the command line, instead of arguments of Python."""
+    """Phrase remedies as command-line options instead of Python arguments."""
     _callers.append("command line")
     try:
         yield
@@ -38,7 +38,7 @@ def setting(key: str, value: Any) -> str:
     key
         A key of a recipe, such as ``data.bad_rows``.
     value
-        Its value; names in capitals stand for what only the user knows.
+        Its value; names in capitals are placeholders that the user fills in.
     """
     if _callers[-1] == "command line":
         text = value if isinstance(value, str) else json.dumps(value)
@@ -49,7 +49,7 @@ def setting(key: str, value: Any) -> str:
 
 
 def _literal(value: Any) -> str:
-    """Return a value as Python, strings in double quotes."""
+    """Return a value as a Python literal, with strings in double quotes."""
     return repr(value) if isinstance(value, bool) or value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -58,7 +58,7 @@ class PencilError(Exception):
 
 
 class DataError(PencilError, ValueError):
-    """The data cannot be trained on as it is."""
+    """The data cannot be used for training as it is."""
 
 
 class RecipeError(PencilError, ValueError):
@@ -70,7 +70,7 @@ class ModelError(PencilError, ValueError):
 
 
 class TrainingError(PencilError, RuntimeError):
-    """Training cannot continue; it has stopped before weights or labels were damaged."""
+    """Training cannot continue; it stopped before weights or labels were damaged."""
 
 
 class RunError(PencilError, OSError):
@@ -78,7 +78,7 @@ class RunError(PencilError, OSError):
 
 
 class Stopped(PencilError):  # noqa: N818 - not a failure
-    """Training was asked to stop, has saved its state and can be resumed. The command line exits with code 75.
+    """Training was interrupted, saved its state and can be resumed. The command line exits with code 75.
 
     ``path`` is the directory of the run, if it has one.
     """

@@ -1,4 +1,4 @@
-"""Files that are complete or absent: written beside their target, flushed to disk, then renamed."""
+"""Atomic writes: a file is written next to its target, flushed to disk, then renamed."""
 
 import errno
 import hashlib
@@ -21,19 +21,19 @@ from safetensors import SafetensorError
 from pencil.errors import PencilError, RunError
 
 LONGEST_NAME = 255
-"""Bytes of a file name on all usual file systems."""
+"""Maximum bytes of a file name on common file systems."""
 LONGEST_PATH = 4096 - 160
-"""Bytes of a whole path, less those of the names in a run directory."""
+"""Maximum bytes of a path, minus room for the names inside a run directory."""
 RUN_MARKS = ("recipe.toml", "environment.json")
-"""A folder with both is a run directory; a project may well have one of them."""
+"""A folder that contains both is a run directory; one alone may belong to another project."""
 NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 TEMPORARY = re.compile(r"\..+\.(?P<pid>[1-9]\d{0,9})-(?P<machine>[0-9a-f]{8})-\d{1,9}(\.[^.]{1,20})?", re.DOTALL)
 """The name of a temporary file: ``.NAME.PROCESS-MACHINE-NUMBER.SUFFIX``."""
 TEMPORARY_NAME, TEMPORARY_SUFFIX = 150, 20
-"""The longest parts of a temporary name, in bytes: with all that ours adds it stays below the 255 of file systems."""
+"""Maximum bytes of the parts of a temporary name; the whole name stays below the limit of 255."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_FOLDER_SYNC = (errno.EACCES, errno.EINVAL, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""Some network file systems cannot flush a folder, and a folder that we may only write to cannot be opened for it."""
+"""Some network file systems cannot flush a folder; a write-only folder cannot be opened to flush it."""
 DEEPEST = 50
 TOO_DEEP = f"it is nested more than {DEEPEST} levels deep"
 
@@ -42,7 +42,7 @@ _in_use: set[str] = set()
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a regular file as hexadecimal digits; an OSError for anything else, as `read_regular`."""
+    """Return the SHA-256 of a regular file in hexadecimal; raise OSError for anything else, like `read_regular`."""
     refuse_irregular(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -66,31 +66,31 @@ def refuse_path(path: Path) -> None:
 
 
 def refuse_links(path: Path, run: Path | None = None) -> None:
-    """Raise :class:`RunError` where a path leads through a symbolic link inside of a run directory, or is one.
+    """Raise :class:`RunError` if a path is or passes through a symbolic link inside a run directory.
 
-    A run may come from somebody else. What is written, renamed or removed through a link in it belongs to another run,
-    or to the user. The run directory itself may be a link: whoever named it chose where it leads.
+    A run may come from an untrusted source. A link inside it could make pencil write, rename or remove files outside
+    the run. The run directory itself may be a link, since the user named it.
 
     Parameters
     ----------
     path : Path
         The folder to change something in, or the file to open for writing.
     run : Path, optional
-        The run directory, from whose path ``path`` was made. By default it is found by its files
-        (:data:`RUN_MARKS`); without one above ``path``, nothing is refused.
+        The run directory that contains ``path``. By default it is recognised by its files (:data:`RUN_MARKS`); if no
+        parent of ``path`` is one, nothing is refused.
     """
     above = [path.absolute(), *path.absolute().parents]
     if run is None:
         runs = [place for place in above if all(os.path.lexists(place / name) for name in RUN_MARKS)]
         if not runs:
             return
-        run = runs[-1]  # the outermost: a link may lead to another run
+        run = runs[-1]  # the outermost: a link may point to another run
     for place in reversed(above[: above.index(run.absolute())]):
         if place.is_symlink():
             raise RunError(
-                f"{place} is a symbolic link, and nothing inside of a run directory is changed through one; expected a "
-                f"file or folder of the run; remove the link with `rm {shlex.quote(str(place))}`, which leaves what it "
-                "leads to, or link the whole run directory instead."
+                f"{place} is a symbolic link; expected a regular file or folder inside a run directory; remove the "
+                f"link with `rm {shlex.quote(str(place))}` (its target is kept), or link the whole run directory "
+                "instead."
             )
 
 
@@ -100,7 +100,7 @@ def read_regular(path: Path) -> bytes:
     Raises
     ------
     OSError
-        If it is missing or cannot be read, and for a folder, a pipe or a device, which might never end.
+        If the file is missing or unreadable, or is a folder, a pipe or a device, which may never end.
     """
     refuse_irregular(path)
     with path.open("rb") as file:
@@ -108,7 +108,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Raise an OSError for what exists and is not a regular file."""
+    """Raise OSError if the path exists and is not a regular file."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
@@ -116,24 +116,24 @@ def refuse_irregular(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return the value in a JSON file; a ValueError for what is not JSON, or nested so deeply that it is hostile."""
+    """Return the value in a JSON file; raise ValueError if it is not JSON or is nested too deeply."""
     return parse_json(read_regular(path))
 
 
 def parse_json(text: bytes) -> Any:
-    """Return the value in a text of JSON; see :func:`read_json`."""
+    """Return the value of a JSON text; see :func:`read_json`."""
     try:
         tree = json.loads(text.decode())
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     refuse_deep(tree)
     if b"\\u" in text:
-        json.dumps(tree, ensure_ascii=False).encode()  # half a character cannot be written again
+        json.dumps(tree, ensure_ascii=False).encode()  # raises for lone surrogates, which cannot be written
     return tree
 
 
 def refuse_deep(tree: Any) -> None:
-    """Raise a ValueError for nested tables and lists of more levels than any of ours have."""
+    """Raise ValueError if tables and lists are nested more deeply than any file of pencil."""
     level = [tree]
     for _ in range(DEEPEST):
         level = [
@@ -149,11 +149,11 @@ def refuse_deep(tree: Any) -> None:
 
 @contextmanager
 def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``, and rename it to ``path`` if the block ends without an error.
+    """Yield a temporary path next to ``path``, and rename it to ``path`` if the block ends without an error.
 
-    A reader sees the previous file or the complete new one, never a part; the new name is on disk when the block has
-    ended. After an error nothing is left. What killed processes left in the same folder is removed first
-    (:func:`clear_temporaries`).
+    A reader sees the previous file or the complete new one, never a partial file. When the block ends, the new name is
+    on disk. After an error, no temporary file remains. Temporary files of killed processes in the same folder are
+    removed first (:func:`clear_temporaries`).
 
     Parameters
     ----------
@@ -167,8 +167,8 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
     Raises
     ------
     RunError
-        If the file system refuses, if ``path`` must be new and exists, or if it is behind a symbolic link inside of a
-        run directory (:func:`refuse_links`).
+        If writing fails, if ``path`` must be new and exists, or if it passes through a symbolic link inside a run
+        directory (:func:`refuse_links`).
     """
     new = new or folder
     temporary = _temporary(path)
@@ -194,10 +194,10 @@ def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iter
     except (OSError, SafetensorError) as error:
         number = _error_number(error)
         full, kind = number in FULL, "folder" if folder else "file"
-        seen = os.strerror(number) if full else getattr(error, "strerror", None) or error  # libraries wrap the former
+        seen = os.strerror(number) if full else getattr(error, "strerror", None) or error  # libraries wrap it
         reason = "it already exists" if isinstance(error, FileExistsError) else seen
         advice = f"name a new {kind} in an existing folder" if new else "the previous file, if any, is unchanged"
-        advice = "nothing of it is left; free space, then repeat the command" if new and full else advice
+        advice = "the partial file was removed; free space, then repeat the command" if new and full else advice
         raise RunError(f"cannot write {path}: {reason}; {advice}.") from error
     _sync_renamed(path)
 
@@ -209,8 +209,8 @@ def write(path: Path, save: Callable[[Path], Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, with the same bytes on every system; see :func:`atomic_write`."""
-    # Windows would make \r\n of \n, and the digest of the text would not be that of the file.
+    """Write a text file in UTF-8, with identical bytes on every system; see :func:`atomic_write`."""
+    # Windows would translate \n to \r\n, and the digest of the text would differ from the digest of the file.
     write(path, lambda target: target.write_text(text, encoding="utf-8", newline="\n"))
 
 
@@ -222,8 +222,8 @@ def write_json(path: Path, tree: Any, indent: int | None = 2) -> None:
 def clear_temporaries(folder: Path) -> None:
     """Remove the temporary files and folders that killed processes left in a folder.
 
-    Only names of our pattern are removed, and only if their process ran on this machine and is dead. One whose number
-    another process has now is left for a later time, and so is one of another machine that shares the folder.
+    Only names that match our pattern are removed, and only if their process ran on this machine and is dead. Files
+    whose process number is in use again, and files of other machines that share the folder, are kept for now.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for name in [entry.name for entry in entries if entry.name.startswith(".")]:
@@ -233,7 +233,7 @@ def clear_temporaries(folder: Path) -> None:
 
 
 def make_folder(path: Path, *, empty: bool = True) -> Path:
-    """Make a folder and return it; ``empty``: in place of what an earlier process left under its name."""
+    """Make a folder and return it; ``empty`` first removes a folder that an earlier process left there."""
     refuse_links(path.parent if empty else path)
     try:
         if empty:
@@ -243,14 +243,15 @@ def make_folder(path: Path, *, empty: bool = True) -> Path:
         raise
     except OSError as error:
         raise RunError(
-            f"cannot write {path}: {error.strerror}; free space, or fix the access to its folder, then repeat the "
+            f"cannot write {path}: {error.strerror}; free space, or check the permissions of its folder, then repeat "
+            "the "
             "command."
         ) from error
     return path
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file or folder, in place of a file; an OSError where that fails."""
+    """Rename a file or folder, replacing an existing file; raise OSError on failure."""
     refuse_links(source.parent)
     refuse_links(target.parent)
     source.replace(target)
@@ -263,7 +264,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, so that a rename survives a power cut; not where that is impossible."""
+    """Flush a folder's entries to disk, so that a rename survives a power cut; skip it where unsupported."""
     if os.name == "nt":  # Windows has no such call
         return
     try:
@@ -278,7 +279,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    """Return a path beside ``path`` that no other writer uses, with the same suffix: some libraries look at it."""
+    """Return a unique path next to ``path``, with the same suffix because some libraries check it."""
     suffix = path.suffix if 1 < len(os.fsencode(path.suffix)) <= TEMPORARY_SUFFIX else ""
     name = os.fsdecode(os.fsencode(path.name)[:TEMPORARY_NAME])
     return path.with_name(f".{name}.{os.getpid()}-{_machine()}-{next(_numbers)}{suffix}")
@@ -286,7 +287,7 @@ def _temporary(path: Path) -> Path:
 
 @cache
 def _machine() -> str:
-    """Return eight digits for this machine, or this container of it: inside, process numbers mean what they say."""
+    """Return eight hexadecimal digits that identify this machine or container; process numbers are unique within it."""
     try:
         numbering = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
@@ -295,10 +296,10 @@ def _machine() -> str:
 
 
 def _is_left(name: str, pid: str) -> bool:
-    """Return whether the process of this machine that made a temporary file is dead; in doubt it is not."""
+    """Return whether the process that made a temporary file is dead; False if uncertain."""
     if int(pid) == os.getpid():
-        return name not in _in_use  # else it is of a dead process that had our number
-    if os.name == "nt":  # where os.kill would end it
+        return name not in _in_use  # otherwise a dead process had our number
+    if os.name == "nt":  # os.kill would end the process
         return False
     try:
         os.kill(int(pid), 0)
@@ -319,7 +320,7 @@ def _create(temporary: Path, folder: bool) -> int:
 
 
 def _flush(temporary: Path, mode: int) -> None:
-    if temporary.stat().st_mode != mode:  # safetensors replaces the file by one that only its owner may read
+    if temporary.stat().st_mode != mode:  # safetensors replaces the file with one that only its owner may read
         temporary.chmod(mode & 0o7777)
     sync_file(temporary)
 
@@ -329,7 +330,7 @@ def _put_in_place(temporary: Path, path: Path, new: bool) -> None:
         temporary.replace(path)
         return
     try:
-        os.link(temporary, path)  # unlike a rename, it fails if somebody else has made the file meanwhile
+        os.link(temporary, path)  # unlike a rename, it fails if another process has created the file
     except OSError as error:
         if error.errno not in NO_HARD_LINKS:
             raise
@@ -347,7 +348,7 @@ def _sync_renamed(path: Path) -> None:
 
 
 def _error_number(error: OSError | SafetensorError) -> int:
-    """Return the number of the system's error, which safetensors has in its text only; 0 where there is none."""
+    """Return the errno of an error, which safetensors only mentions in the text; 0 if there is none."""
     named = re.search(r"\(os error (\d+)\)", str(error))
     return getattr(error, "errno", None) or (int(named[1]) if named else 0)
 
@@ -362,7 +363,7 @@ def remove_empty(folders: Iterable[Path]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it; one that is missing is no error."""
+    """Remove a file, a link, or a folder with its contents; ignore a missing path."""
     refuse_links(path.parent)
     with suppress(FileNotFoundError):
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -49,44 +49,45 @@ def fit(
     resume: bool = False,
     engine: str = "local",
 ) -> Run:
-    """Train on labels that may be wrong; return a network that did not learn the mistakes, and corrected labels.
+    """Train on labels that may be wrong; return a network robust to the errors, and corrected labels.
 
     Parameters
     ----------
     model
         Any ``nn.Module`` that returns one logit per class (it is copied, never changed), or a backbone by name.
     data
-        A source as on the command line (a folder, a file, a dataset by name), a table (a data frame of pandas or
-        polars, an Arrow table), a map-style dataset of ``(x, y)``, or a pair of arrays, or of a table and labels. ``y``
-        holds classes; for multi-label data a probability for each class (NaN: unknown). The index of pandas objects are
-        the keys.
+        A source as on the command line (a folder, a file, a dataset by name), a table (a pandas or polars data frame,
+        an Arrow table), a map-style dataset of ``(x, y)``, a pair of arrays, or a pair of a table and labels. ``y``
+        holds classes, or for multi-label data a probability for each class (NaN: unknown). The index of a pandas object
+        provides the keys.
     label
-        The column of a table that holds the labels, or one column per annotator; by default found under a usual name.
+        The column of a table that holds the labels, or one column per annotator; by default detected by its name.
     out
-        Directory for the run; without it nothing is written.
+        Run directory; by default nothing is written.
     method
         A method by name (``"auto"`` chooses its own settings, ``"pencil"`` is the paper's), or an instance.
     test
-        Data to test on, in any of these forms.
+        Test data, in any of the forms of ``data``.
     classes
         Names of the classes in order, or their number.
     clean_labels
-        Labels known to be right, for metrics only; of a table also the name of their column.
+        Labels known to be right, used for metrics only; for a table, also the name of their column.
     sample_weight
-        A weight for each row, by which its loss is multiplied when the network is trained; they are scaled to 1 on
-        average. Estimates of the noise and corrected labels count every row once.
+        One weight per row, which multiplies its loss; weights are scaled to a mean of 1. Noise estimates and label
+        correction ignore the weights.
     multilabel
-        Whether an example may have several classes; derived where ``y`` has 0 and 1 only and two ones in one row.
+        Whether an example may have several classes; by default True if ``y`` contains only 0 and 1 and a row has two
+        ones.
     epochs
-        The budget.
+        Total number of epochs.
     seed
-        Of split, weights and order.
+        Seed of the split, the weights and the order.
     settings
         Further recipe keys, for example ``{"training.batch_size": 64, "method.lr": 0.05}``.
     progress
-        Show progress on stderr; by default on a terminal.
+        Show progress on stderr; by default only on a terminal.
     resume
-        Resume the run in ``out`` where there is one.
+        Resume the run in ``out`` if there is one.
     engine
         Where the features of a frozen backbone are computed: "local", or "ray" for the machines of a Ray cluster.
 
@@ -112,7 +113,7 @@ def fit(
         if section in ("model", "method") and tree[section]["name"] == recipe.CUSTOM:
             raise RecipeError(f"settings has {key!r}, but {section} is an object; set it on the object.")
         tree = recipe.assign(tree, key.split("."), value)
-    chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named them
+    chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named the files
     splits = as_splits(data, chosen.data, classes or chosen.data.classes, clean_labels)
     if test is not None:
         with error_context("the test set"):
@@ -127,37 +128,37 @@ def fit(
 
 
 def as_weights(sample_weight: Any, count: int) -> Tensor:
-    """Return weights of rows, scaled to 1 on average.
+    """Return row weights, scaled to a mean of 1.
 
     Raises
     ------
     DataError
-        If there is not one for each row, one is negative or not finite, or all are 0.
+        If the number of weights differs from the number of rows, a weight is negative or not finite, or all are 0.
     """
     values = np.asarray(sample_weight)
     if values.shape != (count,) or values.dtype.kind not in "buif":
         raise DataError(
-            f"sample_weight is {values.dtype} of shape {values.shape}; expected a number for each of the {count} rows; "
-            "pass an array of this length."
+            f"sample_weight is {values.dtype} of shape {values.shape}; expected one number per row; pass an array of "
+            f"length {count}."
         )
     weights = values.astype(np.float64)
     bad = ~(np.isfinite(weights) & (weights >= 0))
     if bad.any() or not weights.any():
         row = int(bad.argmax())
         raise DataError(
-            f"sample_weight at row {row} is {weights[row]}; expected numbers from 0, not all 0; fix the weights."
+            f"sample_weight at row {row} is {weights[row]}; expected non-negative numbers, not all 0; fix the weights."
         )
     return torch.from_numpy((weights / weights.mean()).astype(np.float32))
 
 
 def _named_columns(data: Any, label: Any, clean_labels: Any) -> recipe.Tree:
-    """Return the part of a recipe that names the columns of labels."""
+    """Return the part of a recipe that names the label columns."""
     columns: recipe.Tree = {}
     if label is not None:
         if not _has_columns(data):
             raise DataError(
-                f"label is {label!r}, but the data is a {type(data).__name__}; expected a table whose columns have "
-                "names, such as a data frame; leave label out, or pass a table."
+                f"label is {label!r}, but the data is a {type(data).__name__}; expected a table with named columns, "
+                "such as a data frame; remove label, or pass a table."
             )
         several = isinstance(label, Sequence) and not isinstance(label, str)
         columns["label"] = [str(name) for name in label] if several else str(label)
@@ -175,7 +176,7 @@ def _has_columns(data: Any) -> bool:
 
 
 def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
-    """Return test data, in which each column is what it is in the training data."""
+    """Return test data whose columns have the same roles as in the training data."""
     columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
     if train.inputs.records is not None:
         columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
@@ -188,14 +189,15 @@ def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
 def as_splits(
     data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
 ) -> Splits:
-    """Return the splits of data in any form that :func:`fit` takes; most have one only."""
+    """Return the splits of data in any form that :func:`fit` accepts; most forms have a single split."""
     if isinstance(data, Splits):
         return data
     if not _has_columns(data):
         return Splits(as_examples(data, settings, classes, clean_labels))
     if isinstance(classes, int):
         raise DataError(
-            f"classes is {classes}; expected their names, as the data is a table or a source; pass them in order."
+            f"classes is {classes}; expected the class names, because the data is a table or a source; pass the "
+            "names in order."
         )
     if _is_source(data):
         splits = read_source(os.fspath(data), settings, classes)
@@ -213,8 +215,8 @@ def _known(labels: Any, examples: Examples) -> Tensor | None:
     known = as_clean_labels(labels, examples.classes, examples.multilabel)
     if known is not None and len(known) != len(examples):
         raise DataError(
-            f"there are {len(known)} clean_labels and {len(examples)} training rows; expected one for each row; name "
-            "the column that holds them instead."
+            f"clean_labels has {len(known)} labels for {len(examples)} training rows; expected one per row; pass the "
+            "name of their column instead."
         )
     return known
 

@@ -1,16 +1,16 @@
-"""Text for a terminal: what would control it or hide a part of the text is made visible; times are rounded."""
+"""Text for a terminal: control characters made visible, rounded durations, counted nouns."""
 
 import re
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters except tab and newline, characters that reverse the order of others, and undecodable bytes."""
+"""Control characters except tab and newline, bidirectional control characters, and undecodable bytes."""
 
 
 def visible(text: str) -> str:
     """Return the text with every control character as its code, such as ``\\x1b`` for escape.
 
-    Class names, keys, file names and recipes may come from somebody else. An escape sequence in them could clear the
-    screen, change its title or write text that pencil did not.
+    Class names, keys, file names and recipes may come from an untrusted source. An escape sequence in them could clear
+    the screen, change its title or forge pencil's output.
     """
     return CONTROLS.sub(_code, text)
 
@@ -29,7 +29,7 @@ def _code(found: "re.Match[str]") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in a unit that fits, with no more digits than are known."""
+    """Return a duration in a suitable unit, rounded."""
     for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
         count = seconds / length
         if count < most:
@@ -38,5 +38,5 @@ def duration(seconds: float) -> str:
 
 
 def counted(count: int, one: str, several: str | None = None) -> str:
-    """Return a count and its noun: ``1 label``, ``1,347 labels``; ``several`` is a plural that does not end in s."""
+    """Return a count and its noun: ``1 label``, ``1,347 labels``; ``several`` is an irregular plural."""
     return f"{count:,} {one if count == 1 else several or f'{one}s'}"

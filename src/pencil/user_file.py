@@ -1,8 +1,8 @@
 """Methods and models from a user's own Python file, referred to as ``my_file.py:Name``, and which files may run.
 
-A recipe or a run may come from somebody else. A Python file that it names is executed only if the user named that file
-too, or trusts the recipe as a whole. :class:`Trust` holds this decision; :func:`load_module` is the only place where a
-file is executed, and asks it.
+A recipe or a run may come from an untrusted source. A Python file that it names is executed only if the user also named
+that file, or trusts the whole recipe. :class:`Trust` records this choice; :func:`load_module` checks it and is the only
+function that executes a file.
 """
 
 import importlib.util
@@ -17,11 +17,11 @@ from typing import Any
 from pencil.errors import PencilError, RecipeError
 
 PREFIX = "pencil_user_"
-"""The name of the module of a user's file starts so."""
+"""Prefix of the module name of a user's file."""
 
 
 def split_reference(name: str) -> tuple[Path, str] | None:
-    """Return the file and the name in it, or None if this is not such a reference."""
+    """Return the file and the name in it, or None if ``name`` is not such a reference."""
     path, colon, attribute = name.rpartition(":")
     return (Path(path).expanduser(), attribute) if colon and path.endswith(".py") else None
 
@@ -55,7 +55,7 @@ class Trust:
         return self.everything or path.resolve() in self.files
 
     def refused(self, tree: Mapping[str, Any]) -> dict[str, Path]:
-        """Return the files that these recipe keys name, that exist, and that may not be executed, by key."""
+        """Return the existing files that these recipe keys name and that may not be executed, by key."""
         return {key: path for key, path in references(tree).items() if path.is_file() and not self.allows(path)}
 
 
@@ -81,7 +81,7 @@ def references(tree: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def describe_refusal(origin: str, refused: Mapping[str, Path]) -> str:
-    """Return one line: which files a recipe would run, for which keys, and what to do."""
+    """Return one line: the files that a recipe would run, their keys, and the remedy."""
     files = " and ".join(f"the Python file {path} ({key})" for key, path in refused.items())
     return (
         f"{origin} would run {files}; expected a file that this command names; read it, then add --trust "
@@ -90,14 +90,14 @@ def describe_refusal(origin: str, refused: Mapping[str, Path]) -> str:
 
 
 def load_module(path: Path, wanted: str, trust: Trust) -> ModuleType:
-    """Import a user's file; it is executed again only if it has changed.
+    """Import a user's file; execute it again only if it has changed.
 
     Parameters
     ----------
     path : Path
         The file.
     wanted : str
-        The name that is looked for, for the message if there is no such file.
+        The name to find in the file, for the error message.
     trust : Trust
         Which files may be executed.
 

@@ -142,7 +142,7 @@ def test_keys_rows_and_confidences_are_not_told(run):
         blind.pictures.wait()
         for found in everything(Browser(blind), 100).values():
             said = found.text + str(dict(found.headers))
-            assert "secret" not in said and "confidence" not in said.replace("no label and no confidence", "")
+            assert "secret" not in said and "confidence" not in said.replace("no key, label or confidence", "")
         told = json.loads(Browser(blind).get("/api/row").text)
         assert set(told) == {"at", "answered", "rows", "done", "offered", "kind", "answer"}
 

@@ -160,7 +160,7 @@ def test_the_first_rows_give_a_result_and_fewer_say_how_many_are_missing(run):
     assert answers.missing == 0 and measure(answers)[0].rows == 25
     few = collect(answers.sample, {})
     assert 0 < few.missing <= 25
-    with pytest.raises(RunError, match=rf"is too few; expected \d+ more; continue with `pencil audit {run}`"):
+    with pytest.raises(RunError, match=rf"rows are answered; expected \d+ more; continue with `pencil audit {run}`"):
         measure(few)
 
 
@@ -177,7 +177,7 @@ def test_a_larger_sample_continues(run):
 @pytest.mark.parametrize(
     ("words", "change"),
     [
-        ("--rows is 50; 100 rows are drawn already", {"rows": 50}),
+        ("--rows is 50, but 100 rows are already drawn", {"rows": 50}),
         ("--seed is 3; the audit of .* was drawn with 0", {"seed": 3}),
     ],
 )

@@ -56,15 +56,17 @@ def test_a_table_comes_back_with_the_rows_that_the_run_left_out(tmp_path):
     words = [word for value in sets for word in ("--set", value)]
     pencil("train", "table.csv", "--out", "run", *QUICK, *words, cwd=tmp_path)
     done = pencil("labels", "run", "--with-columns", "--anyway", "--out", "repaired.csv", cwd=tmp_path)
-    assert "30 rows written to repaired.csv" in done.stderr and "7 of the 30 rows are not from the run" in done.stderr
+    assert (
+        "30 rows written to repaired.csv" in done.stderr and "7 of the 30 rows are not part of the run" in done.stderr
+    )
     written = (tmp_path / "repaired.csv").read_text()
     rows = lines_of(written)
     assert [",".join(list(row.values())[:5]) for row in rows] == lines
     assert [row["id"] for row in rows if row["corrected"] == ""] == ["p0", "p5", "p7", "p10", "p15", "p20", "p25"]
     done = pencil("labels", "run", "--with-columns", cwd=tmp_path)
-    assert done.stdout == written and "7 of the 30 rows are not from the run" in done.stderr
+    assert done.stdout == written and "7 of the 30 rows are not part of the run" in done.stderr
     done = pencil("labels", "run", "--with-columns", "--min-confidence", "0.01", cwd=tmp_path)
-    assert len(lines_of(done.stdout)) == 23 and "not from the run" not in done.stderr
+    assert len(lines_of(done.stdout)) == 23 and "not part of the run" not in done.stderr
 
 
 def test_labels_for_cleanlab_and_datasets(home):
@@ -104,19 +106,22 @@ def test_images_sorted_into_folders(home):
             ["--format", "xml"],
             "--format is 'xml'; expected csv, jsonl, parquet, table, cleanlab, huggingface, imagefolder",
         ),
-        (["--format", "imagefolder"], "makes a folder; name a new one with --out"),
+        (["--format", "imagefolder"], "name a new one with --out FOLDER"),
         (["--format", "huggingface", "--anyway", "--out", "run"], "it already exists; name a new folder"),
-        (["--format", "cleanlab", "--with-columns"], "--with-columns is for the formats csv, jsonl, parquet"),
-        (["--entries", "--with-columns"], "leave one of them out"),
-        (["--copy"], "--copy is for --format imagefolder"),
-        (["--symlinks"], "--symlinks is for --format imagefolder"),
-        (["--format", "imagefolder", "--out", "o", "--copy", "--symlinks"], "--copy and --symlinks exclude each other"),
+        (["--format", "cleanlab", "--with-columns"], "--with-columns only works with the formats csv, jsonl, parquet"),
+        (["--entries", "--with-columns"], "remove one of them"),
+        (["--copy"], "--copy only works with --format imagefolder"),
+        (["--symlinks"], "--symlinks only works with --format imagefolder"),
+        (
+            ["--format", "imagefolder", "--out", "o", "--copy", "--symlinks"],
+            "--copy and --symlinks are mutually exclusive",
+        ),
         (["--format", "table"], "name it with --out"),
-        (["--format", "table", "--out", "o.csv", "--only-changed"], "leave --only-changed out"),
-        (["--diagnostics", "d.csv"], "--diagnostics is for --format table"),
+        (["--format", "table", "--out", "o.csv", "--only-changed"], "remove --only-changed"),
+        (["--diagnostics", "d.csv"], "--diagnostics only works with --format table"),
         (["--format", "table", "--out", "o.csv", "--diagnostics", "d.txt"], "expected a .csv, .jsonl or .parquet file"),
         (["--format", "table", "--out", "o.csv", "--diagnostics", "o.csv", "--anyway"], "o.csv: it already exists"),
-        (["--format", "csv", "--json"], "--json is --format jsonl, and --format is 'csv'"),
+        (["--format", "csv", "--json"], "--json means --format jsonl, but --format is 'csv'"),
         (["--min-confidence", "90"], "--min-confidence is 90; expected a probability from 0 to 1"),
         (["--min-confidence", "-0.1"], "--min-confidence is -0.1; expected"),
         (["--min-confidence", "nan"], "--min-confidence is nan; expected"),
@@ -149,7 +154,7 @@ def test_predict_files_and_folders(home):
 def test_export(home):
     words = ["export", "run", "--format", "safetensors", "--epoch", "best"]
     done = pencil(*words, "--out", "net.safetensors", cwd=home)
-    assert "takes float32 of shape (batch, 3, 8, 8), gives logits of 2 classes" in done.stdout
+    assert "takes float32 of shape (batch, 3, 8, 8), returns logits for 2 classes" in done.stdout
     assert "on 20 inputs of the run's data" in done.stdout
     found = json.loads(pencil(*words, "--out", "again.safetensors", "--json", cwd=home).stdout)
     assert found["largest_difference"] < 1e-5 and found["metadata"]["classes"] == ["a/dog", "cat"]

@@ -89,7 +89,7 @@ def test_predict_answers_for_all_images_but_those_that_cannot_be_read(home, tmp_
     assert [row["class"] for row in rows] == ["dark", "", "light"]
     assert [bool(row["error"]) for row in rows] == [False, True, False]
     assert rows[1]["confidence"] == "" and "truncated" in rows[1]["error"]
-    assert done.stderr == "error: 1 of 3 inputs cannot be read; all others are answered\n"
+    assert done.stderr == "error: 1 of 3 inputs cannot be read; all others have predictions\n"
     lines = list(map(json.loads, pencil("predict", run, "new", "--json", cwd=tmp_path, code=1).stdout.splitlines()))
     assert lines[1]["class"] is None and "truncated" in lines[1]["error"] and lines[2]["class"] == "light"
     assert "error" not in lines[0]
@@ -182,7 +182,7 @@ def test_unread_rows_of_earlier_runs_are_no_labels_either(messy):
     dynamics.add(torch.arange(1, 23), torch.zeros(22, 2))
     evidence = RowEvidence(torch.full((23,), 0.1), dynamics.evidence())
     labels = build_label_table(splits, torch.full((23, 2), 0.5), evidence=(evidence, None))
-    assert labels.never_met.sum() == 1 and len(select_labels(labels)) == 22
+    assert labels.unread.sum() == 1 and len(select_labels(labels)) == 22
 
 
 @pytest.mark.filterwarnings("default")
@@ -306,5 +306,5 @@ def test_many_classes_are_shown_in_part(tmp_path):
     y = np.repeat(np.arange(40), np.arange(2, 42))
     np.savez(tmp_path / "many.npz", x=np.random.default_rng(0).normal(size=(len(y), 2)), y=[f"c{k:02}" for k in y])
     shown = pencil("check", "many.npz", cwd=tmp_path).stdout
-    assert "40 classes; those with the most and with the fewest rows" in shown
+    assert "40 classes; the largest and the smallest ones" in shown
     assert "c39" in shown and "c00" in shown and "c20" not in shown

@@ -143,15 +143,17 @@ def test_maps_of_the_attention_structure(home):
         assert saved["maps"].shape[:2] == (40, 3) and saved["maps"].ndim == 4
     assert "already exists" in pencil("predict", "maps", "images.npz", "--maps", "where.npz", cwd=home, code=2).stderr
     done = pencil("predict", "run", "new.npz", "--maps", "no.npz", cwd=home, code=2)
-    assert "has no map for each class" in done.stderr and not (home / "no.npz").exists()
+    assert "has no class maps" in done.stderr and not (home / "no.npz").exists()
 
 
 def test_options_for_several_classes_are_refused_for_one(home):
     pencil("train", "hard.npz", "--method", "cross_entropy", "--epochs", 1, "--out", "hard", cwd=home)
     done = pencil("labels", "hard", "--entries", cwd=home, code=2)
-    assert "are single-label; --entries is for multi-label data" in done.stderr and done.stdout == ""
+    assert "are single-label; --entries only works with multi-label data" in done.stderr and done.stdout == ""
     for verb in (["evaluate", "hard", "--data", "hard.npz"], ["predict", "hard", "new.npz"]):
-        assert "--threshold is for multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
+        assert (
+            "--threshold only works with multi-label runs" in pencil(*verb, "--threshold", 0.3, cwd=home, code=2).stderr
+        )
     assert "expected a probability" in pencil("evaluate", "run", "--threshold", 1.5, cwd=home, code=2).stderr
     wrong = pencil("evaluate", "hard", "--data", "mine.npz", cwd=home, code=2)
     assert "label distribution at row" in wrong.stderr

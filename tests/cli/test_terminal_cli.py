@@ -46,7 +46,7 @@ def test_the_end_of_a_run_says_all_that_a_user_needs_within_eighty_columns(home)
     assert names[-5:] == ["network", "chosen", "run", "report", "next"]
     assert all(len(line) <= 80 for line in lines)
     assert re.search(r"^verdict     (reliable|doubtful|do not use the corrections)$", done.stdout, flags=re.MULTILINE)
-    assert re.search(r"^look at     \d+ labels: \d+ changed, \d+ more undecided", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^look at     \d+ labels: \d+ changed, \d+ undecided", done.stdout, flags=re.MULTILINE)
     assert (folder / "runs/my blobs/report.html").exists() and "runs/my blobs/report.html" in done.stdout
 
 
@@ -90,7 +90,7 @@ def test_runs_lists_every_run_the_last_one_first(home, tmp_path):
     assert tree[0]["verdict"]["level"] == verdict and "summary.json" in tree[2]["reason"]
     assert json.loads(pencil("runs", "runs/no run", "--json", cwd=tmp_path).stdout) == []
     assert "no runs in runs/no run" in pencil("runs", "runs/no run", cwd=tmp_path).stderr
-    assert "there is no folder nowhere" in pencil("runs", "nowhere", cwd=tmp_path, code=2).stderr
+    assert "folder nowhere does not exist" in pencil("runs", "nowhere", cwd=tmp_path, code=2).stderr
     assert "unfinished after 8 epochs" in pencil("show", "runs/unfinished", cwd=tmp_path).stdout
 
 

@@ -137,7 +137,7 @@ def test_reviews_of_other_data_are_refused(examples, path):
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("bird", "the review of 'row 3' names 'bird', which is none of the 3 classes .'cat', 'dog', 'fish'."),
+        ("bird", "the review of 'row 3' names 'bird', which is not one of the 3 classes .'cat', 'dog', 'fish'."),
         (["cat", "dog"], "the review of 'row 3' names 2 classes; expected one"),
         ([], "the review of 'row 3' names 0 classes; expected one"),
     ],

@@ -136,7 +136,7 @@ def test_cells_are_quoted_only_where_they_must_be():
 def test_entries_of_one_class_each_are_refused():
     single = from_arrays(np.zeros((4, 2)), [0, 1, 0, 1])
     table = build_label_table(Splits(single), torch.eye(2)[[0, 1, 0, 1]], None)
-    with pytest.raises(RunError, match="are single-label; --entries is for multi-label data; leave it out"):
+    with pytest.raises(RunError, match="are single-label; --entries only works with multi-label data; remove it"):
         select_entries(table)
 
 
@@ -342,7 +342,7 @@ def test_images_that_are_gone_or_were_never_files(tmp_path):
     sort_images(table.slice(4), settings, tmp_path / "out")  # the others do not need it
     np.savez(tmp_path / "a.npz", x=np.zeros((12, 2)), y=np.arange(12) % 3)
     for source in ("python", str(tmp_path / "a.npz")):
-        with pytest.raises(RunError, match="are not images in files"):
+        with pytest.raises(RunError, match="are not image files"):
             sort_images(table, DataSettings(source=source), tmp_path / "other")
 
 
@@ -536,16 +536,16 @@ def test_a_table_that_has_lost_rows_leaves_nothing_behind(tmp_path):
     own, settings = own_table(tmp_path / "t.parquet")
     pq.write_table(own.slice(0, 10), tmp_path / "t.parquet")
     labels = single()[0]
-    with pytest.raises(DataError, match="has no row 'k10' any more, nor have 1 others"):
+    with pytest.raises(DataError, match="no longer contains row 'k10' and 1 other"):
         save_labels(with_columns(labels, settings), "csv", tmp_path / "l.csv")
     assert not (tmp_path / "l.csv").exists()
     (tmp_path / "t.parquet").write_bytes(b"no table")
     with pytest.raises(DataError, match=r"cannot read .*t.parquet"):
         with_columns(labels, settings)
     (tmp_path / "t.parquet").unlink()
-    with pytest.raises(RunError, match="is no longer there"):
+    with pytest.raises(RunError, match="no longer exists"):
         with_columns(labels, settings)
-    with pytest.raises(RunError, match="is not a table; leave --with-columns out"):
+    with pytest.raises(RunError, match="is not a table; remove --with-columns"):
         with_columns(labels, DataSettings(source=str(tmp_path)))
 
 

@@ -193,13 +193,13 @@ def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     settings = DataSettings(source=str(tmp_path / "t.csv"))
     labels = believing(settings, {"0": "dog"})
     for change, message in (
-        ({"noise": {"kind": "symmetric", "rate": 0.2}}, "made wrong on purpose"),
+        ({"noise": {"kind": "symmetric", "rate": 0.2}}, "corrupted by injected noise"),
         ({"columns": {"label": ("label", "x")}}, "are votes or distributions"),
         ({"source": str(tmp_path)}, "is not a table; choose another --format"),
     ):
         with pytest.raises(RunError, match=message):
             save_repaired(labels, settings.model_validate(settings.model_dump() | change), tmp_path / "o.csv")
-    with pytest.raises(RunError, match="expected the same ending"):
+    with pytest.raises(RunError, match="expected the same suffix"):
         save_repaired(labels, settings, tmp_path / "o.parquet")
     (tmp_path / "t.csv").write_text("x,label\n0,cat\n")
     with pytest.raises(DataError, match="has no row '1' any more"):
@@ -224,10 +224,10 @@ def test_a_table_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
 def test_text_that_cannot_be_rewritten_is_refused(tmp_path):
     (tmp_path / "t.csv").write_bytes(b'a,label\n1,"cat\n')
     words = (tmp_path / "t.csv", Dialect("cp1252", ","), [1], 2)
-    with pytest.raises(DataError, match="a quote that is never closed"):
+    with pytest.raises(DataError, match="an unclosed quote"):
         rewritten_text.rewrite_cells(*words, lambda *_: [None], io.BytesIO())
     (tmp_path / "t.csv").write_bytes(b"a,label\n1,cat\n")
-    with pytest.raises(DataError, match="is encoded as cp1252, which cannot hold '猫'"):
+    with pytest.raises(DataError, match="is encoded as cp1252, which cannot encode '猫'"):
         rewritten_text.rewrite_cells(*words, lambda *_: ["猫"], io.BytesIO())
     written = io.BytesIO()
     rewritten_text.rewrite_cells(*words, lambda *_: ['a,"b"'], written)
@@ -257,17 +257,17 @@ def decide(run, key, kind, label):
 def test_a_finished_review_lifts_the_refusal(doubtful):
     words = ("labels", "run", "--format", "table", "--out", "repaired.csv")
     said = pencil(*words, cwd=doubtful.parent, code=2).stderr
-    assert "nobody has looked at 2 of the labels that it proposes" in said
+    assert "2 of its proposed labels are not reviewed" in said
     assert "`pencil review run` and add --reviewed" in said and "--anyway" in said
     decide(doubtful, "1", "accept", "a")
     said = pencil(*words, "--reviewed", cwd=doubtful.parent, code=2).stderr
-    assert "nobody has looked at 1 of the labels that it proposes" in said and "`pencil review run`, or" in said
+    assert "1 of its proposed labels are not reviewed" in said and "`pencil review run`, or" in said
     assert not (doubtful.parent / "repaired.csv").exists()
     decide(doubtful, "4", "reject", "a")
     pencil(*words, cwd=doubtful.parent, code=2)  # decisions that are not merged do not count
     said = pencil(*words, "--reviewed", "--diagnostics", "why.csv", cwd=doubtful.parent).stderr
     assert said.splitlines() == [
-        "1 label corrected in repaired.csv; everything else is as in the table",
+        "1 label corrected in repaired.csv; everything else is unchanged",
         "8 labels written to why.csv",
     ]
     before = (doubtful.parent / "t.csv").read_bytes()
@@ -296,5 +296,5 @@ def test_filled_in_labels_must_be_seen_too(tmp_path):
     run = write_run(tmp_path / "run", labels, tmp_path / "t.csv")
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
     said = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2)
-    assert "nobody has looked at 1 of the labels" in said.stderr
+    assert "1 of its proposed labels are not reviewed" in said.stderr
     assert np.count_nonzero(labels.is_unlabelled) == 1

@@ -159,7 +159,7 @@ def test_a_second_import_leaves_what_was_decided_since(tickets):
     file.write_text(json.dumps([*answers, newer]))  # a newer export of the same project
     said = take_over(tickets, "export.json")
     assert said.stdout.strip() == "decisions added: 1 (1 other)"
-    assert "known already: 1\n" in said.stderr and "decided otherwise or withdrawn since, which stays: 2" in said.stderr
+    assert "already known: 1\n" in said.stderr and "since changed or withdrawn, ignored: 2" in said.stderr
     assert decided(tickets) == {*after, ("2", "other", "billing")}
 
 
@@ -172,7 +172,7 @@ def test_an_answer_that_is_given_again_later_counts_again(tickets):
         assert {label for _, _, label in decided(tickets)} == {choice}
     odd = answer(tasks["1"], "billing", updated_at="yesterday")  # nobody knows whether that is later
     file.write_text(json.dumps([odd]))
-    assert "which stays: 1" in take_over(tickets, "export.json").stderr
+    assert ", ignored: 1" in take_over(tickets, "export.json").stderr
 
 
 def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
@@ -186,7 +186,7 @@ def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
     file.write_text(json.dumps([old, new]))
     said = take_over(tickets, "export.json")
     assert said.stdout.strip() == "decisions added: 1 (1 other)"
-    assert said.stderr.strip() == "older than the decision about the same row, which stays: 1"
+    assert said.stderr.strip() == "older than the current decision about the same row, ignored: 1"
     assert decided(tickets) == {("1", "reject", "billing"), ("3", "other", "technical")}
 
 
@@ -199,7 +199,7 @@ def test_answers_without_a_time_are_older_than_decisions_since_their_file_was_wr
     os.utime(out / "records.json", (1.7e9, 1.7e9))  # in 2023
     decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
     decide(tickets, "3", "reject", "billing", "2022-02-01T00:00:00.000+00:00")
-    assert "which stays: 1" in take_over(tickets, "argilla").stderr
+    assert ", ignored: 1" in take_over(tickets, "argilla").stderr
     assert {made for made in decided(tickets) if made[0] in "13"} == {
         ("1", "reject", "billing"),
         ("3", "other", "technical"),
@@ -237,7 +237,7 @@ def test_label_studio_there_and_back(tickets, form):
     assert decided(tickets) == {("1", "accept", "technical"), ("2", "other", "billing"), ("3", "accept", "billing")}
     assert {made.time for made in read_reviews(tickets / "reviews.jsonl")} == {"2026-01-02T00:00:00Z"}
     again = take_over(tickets, "export.json")
-    assert again.stdout.strip() == "decisions added: 0" and "known already: 3" in again.stderr
+    assert again.stdout.strip() == "decisions added: 0" and "already known: 3" in again.stderr
     table = pyarrow.csv.read_csv(io.BytesIO(pencil("labels", "run", "--reviewed", cwd=tickets.parent).stdout.encode()))
     labels = {str(row["key"]): row["corrected"] for row in table.to_pylist() if row["reviewed"]}
     assert labels == {"1": "technical", "2": "billing", "3": "billing"}
@@ -253,7 +253,7 @@ def test_label_studio_rejections_skips_and_several_annotators(tickets):
     (tickets.parent / "export.json").write_text(json.dumps([*rows, unanswered, answer(tasks["5"])]))
     said = take_over(tickets, "export.json")
     assert "about the same row, of which the last counts: 2" in said.stderr
-    assert "which are left out: 1" in said.stderr
+    assert "rows without a new label, ignored: 1" in said.stderr
     expected = {
         ("1", "reject", "billing"),
         ("3", "skip", None),
@@ -340,7 +340,7 @@ def changed_in_cvat(path, name, *labels):
 
 def test_cvat_there_and_back(pets):
     out, said = export(pets, "cvat", "--order", "data")
-    assert f"the images of the task are those in {pets.parent / 'pets'}" in said
+    assert f"create the task with the images in {pets.parent / 'pets'}" in said
     top = ElementTree.parse(out / "annotations.xml").getroot()
     assert top.findtext("version") == "1.1" and top.findtext("meta/task/size") == "6"
     image = top.findall("image")[1]
@@ -351,7 +351,7 @@ def test_cvat_there_and_back(pets):
     changed_in_cvat(out / "annotations.xml", "dog/0.png", "dog")
     said = take_over(pets, "cvat/annotations.xml")
     assert decided(pets) == {("cat/1 a.png", "reject", "cat"), ("dog/0.png", "accept", "dog")}
-    assert "which are left out: 4; add --complete if a person has seen them all" in said.stderr
+    assert "rows without a new label, ignored: 4; add --complete" in said.stderr
     take_over(pets, "cvat", "--complete")
     assert len(decided(pets)) == 6
 
@@ -394,7 +394,7 @@ def test_coco_there_and_back(pets):
     tree["annotations"].reverse()
     (pets.parent / "coco.json").write_text(json.dumps(tree))
     said = take_over(pets, "coco.json")
-    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "which are left out: 5" in said.stderr
+    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "rows without a new label, ignored: 5" in said.stderr
     take_over(pets, "coco.json", "--complete")
     assert len(decided(pets)) == 6
 
@@ -532,7 +532,7 @@ def archive(*damage):
 
 WRONG = {
     "no.json": ("nothing", "is neither JSON nor XML"),
-    "other.json": ('{"rows": []}', "JSON of another form; expected a JSON or JSON-MIN export of Label Studio"),
+    "other.json": ('{"rows": []}', "JSON of an unknown format; expected a JSON or JSON-MIN export of Label Studio"),
     "number.json": (json.dumps([answer(TASK, "billing"), 3]), "task 2 is a int; expected an object"),
     "class.json": (json.dumps([answer(TASK, "horse")]), r"task 1 ('1') names 'horse'; expected one of the 2 classes"),
     "two.json": (
@@ -541,12 +541,12 @@ WRONG = {
     ),
     "row.json": (
         json.dumps([answer({"data": {**TASK["data"], "key": "77"}}, "billing")]),
-        "task 1 is about '77' (train), which this run does not have",
+        "task 1 names '77' (train), which is not a row of this run",
     ),
     "key.json": (json.dumps([answer({"data": {"text": "x"}}, "billing")]), "task 1 has no 'key'"),
     "choice.json": (
         json.dumps([{**TASK, "annotations": [{"result": [{"type": "rectangle", "value": {}}]}]}]),
-        "task 1 has results, and none of them is a choice named 'label'",
+        "task 1 has results, but none of them is a choice named 'label'",
     ),
     "value.json": (json.dumps([with_value(["billing"])]), "task 1 has the value \"['billing']\"; expected an object"),
     "text.json": (json.dumps([with_value("billing")]), "task 1 has the value 'billing'; expected an object"),
@@ -580,11 +580,11 @@ WRONG = {
     "empty.zip": (archive(), "it has 0 files named annotations.xml"),
     "encrypted.zip": (
         archive((6, 1), (8, 1)),
-        "is not an archive that can be read (File 'annotations.xml' is encrypted",
+        "is not a readable archive (File 'annotations.xml' is encrypted",
     ),
-    "method.zip": (archive((8, 99), (10, 99)), "is not an archive that can be read (That compression method is not"),
-    "deflate.zip": (archive((-1, 255)), "is not an archive that can be read (Error -3 while decompressing data"),
-    "cut.zip": (archive()[:-9], "is not an archive that can be read (File is not a zip file"),
+    "method.zip": (archive((8, 99), (10, 99)), "is not a readable archive (That compression method is not"),
+    "deflate.zip": (archive((-1, 255)), "is not a readable archive (Error -3 while decompressing data"),
+    "cut.zip": (archive()[:-9], "is not a readable archive (File is not a zip file"),
     "missing.json": (..., "cannot read missing.json: No such file"),
 }
 
@@ -651,7 +651,7 @@ def test_any_value_anywhere_is_read_or_refused_in_words(pets, tool):
 def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
     paint(pets.parent / "pets/cat/0.png", 9)  # beside dog/0.png
     run = files_run(pets.parent / "second", pets.parent / "pets")
-    for name, expected in (("owl.png", "is no image of this run"), ("0.png", "is the name of 2 images")):
+    for name, expected in (("owl.png", "is not an image of this run"), ("0.png", "is the name of 2 images")):
         (pets.parent / "a.xml").write_text(XML.format(name))
         said = pencil("review", run.name, "--import", "a.xml", cwd=pets.parent, code=2).stderr
         assert f"image 1 has the name {name!r}, which {expected}" in said
@@ -665,7 +665,7 @@ def test_rows_that_share_an_image_are_not_mixed_up(tmp_path):
     (tmp_path / "table.csv").write_text("\n".join(["id,path,label", *lines]))
     run = files_run(tmp_path / "run", tmp_path / "table.csv", columns={"key": "id"})
     said = pencil("labels", "run", "--format", "cvat", "--out", "cvat", cwd=tmp_path, code=2).stderr
-    assert "the image 'a.png' is that of 2 rows, such as 'k0' and 'k2'; expected an image of its own for each" in said
+    assert "the image 'a.png' is shared by 2 rows, such as 'k0' and 'k2'; expected a separate image for each" in said
     assert not (tmp_path / "cvat").exists()
     for name in ("a.png", "up/a.png"):
         (tmp_path / "a.xml").write_text(XML.format(name))
@@ -694,13 +694,13 @@ def test_rejecting_a_row_without_a_given_label_is_refused(tmp_path):
     )
     type(labels)(table).write(run / "labels.parquet")
     (tmp_path / "samples.json").write_text(json.dumps(tree))
-    with pytest.raises(RunError, match=r"sample 1 \('0'\) is 'reject', and the row has no given label"):
+    with pytest.raises(RunError, match=r"sample 1 \('0'\) is 'reject', but the row has no given label"):
         import_file(run, tmp_path / "samples.json")
 
 
 def test_complete_is_for_imports(pets):
     said = pencil("review", "run", "--complete", cwd=pets.parent, code=2)
-    assert "--complete is for --import FILE" in said.stderr
+    assert "--complete only works with --import FILE" in said.stderr
 
 
 def test_exports_are_complete_or_absent(pets, monkeypatch):

@@ -80,8 +80,8 @@ def test_state_comes_back_and_only_where_it_belongs():
     ("logits", "rows", "message"),
     [
         (torch.zeros(2, 3), [0, 12], "rows 0 to 12; expected 0 to 11"),
-        (torch.zeros(2, 3), [4, 4], "names a row twice"),
-        (torch.zeros(3, 3), [0, 1], "expected one row number for each example"),
+        (torch.zeros(2, 3), [4, 4], "contains a row twice"),
+        (torch.zeros(3, 3), [0, 1], "expected one row number and"),
         (torch.zeros(2, 5), [0, 1], "and 3 logits"),
     ],
 )
@@ -93,7 +93,7 @@ def test_rows_that_cannot_be_right_are_refused(logits, rows, message):
 
 
 def test_what_was_forgotten_is_said():
-    with pytest.raises(pencil.TrainingError, match="no epoch has begun"):
+    with pytest.raises(pencil.TrainingError, match="no epoch has started"):
         labels().loss(torch.zeros(1, 3), torch.tensor([0]))
     with pytest.raises(pencil.RecipeError, match="correction_epochs 0"):
         labels(correction_epochs=0)

@@ -239,7 +239,7 @@ def test_a_tracker_that_fails_does_not_stop_the_run(tmp_path, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(trackers.TensorBoard, "log", full)
-    with pytest.warns(UserWarning, match="tensorboard could not log, and the run continues: no space"):
+    with pytest.warns(UserWarning, match="tensorboard could not log: no space"):
         run = train(tmp_path / "run", "tensorboard")
     assert len(run.metrics) == EPOCHS
 
@@ -256,7 +256,7 @@ def test_a_missing_package_is_said_before_anything_is_written(tmp_path, monkeypa
 
 
 def test_a_run_without_a_directory_cannot_be_logged():
-    with pytest.raises(RecipeError, match=r"no directory to log in; give pencil\.fit out="):
+    with pytest.raises(RecipeError, match=r"no directory to log to; pass out="):
         train(None, "tensorboard")
 
 

@@ -123,7 +123,7 @@ def test_too_few_held_out_rows_for_what_a_method_declares_are_refused(monkeypatc
     chosen = recipe.parse({"data": {"source": "digits"}, "method": {"name": "cross_entropy"}})
     assert with_runnable_method(chosen, held_out_rows=20) is chosen
     with pytest.raises(
-        RecipeError, match=r"cross_entropy needs at least 20 held-out rows and there are 3; set data.val"
+        RecipeError, match=r"cross_entropy needs at least 20 held-out rows, but there are 3; set data.val"
     ):
         with_runnable_method(chosen, held_out_rows=3)
 

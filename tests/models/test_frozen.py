@@ -105,7 +105,7 @@ def test_a_head_needs_features(settings, shape, augmented, reason):
 
 
 def test_finetuning_vectors_names_the_key_that_was_set():
-    with pytest.raises(ModelError, match=r"model.finetune_epochs is 3, .*not images.*leave model.finetune_epochs out"):
+    with pytest.raises(ModelError, match=r"model.finetune_epochs is 3, .*not images.*remove model.finetune_epochs"):
         resolve(ModelSettings(finetune_epochs=3), (8,))
 
 

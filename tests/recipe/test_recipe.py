@@ -59,7 +59,7 @@ def test_all_mistakes_are_reported_at_once_with_suggestions():
     with pytest.raises(RecipeError) as caught:
         recipe.parse(tree, "my.toml")
     message = str(caught.value)
-    assert "my.toml has 6 mistake(s)" in message
+    assert "6 errors in my.toml" in message
     assert "sede: there is no such key; did you mean 'seed'?" in message
     assert "method.stp: there is no such key; did you mean 'method.step'?" in message
     assert "training.batch_siez: there is no such key; did you mean 'training.batch_size'?" in message

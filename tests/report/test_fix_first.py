@@ -45,13 +45,13 @@ def test_the_order_is_next_step_verdict_numbers_corrections_undecided_classes_cu
     text = seen.text
     quoted = f"'{path}'"
     order = [
-        "What to do next", "Before you use the corrections, look at",
+        "What to do next", "Before you use the corrections, review",
         f"pencil review {quoted}", f"pencil audit {quoted}",
-        "The corrections are doubtful.", "Only 12 rows were held out.", "estimated to be wrong", "about 140",
+        "The corrections are doubtful.", "Only 12 rows were held out.", "estimated wrong", "about 140",
         "about 35.0 % (95 % interval 25.0 to 45.0 %)",
         "changed", "undecided",
-        "Corrections, the surest of every kind", "Undecided labels", "Which class became which", "Class by class",
-        "Training", "Run it again", "Recipe", "[training]",
+        "The most confident corrections", "Undecided labels", "Changes between classes", "Class by class",
+        "Training", "Repeat this run", "Recipe", "[training]",
     ]  # fmt: skip
     place = 0
     for words in order:
@@ -68,14 +68,15 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
     assert changed < 0.34
     seen, _ = page(run, tmp_path)
     assert (
-        f"{100 * changed:.1f} % changed, and about 35.0 % are estimated to be wrong: a label changes only" in seen.text
+        f"{100 * changed:.1f} % of the labels changed, and an estimated 35.0 % are wrong: a label changes only"
+        in seen.text
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
-    assert "some wrong labels are kept" in words[0.2] and words[0.351] == ""
-    assert "both are within its interval." in words[0.4]
-    assert "which leaves mistaken changes among them" in words[0.5]
+    assert "some wrong labels remain" in words[0.2] and words[0.351] == ""
+    assert "within the interval of the estimate." in words[0.4]
+    assert "some changes are probably wrong" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
-    assert "not known" in page(noisy(), tmp_path)[0].text
+    assert "unknown" in page(noisy(), tmp_path)[0].text
 
 
 def test_commands_follow_the_verdict(tmp_path):
@@ -91,10 +92,10 @@ def test_commands_follow_the_verdict(tmp_path):
 
 def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     levels = {level: noisy(verdict={"level": level, "reasons": []}).summary for level in LEVELS}
-    look = f"look at the {levels['reliable'].labels.to_look_at} of 400 labels"
+    look = f"review the {levels['reliable'].labels.to_look_at} of 400 labels"
     assert next_step(levels["reliable"]).startswith("The corrections can be used.")
     assert next_step(levels["doubtful"]).startswith("Before you use the corrections")
-    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections unseen")
+    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections without review")
     assert all(look in next_step(summary) for summary in levels.values())
     clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
     assert next_step(clean).startswith("There is nothing to fix")
@@ -152,8 +153,8 @@ def test_a_loss_below_zero_is_explained(tmp_path):
     parts = {"loss": -0.5, "loss_classification": 1.0, "loss_early_learning": -0.5}
     metrics = [record | parts for record in run.metrics]
     seen, _ = page(replace(run, metrics=metrics), tmp_path)
-    assert "plus ELR's regulariser, the logarithm of a number below 1" in seen.text
-    assert "part: ELR's regulariser, without its weight" in seen.text
+    assert "plus the ELR regulariser, which is the logarithm of a number below 1" in seen.text
+    assert "part: ELR regulariser (unweighted)" in seen.text
     assert "ELR" not in page(run, tmp_path)[0].text
 
 
@@ -170,7 +171,7 @@ def test_counts_of_the_page_the_summary_and_the_list_agree_and_name_held_out_row
     assert words in done and words in pencil("show", "run", cwd=tmp_path).stdout
     text = opened(tmp_path / "run/report.html").text
     assert f"Of 300 labels, {len(listed)} were changed" in text and f"changed{len(listed)}" in text.replace(" ", "")
-    assert f"{held_out} of held-out rows" in text
+    assert f"{held_out} in held-out rows" in text
     rows = pencil("runs", ".", cwd=tmp_path).stdout.splitlines()
     assert rows[0].split() == ["run", "verdict", "method", "score", "changed", "age"]
     assert rows[1].split()[0] == "run" and f" {len(listed)} " in rows[1]
@@ -204,8 +205,8 @@ def test_a_failed_run_says_why_at_the_top(tmp_path):
         run_recipe(recipe, tmp_path / "run", method=Explodes(), progress=False)
     seen = opened(tmp_path / "run/report.html")
     top = seen.text[: seen.text.index("pencil resume")]
-    assert "This run has failed" in top and "the loss became nan" in top and "It ended after 2 epochs." in top
-    assert "Training until then" in seen.text and "There are no corrected labels" in top
+    assert "This run failed" in top and "the loss became nan" in top and "It ended after 2 epochs." in top
+    assert "Training up to the failure" in seen.text and "There are no corrected labels" in top
     shown = pencil("show", "run", cwd=tmp_path).stdout
     assert "failed after 2 epochs" in shown and "the loss became nan" in shown and "pencil resume run" in shown
     assert " failed " in pencil("runs", ".", cwd=tmp_path).stdout

@@ -307,8 +307,8 @@ def test_many_corrections_are_accepted_after_a_look_and_undone_at_once(chromium,
         page.select_option("#lot-pair", label="cat → dog (50)")
         page.fill("#lot-low", "0.7")
         page.keyboard.press("Enter")
-        expect(page.locator("#lot-words")).to_contain_text("These are all 34 of them.")
-        expect(page.locator("#lot-words")).to_contain_text("Look at all of them first.")
+        expect(page.locator("#lot-words")).to_contain_text("All 34 are shown.")
+        expect(page.locator("#lot-words")).to_contain_text("Scroll through all of them first.")
         expect(page.locator("#lot-accept")).to_be_disabled()
         expect(page.locator("#lot-samples .tile")).to_have_count(34)
         for route in held:
@@ -346,7 +346,7 @@ def test_probabilities_and_rows_like_it_are_beside_a_row(chromium, tmp_path):
         )
         expect(page.locator(".near h2")).to_have_text(["cat given", "dog corrected"])
         expect(page.locator(".near").nth(1).locator("img")).to_have_count(3)
-        expect(page.locator(".near").first).to_contain_text("no other row of it was kept")
+        expect(page.locator(".near").first).to_contain_text("no other row with this label was kept")
         keys = page.locator(".near").nth(1).locator("figcaption").all_inner_texts()
         assert all(int(key) % 3 == 1 for key in keys)  # dogs that were kept
         page.select_option("#show", "all")

@@ -201,9 +201,9 @@ def test_merging_nothing_adds_the_column_only(tmp_path):
 def test_reviews_of_another_run_are_refused(tmp_path):
     table = RunReader(one_class_run(tmp_path / "run")).labels
     for made, words in (
-        (decision("nobody"), "'nobody'.*does not have"),
-        (decision("0", split="validation"), "does not have"),
-        (decision("0", label="fish"), "'fish', which is none of the 3 classes"),
+        (decision("nobody"), "'nobody'.*not in the label table"),
+        (decision("0", split="validation"), "not in the label table"),
+        (decision("0", label="fish"), "'fish', which is not one of the 3 classes"),
         (decision("0", label=("cat", "dog")), "names 2 classes; expected one"),
     ):
         with pytest.raises(RunError, match=words):

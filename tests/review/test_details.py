@@ -131,7 +131,7 @@ def test_images_are_compared_by_small_copies(tmp_path):
         values[kept[5]], values[kept[9]] = values[57], values[57] // 2 + 60  # a copy, and a paler one
         review.details.neighbours.wait()
         found = review.details.of(57)
-        assert found["neighbours"]["by"] == "small copies of the pictures"
+        assert found["neighbours"]["by"] == "downscaled images"
         assert groups(found)["corrected", "dog"][0] == kept[5]
     (tiny,) = compared(one_class_run(tmp_path / "tiny", rows=60, shape=(5, 5)), 57)
     assert tiny["neighbours"]["by"] == "their pixels" and len(groups(tiny)["corrected", "dog"]) == 3
@@ -232,5 +232,5 @@ def test_a_head_is_compared_by_its_features_as_long_as_they_are_kept(tmp_path, c
     for file in list(used.rglob("*.f16")):
         shutil.rmtree(file.parent)
     before = sorted(used.rglob("*"))
-    assert choose_embedding(run.path, loaded).name == "small copies of the pictures"
+    assert choose_embedding(run.path, loaded).name == "downscaled images"
     assert sorted(used.rglob("*")) == before  # looking makes no folder

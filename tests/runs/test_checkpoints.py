@@ -655,7 +655,7 @@ def test_failure_at_every_call_to_the_system(saved, monkeypatch, failure, step):
                 saved.save(step, {name: {**tree, "new": True} for name, tree in states(step).items()})
                 break
             except RunError as error:
-                assert "No space left on device; the earlier checkpoints are unharmed; make room" in str(error)
+                assert "No space left on device; the earlier checkpoints are intact; free space" in str(error)
             except KeyboardInterrupt:
                 pass
         newest = Checkpoints(saved.folder).newest()
@@ -673,7 +673,7 @@ def test_a_file_that_may_not_grow(saved):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(RunError, match="File too large; the earlier checkpoints are unharmed"):
+        with pytest.raises(RunError, match="File too large; the earlier checkpoints are intact"):
             saved.save(3, {**states(3), "big": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -696,9 +696,7 @@ def test_a_full_disk(small_disk):
     found = Checkpoints(small_disk / "run")
     for step in (1, 2):
         found.save(step, {**states(step), "big": torch.full((75_000,), float(step))})  # 300 kB each
-    with pytest.raises(
-        RunError, match=r"step-0000000003.*No space left on device; the earlier checkpoints are unharmed"
-    ):
+    with pytest.raises(RunError, match=r"step-0000000003.*No space left on device; the earlier checkpoints are intact"):
         found.save(3, {**states(3), "big": torch.zeros(200_000)})
     assert names(found) == BOTH
     assert found.newest().part("big").unique().tolist() == [2.0]

@@ -65,25 +65,25 @@ def retyped(name, values):
         (lambda t: t.replace_schema_metadata(None), "there are no class names in its metadata"),
         (lambda t: t.replace_schema_metadata({"classes": "3"}), "the class names in its metadata are not a list"),
         (lambda t: t.replace_schema_metadata({"classes": "[" * 100_000}), "are not a list of names"),
-        (lambda t: t.replace_schema_metadata({"classes": '["a", "a", "b", "c"]'}), "are not different"),
-        (lambda t: t.replace_schema_metadata({"classes": '["a", "b", "\\ud800"]'}), "half a character"),
+        (lambda t: t.replace_schema_metadata({"classes": '["a", "a", "b", "c"]'}), "are not unique"),
+        (lambda t: t.replace_schema_metadata({"classes": '["a", "b", "\\ud800"]'}), "lone surrogate"),
         (lambda t: t.replace_schema_metadata({"classes": '["x", "y", "z"]'}), r"'distribution'|names the class 'a'"),
         (lambda t: t.replace_schema_metadata({"classes": '["a", "b"]'}), "expected lists of 2 floats"),
-        (retyped("key", range), "the column 'key' has the type int64; expected text"),
+        (retyped("key", range), "the column 'key' has type int64; expected text"),
         (retyped("key", lambda n: [None, *map(str, range(1, n))]), "the column 'key' has empty cells"),
-        (retyped("key", lambda n: [b"\xff"] * n), "the column 'key' has the type binary"),
-        (retyped("split", lambda n: [1.0] * n), "the column 'split' has the type double; expected text"),
+        (retyped("key", lambda n: [b"\xff"] * n), "the column 'key' has type binary"),
+        (retyped("split", lambda n: [1.0] * n), "the column 'split' has type double; expected text"),
         (retyped("given", lambda n: ["q"] * n), "the column 'given' names the class 'q'; expected one of the 3"),
-        (retyped("confidence", lambda n: ["x"] * n), "the column 'confidence' has the type string; expected float"),
-        (retyped("changed", lambda n: [2] * n), "the column 'changed' has the type int64; expected bool"),
-        (retyped("distribution", lambda n: [[0.5, 0.5]] * n), "expected lists of 3 floats, one for each class"),
+        (retyped("confidence", lambda n: ["x"] * n), "the column 'confidence' has type string; expected float"),
+        (retyped("changed", lambda n: [2] * n), "the column 'changed' has type int64; expected bool"),
+        (retyped("distribution", lambda n: [[0.5, 0.5]] * n), "expected lists of 3 floats, one per class"),
     ],
 )
 def test_a_label_table_has_its_columns_and_types(copy, change, words):
     change_table(copy / "labels.parquet", change)
     refused(lambda: RunReader(copy).labels, f"is damaged: labels.parquet: .*{words}.*restore the file")
     if "corrected" not in words:
-        refused(lambda: LabelTable.read(copy / "labels.parquet"), "is no label table: .*read the file of a run")
+        refused(lambda: LabelTable.read(copy / "labels.parquet"), "is not a label table: .*read the file of a run")
     assert "is damaged: labels.parquet" in command("labels", copy, cwd=copy.parent, code=2).stderr
 
 
@@ -102,7 +102,9 @@ def test_rows_are_keys_and_splits(copy, change):
 )  # fmt: skip
 def test_metrics_are_numbers(copy, line):
     (copy / "metrics.jsonl").write_text(f'{{"epoch": 1, "loss": NaN, "test_accuracy": null}}\n{line}\n', "latin-1")
-    refused(lambda: RunReader(copy).metrics, "is damaged: metrics.jsonl: line 2 has no metrics of an epoch")
+    refused(
+        lambda: RunReader(copy).metrics, "is damaged: metrics.jsonl: line 2 does not contain the metrics of an epoch"
+    )
     (copy / "metrics.jsonl").write_text('{"epoch": 1, "loss": NaN, "phase": "x", "test_accuracy": null}\n')
     assert RunReader(copy).metrics[0]["phase"] == "x"
 
@@ -127,7 +129,7 @@ def test_a_summary_has_its_fields(copy, place, value):
     (copy / "summary.json").write_text(json.dumps(tree))
     refused(
         lambda: RunReader(copy).summary,
-        f"is damaged: summary.json is no summary of a run: {place.removesuffix('_accuracy')}",
+        f"is damaged: summary.json is not a summary of a run: {place.removesuffix('_accuracy')}",
     )
     refused(lambda: pencil.open_run(copy), "summary.json")
     assert "summary.json" in command("check", copy, cwd=copy.parent, code=2).stdout
@@ -137,7 +139,7 @@ def test_a_summary_of_other_classes_is_refused(copy):
     tree = json.loads((copy / "summary.json").read_text())
     tree["data"]["classes"] = ["a", "b", "z"]
     (copy / "summary.json").write_text(json.dumps(tree))
-    refused(lambda: pencil.open_run(copy), "is damaged: summary.json: it has other classes than labels.parquet")
+    refused(lambda: pencil.open_run(copy), "is damaged: summary.json: its classes differ from labels.parquet")
 
 
 def test_a_deep_or_broken_text_is_refused():
@@ -169,7 +171,7 @@ def test_an_empty_recipe_does_not_read_the_current_folder(copy, content):
         ("mean = []\nstd = []", "recipe.toml: data.normalize.*, and 1 more; restore"),
         (
             "mean = [1.0]\nstd = [1.0]",
-            r"recipe.toml normalises 1 channels, and summary.json has .*\(3,\)",
+            r"recipe.toml normalises 1 channels, but summary.json has .*\(3,\)",
         ),
     ],
 )
@@ -293,7 +295,7 @@ def test_what_may_not_be_read_is_named(not_root):
     assert [one.path.name for one in verify(path) if not one.ok] == ["model.safetensors"]
     path.chmod(0)
     try:
-        refused(lambda: RunReader(path), "cannot read .*recipe.toml: Permission denied; fix the access")
+        refused(lambda: RunReader(path), "cannot read .*recipe.toml: Permission denied; check its permissions")
     finally:
         path.chmod(0o755)
 

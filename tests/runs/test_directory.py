@@ -61,12 +61,12 @@ def test_files_of_a_run_have_the_same_permissions(run):
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ({"pencil": "0.0.1"}, r"has no format version in environment.json; this version of pencil reads format 2; "),
+        ({"pencil": "0.0.1"}, r"has no format version in environment.json; expected format 2; "),
         (
             {"format": 3, "pencil": "9.0"},
-            r"has format 3 in environment.json; .*reads format 2; open it with pencil 9.0",
+            r"has format 3 in environment.json; expected format 2; open the run with pencil 9.0",
         ),
-        ({"format": "1"}, r"has format '1'.*open it with the version of pencil that wrote it, or train again"),
+        ({"format": "1"}, r"has format '1'.*open the run with the version of pencil that wrote it, or train again"),
     ],
 )
 def test_another_format_is_refused_in_one_line(copy, seen, words):
@@ -205,7 +205,7 @@ def test_a_summary_survives_json(run):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format": 3}, "has format 3; this version of pencil reads format 2"),
+        ({"format": 3}, "has format 3; expected format 2"),
         ({"format": None}, "has format None"),
         ({"labels": {"rows": "many"}}, "labels.rows: .*integer"),
         ({"data": 3}, "expected 'data' with 'multilabel'"),

@@ -102,7 +102,9 @@ def test_a_part_that_is_changed_missing_or_too_many_is_named(pair, tmp_path):
     assert [status.path for status in verify(run) if not status.ok] == [part]
     part.unlink()
     assert [status.reason for status in verify(run) if not status.ok] == ["it is missing"]
-    with pytest.raises(RunError, match=r"is damaged: labels\.parquet: it is a folder of the parts .* all ranks"):
+    with pytest.raises(
+        RunError, match=r"is damaged: labels\.parquet: it contains the parts .*; expected one part per rank"
+    ):
         _ = RunReader(run).labels
     part.write_bytes(content)
     other = run / "labels.parquet" / "other.parquet"
@@ -157,10 +159,10 @@ def test_rows_in_no_part_or_in_two_are_refused(runs, tmp_path):
     table = pq.read_table(folder / part_name(0, RANKS))
     for rank in range(2):
         write_part(tmp_path, rank, 2, [table])
-    with pytest.raises(RunError, match="rows are missing or there twice"):
+    with pytest.raises(RunError, match="rows are missing or duplicated"):
         LabelTable.read(tmp_path)
     pq.write_table(table.drop_columns(["row"]), tmp_path / part_name(1, 2))
-    with pytest.raises(RunError, match="does not say which rows it has"):
+    with pytest.raises(RunError, match="expected a column 'row'"):
         LabelTable.read(tmp_path)
 
 

@@ -50,7 +50,7 @@ PLACES = (
     ".lock",
 )
 """What is replaced by a link; the slow test takes every one of them, in a stopped run and in a finished one."""
-REFUSED = "is a symbolic link, and nothing inside of a run directory is changed through one"
+REFUSED = "is a symbolic link; expected a regular file or folder inside a run directory"
 
 
 @pytest.fixture(scope="module")

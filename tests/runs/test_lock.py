@@ -93,7 +93,7 @@ def test_it_is_given_back_after_an_error(tmp_path):
 
 def test_a_second_process_is_refused(tmp_path, start):
     process, (pid,) = start(HOLD)
-    expected = rf"in use by process {pid} on {platform.node()} since 2.*two processes must not .*choose another --out"
+    expected = rf"in use by process {pid} on {platform.node()} since 2.*only one process may .*choose another --out"
     for _ in range(2):  # being refused does not free it
         with pytest.raises(RunError, match=expected), RunLock(tmp_path):
             pytest.fail("two hold it")
@@ -178,7 +178,7 @@ def test_a_link_is_not_followed(tmp_path):
 
 def test_a_place_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot lock .*; expected a directory"), RunLock(tmp_path / "file"):
+    with pytest.raises(RunError, match=r"cannot lock .*; expected a writable directory"), RunLock(tmp_path / "file"):
         pass
 
 

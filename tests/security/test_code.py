@@ -92,7 +92,7 @@ def test_commands_that_need_no_code_run_none(home, name):
 def test_check_names_the_files_that_it_did_not_run(home):
     said = pencil("check", "both.toml", cwd=home).stdout
     assert "60 rows" in said and "x/evil.py (method.name)" in said and "x/evil.py (model.name)" in said
-    assert "time        not estimated: a Python file of the recipe is not run" in said
+    assert "time        not estimated: a Python file of the recipe was not run" in said
     found = json.loads(pencil("check", "method.toml", "--json", cwd=home).stdout)
     assert found["not_run"] == {"method.name": "x/evil.py"} and found["ready"] is False
     assert found["phases"] is None and found["parameters"] > 0 and found["problems"] == []

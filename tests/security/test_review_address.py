@@ -35,7 +35,7 @@ def test_the_one_time_address_works_once(review):
         "httponly" in entered.headers["set-cookie"].lower() and access.once.value not in entered.headers["set-cookie"]
     )
     refused = other.get(access.one_time_address)
-    assert refused.status_code == 403 and "works once" in refused.text and "set-cookie" not in refused.headers
+    assert refused.status_code == 403 and "works only once" in refused.text and "set-cookie" not in refused.headers
     assert other.get("/api/begin").status_code == 403
     assert mine.get("/api/begin").status_code == 200 and mine.get(access.one_time_address).status_code == 200
     assert other.get(access.address).status_code == 200  # what was printed keeps working

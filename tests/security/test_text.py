@@ -18,10 +18,16 @@ from hypothesis import strategies as st
 import pencil as package
 from pencil.cli.output import binary_output, text_output
 from pencil.cli.show import show, table
-from pencil.data.sources.table import read_table
+from pencil.data.sources.table_files import read_table
 from pencil.errors import DataError
 from pencil.export.labels import write_labels
-from pencil.formulas import as_meant, as_meant_column, joined_column, neutral, neutral_column
+from pencil.formulas import (
+    escape_formula,
+    escape_formula_column,
+    joined_column,
+    unescape_formula,
+    unescape_formula_column,
+)
 from pencil.terminal import visible
 
 FORMULA = "=cmd|' /C calc'!A0"
@@ -48,25 +54,32 @@ def home(tmp_path_factory):
     ["=1+1", "+1 (555)", "-x", "@SUM(A1)", "\tx", "\rx", "\nx", "-", "＝1", "-1,5,", "--1", "+-1", "-1e5x", "-1\n"],
 )
 def test_text_that_starts_like_a_formula_gets_a_quote(text):
-    assert neutral(text) == f"'{text}"
-    assert neutral_column(pa.array([text, "plain", None])).to_pylist() == [f"'{text}", "plain", None]
-    assert as_meant(f"'{text}") == text
-    assert as_meant_column(pa.array([f"'{text}", "'plain", "'-1", None])).to_pylist() == [text, "'plain", "'-1", None]
+    assert escape_formula(text) == f"'{text}"
+    assert escape_formula_column(pa.array([text, "plain", None])).to_pylist() == [f"'{text}", "plain", None]
+    assert unescape_formula(f"'{text}") == text
+    assert unescape_formula_column(pa.array([f"'{text}", "'plain", "'-1", None])).to_pylist() == [
+        text,
+        "'plain",
+        "'-1",
+        None,
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "a=1", "-1", "+2.5", "-.5", "-3.", "-1e-5", "-1,5", "'=1", "a-b", "1", "cat;=1"])
 def test_other_text_and_numbers_stay(text):
-    assert neutral(text) == text and neutral_column(pa.array([text])).to_pylist() == [text]
+    assert escape_formula(text) == text and escape_formula_column(pa.array([text])).to_pylist() == [text]
 
 
 @for_all(st.lists(st.text("=+-@.e1\t\r\na", max_size=6)))
 def test_columns_and_cells_agree(texts):
-    assert neutral_column(pa.array(texts, pa.string())).to_pylist() == [neutral(text) for text in texts]
+    assert escape_formula_column(pa.array(texts, pa.string())).to_pylist() == [escape_formula(text) for text in texts]
 
 
 @for_all(st.lists(st.text("=+-@.e1\t\r\na'", max_size=6)))
 def test_quotes_are_taken_off_in_columns_as_in_cells(texts):
-    assert as_meant_column(pa.array(texts, pa.string())).to_pylist() == [as_meant(text) for text in texts]
+    assert unescape_formula_column(pa.array(texts, pa.string())).to_pylist() == [
+        unescape_formula(text) for text in texts
+    ]
 
 
 def test_a_repaired_table_has_the_same_classes_when_it_is_read_again(tmp_path):
@@ -100,14 +113,14 @@ def test_own_columns_and_their_names_get_a_quote():
 def test_csv_exports_hold_no_formula(home, words):
     rows = list(csv.reader(io.StringIO(pencil(*words, cwd=home).stdout)))[1:]
     assert len(rows) == 60 and any(row[0].startswith("'=row") for row in rows)
-    assert not [cell for row in rows for cell in row if cell != neutral(cell)]
+    assert not [cell for row in rows for cell in row if cell != escape_formula(cell)]
 
 
 def test_predictions_hold_no_formula(home):
     done = pencil("predict", "run", "data.npz", cwd=home)
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
-    assert {row[1] for row in rows} <= {neutral(name) for name in CLASSES}
-    assert not [cell for row in rows for cell in row if cell != neutral(cell)]
+    assert {row[1] for row in rows} <= {escape_formula(name) for name in CLASSES}
+    assert not [cell for row in rows for cell in row if cell != escape_formula(cell)]
 
 
 def test_parquet_and_json_keep_names_as_they_are(home):

@@ -229,7 +229,7 @@ def test_no_gpu_is_used_where_tasks_have_none(photos, tmp_path, fake, monkeypatc
 
 def test_a_network_that_is_trained_as_a_whole_has_nothing_to_spread(pets):
     chosen = photo_recipe(pets, ("model.name", "small_cnn"))
-    with pytest.warns(UserWarning, match="--engine ray spreads the features of a frozen backbone"):
+    with pytest.warns(UserWarning, match="--engine ray only computes the features of a frozen backbone"):
         assemble(chosen, load(chosen.data)).with_features(engine="ray")
 
 

@@ -268,7 +268,10 @@ def test_a_method_that_does_not_declare_the_state_of_rows_is_refused_other_rows(
     trained, others = build(make("elr")), Splits(blobs().subset(torch.arange(4, 90)), blobs(30, 1))
     fresh = build(make("elr"), splits=others)
     fresh.method.row_state = None
-    with pytest.raises(RunError, match="Elr does not say which of its state belongs to rows; expected row_state"):
+    with pytest.raises(
+        RunError,
+        match="Elr does not declare which part of its state is per row; expected the class attribute row_state",
+    ):
         _matched_state(trained.state_dict(), fresh, StoredRows(trained.splits.train.keys, others.validation.keys))
 
 

@@ -1,4 +1,4 @@
-"""Audit: a person looks at a random sample of rows without seeing their labels, which measures all of them."""
+"""Audit: a person labels a random sample of rows blind, which measures the accuracy of all labels."""
 
 from pencil.audit.design import Strata, allocate, build_strata, draw_sample
 from pencil.audit.estimate import audited_fraction, fraction_interval

@@ -1,8 +1,8 @@
-"""Which rows an audit looks at: a stratified random sample that can be extended without drawing it again.
+"""The sample of an audit: a stratified random sample that can be extended without redrawing it.
 
 Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
-to their size, so that no answer counts for more than about twice its fraction of the sample, whatever the network
-thinks; a quarter goes to where the network says that labels are doubtful, and a quarter to changed rows.
+to their size, so that no answer has more than about twice its proportional weight, independently of the network; a
+quarter goes to rows that the network considers doubtful, and a quarter to changed rows.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from functools import cached_property
 import numpy as np
 
 ROWS, LEAST_ROWS = 100, 25
-"""How many rows are drawn unless another number is asked for, and the fewest."""
+"""Default and minimum number of rows to draw."""
 KEPT_BINS, CHANGED_BINS = 4, 2
-"""The most bins of confidence, of kept and of changed rows; more bins of fewer rows made intervals too narrow."""
+"""Maximum confidence bins of kept and of changed rows; more and smaller bins made intervals too narrow."""
 LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
-"""The fewest rows of a bin, and the fewest rows that are drawn from a stratum."""
+"""Minimum rows of a bin, and minimum rows drawn from a stratum."""
 DOUBT = 0.01
-"""Added to the variance that the network expects of a row: no stratum counts as certain."""
+"""Added to the variance predicted by the network, so that no stratum counts as certain."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Strata:
     of_row : ndarray
         The stratum of each row.
     changed : ndarray
-        Whether the labels of each stratum are changed ones.
+        Whether each stratum contains changed labels.
     doubt : ndarray
-        The standard deviation that the network expects of a row of each stratum.
+        The standard deviation that the network predicts for a row of each stratum.
     """
 
     of_row: np.ndarray
@@ -45,7 +45,7 @@ class Strata:
         return np.bincount(self.of_row, minlength=len(self.changed))
 
     def means(self, values: np.ndarray) -> np.ndarray:
-        """Return the mean of a value of every row in each stratum."""
+        """Return the mean of a per-row value in each stratum."""
         found: np.ndarray = np.bincount(self.of_row, values, len(self.changed)) / self.sizes
         return found
 
@@ -58,7 +58,7 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
     changed : ndarray
         Whether each label was changed.
     confidence : ndarray
-        The probability of each corrected label, from 0 to 1.
+        The probability of each corrected label.
     """
     of_row = np.zeros(len(changed), dtype=np.int64)
     groups: list[tuple[bool, float]] = []
@@ -89,15 +89,15 @@ def _cut(rows: np.ndarray, doubt: np.ndarray, bins: int) -> list[np.ndarray]:
 def allocate(strata: Strata, rows: int) -> np.ndarray:
     """Return the stratum of each drawn row, in the order of drawing: the first n are the sample of n rows.
 
-    Every stratum gets two rows first. Then each row goes to the stratum that has the fewest for its claim, as seats go
-    to parties (Sainte-Laguë), which never takes a row back when the sample grows.
+    Every stratum gets two rows first. The remaining rows are allocated like seats to parties (Sainte-Laguë), which
+    never takes a row back when the sample grows.
 
     Parameters
     ----------
     strata : Strata
         The strata.
     rows : int
-        How many rows are drawn; all of them, if there are no more.
+        Number of rows to draw; at most all rows.
     """
     sizes = strata.sizes
     spread = sizes * strata.doubt
@@ -112,17 +112,17 @@ def allocate(strata: Strata, rows: int) -> np.ndarray:
 
 
 def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
-    """Return the drawn rows in the order in which they are shown.
+    """Return the drawn rows in display order.
 
-    The order does not show the strata, every beginning of it is a random sample of each stratum, and from the first 25
-    rows on it has rows of all strata.
+    The order does not reveal the strata, every prefix is a random sample of each stratum, and the first 25 rows cover
+    all strata.
 
     Parameters
     ----------
     strata : Strata
         The strata.
     stages : sequence of int
-        The size of the sample, after those of earlier sessions that it continues.
+        The sample sizes of earlier sessions, followed by the current size.
     seed : int
         The seed. The same seed and stages draw the same rows.
     """
@@ -140,6 +140,6 @@ def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
 
 
 def _ends(stages: Sequence[int], rows: int) -> list[int]:
-    """Return where the parts of a sample end that are shown in random order: earlier stages, and 25, 50, 100, ..."""
+    """Return the ends of the parts that are shuffled separately: earlier stages, and 25, 50, 100, ..."""
     doubled = [LEAST_ROWS * 2**power for power in range(40)]
     return sorted({end for end in (*stages, *doubled) if end < rows})

@@ -1,7 +1,7 @@
-"""What a stratified sample says about all rows: a fraction, and an interval that covers it 95 times in 100.
+"""Estimates a fraction of all rows from a stratified sample, with a 95 % interval.
 
-The fraction is a regression estimator: the mean of each stratum, moved by what the network's predictions say about the
-rows that were not looked at. The slope is taken from the answers and is zero unless it is clearly positive, so wrong
+The fraction is a regression estimator: the mean of each stratum, adjusted by the network's predictions for the rows
+outside the sample. The slope is estimated from the answers and is zero unless it is clearly positive, so wrong
 predictions cannot bias the fraction. (A slope of one would be the plain difference estimator.)
 
 The interval inverts the score test, as Wilson's interval does for one proportion: a fraction is inside if the answers
@@ -17,7 +17,7 @@ import numpy as np
 Z = 1.959963984540054
 """The 97.5 % point of the normal distribution."""
 LEAST_GAIN = 0.25
-"""The predictions may not narrow the variance to less than this fraction."""
+"""Minimum fraction of the variance that remains after using the predictions."""
 STEPS = 60
 
 
@@ -31,22 +31,22 @@ class Fraction:
 
     @property
     def complement(self) -> "Fraction":
-        """The fraction of the other rows."""
+        """The complement of the fraction."""
         return Fraction(1 - self.estimate, 1 - self.high, 1 - self.low)
 
 
 def audited_fraction(
     outcome: np.ndarray, predicted: np.ndarray, stratum: np.ndarray, sizes: np.ndarray, means: np.ndarray
 ) -> Fraction:
-    """Return the fraction of all rows that have a property, from rows on which a person answered.
+    """Return the fraction of all rows with a property, estimated from the rows that a person answered.
 
-    A row on which the person could not tell may have the property or not: the interval reaches from the low end if
-    none of those rows has it to the high end if all have; the estimate leaves them out of their stratum.
+    A row answered "cannot tell" may or may not have the property: the interval covers both extremes, and the estimate
+    ignores these rows.
 
     Parameters
     ----------
     outcome : ndarray
-        1 for sampled rows with the property, 0 for those without, NaN where the person could not tell.
+        1 for sampled rows with the property, 0 without it, NaN if the person could not tell.
     predicted : ndarray
         The network's probability of the property for the sampled rows.
     stratum : ndarray
@@ -81,7 +81,7 @@ def _fraction(
 
 
 def _slope(outcome: np.ndarray, predicted: np.ndarray, stratum: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Return the slope of outcome on prediction within strata, and the variance that is left with it as a fraction.
+    """Return the slope of outcome on prediction within strata, and the remaining fraction of the variance.
 
     The slope is reduced by four times its squared standard error over itself: to zero below two standard errors.
     """
@@ -110,14 +110,14 @@ def fraction_interval(
     seen, drawn, sizes : ndarray
         In each stratum: sampled rows with the property, sampled rows, all rows.
     moved : ndarray or float
-        What is added to the mean of each stratum.
+        Adjustment added to the mean of each stratum.
     gain : float
-        The fraction of the variance that is left by moving the means.
+        The fraction of the variance that remains after the adjustment.
     """
     weights = sizes / sizes.sum()
     means = seen / drawn + moved
     estimate = float((weights * means).sum())
-    # n rows of N vary as much as this many of infinitely many; a stratum that was looked at completely does not vary
+    # finite population correction: effective sample size; a fully sampled stratum has no variance
     effective = drawn * np.maximum(sizes - 1, 1) / np.maximum(sizes - drawn, 1e-9)
     rates = np.clip(means, 0, 1)
     high = _upper(estimate, weights, effective, rates, gain)
@@ -148,14 +148,14 @@ def _first(holds: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def _constrained(force: float, weights: np.ndarray, effective: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """Return the most likely stratum rates among all whose weighted sum is as large: the force is its multiplier.
+    """Return the most likely stratum rates for a given weighted sum; ``force`` is the Lagrange multiplier.
 
     The derivative of the likelihood, ``x / r - (n - x) / (1 - r) + force * weight = 0``, is a quadratic equation in r.
     """
     pushed = force * weights / effective
     rest = 1 - pushed
     root = np.sqrt(rest**2 + 4 * pushed * rates)
-    with np.errstate(divide="ignore", invalid="ignore"):  # of the two forms each row takes the stable one
+    with np.errstate(divide="ignore", invalid="ignore"):  # each row uses the numerically stable form
         tried = np.where(rest > 0, 2 * rates / (rest + root), (root - rest) / (2 * pushed))
     inside: np.ndarray = np.clip(tried, 0, 1)
     return inside

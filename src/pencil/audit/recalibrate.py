@@ -1,4 +1,4 @@
-"""Confidences that were measured: Platt scaling on audited rows, used only if it predicts rows it has not seen."""
+"""Recalibrated confidences: Platt scaling on audited rows, used only if it helps on unseen rows."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,11 @@ import numpy as np
 
 FOLDS = 5
 FEWEST = 25
-"""With fewer answers no confidence is recalibrated."""
+"""Minimum number of answers for recalibration."""
 EDGE = 1e-4
-"""Confidences nearer to 0 or 1 than this are taken as this near."""
+"""Confidences are clipped to this distance from 0 and 1."""
 PRIOR = 1.0
-"""The weight of "the confidence is right as it is", in rows."""
+"""Prior weight of the unchanged confidence, in rows."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Platt:
 
 @dataclass(frozen=True)
 class Recalibration:
-    """A fit, and the log loss on rows that the fit has not seen: of the confidence as it was, and recalibrated.
+    """A fit, and the cross-validated log loss of the original and the recalibrated confidence.
 
     ``helps`` is whether the loss falls by more than its standard error.
     """
@@ -40,20 +40,20 @@ class Recalibration:
 
 
 def fit_platt(confidence: np.ndarray, right: np.ndarray, weights: np.ndarray) -> Platt:
-    """Return the scaling with the least weighted log loss, pulled weakly to the confidence as it is (slope 1, shift 0).
+    """Return the scaling that minimises the weighted log loss, weakly regularised to slope 1 and shift 0.
 
     Parameters
     ----------
     confidence, right : ndarray
-        The confidence of each audited row, and 1 where its label is right, else 0.
+        The confidence of each audited row, and 1 if its label is right, else 0.
     weights : ndarray
-        How many rows of the data each audited row stands for; only their proportions count.
+        The number of rows that each audited row represents; only the proportions matter.
     """
     inputs = np.stack([_logit(confidence), np.ones(len(confidence))], axis=1)
     weights = weights / weights.mean()
     prior = np.array([1.0, 0.0])
     found = prior
-    for _ in range(50):  # Newton's method on a convex function of two numbers
+    for _ in range(50):  # Newton's method on a convex function of two variables
         probs = 1 / (1 + np.exp(-np.clip(inputs @ found, -30, 30)))
         gradient = inputs.T @ (weights * (probs - right)) + PRIOR * (found - prior)
         curvature = (inputs.T * (weights * probs * (1 - probs))) @ inputs + PRIOR * np.eye(2)
@@ -65,7 +65,7 @@ def fit_platt(confidence: np.ndarray, right: np.ndarray, weights: np.ndarray) ->
 
 
 def recalibrate(confidence: np.ndarray, right: np.ndarray, weights: np.ndarray) -> Recalibration | None:
-    """Return a scaling of the confidence and whether it helps on rows that it was not fitted on; None of too few rows.
+    """Return a scaling of the confidence and whether it helps on unseen rows; None for too few rows.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The results of an audit: what the answers say about all labels, and how many more a target needs."""
+"""The results of an audit: estimates for all labels, and the number of answers that a target needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from pencil.runs.auditing import write_audit
 from pencil.runs.summary import AuditedConfidence, AuditSummary, Interval
 
 NO_CLASS, CANNOT_TELL = -1, -2
-"""Codes of the answers that are no class."""
+"""Codes of the answers that are not a class."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answered beginning of a sample: a class for each row, NO_CLASS or CANNOT_TELL.
+    """The answered prefix of a sample: for each row a class, NO_CLASS or CANNOT_TELL.
 
-    Rows that were passed over count as CANNOT_TELL: whoever leaves out the hard ones must not gain by it.
+    Skipped rows count as CANNOT_TELL, so that leaving out hard rows does not improve the result.
     """
 
     sample: Sample
@@ -43,14 +43,14 @@ class Answers:
         return strata
 
     def differs(self, labels: np.ndarray) -> np.ndarray:
-        """Return 1 where the label of a row is wrong, 0 where it is right, NaN where that is not known."""
+        """Return 1 if the label of a row is wrong, 0 if it is right, NaN if unknown."""
         wrong: np.ndarray = (labels[self.rows] != self.codes).astype(np.float64)
         wrong[self.codes == CANNOT_TELL] = np.nan
         return wrong
 
     @cached_property
     def missing(self) -> int:
-        """How many more rows must be answered before there is a result."""
+        """Number of answers still missing for a first result."""
         needed = np.minimum(self.sample.strata.sizes, LEAST_IN_STRATUM)
         drawn = np.zeros(len(needed), dtype=np.int64)
         for count, number in enumerate(self.sample.strata.of_row[self.sample.places], 1):
@@ -69,7 +69,7 @@ def read_answers(run: Path, sample: Sample) -> Answers:
 
 
 def collect(sample: Sample, decisions: Mapping[Where, Decision]) -> Answers:
-    """Return the answers up to the last row of a sample that has one.
+    """Return the answers up to the last answered row of a sample.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def collect(sample: Sample, decisions: Mapping[Where, Decision]) -> Answers:
             codes.append(known[str(decision.label)])
         else:
             raise RunError(
-                f"the audit of {where[0]!r} names {decision.label!r}, which is none of the classes of this run; fix or "
+                f"the audit of {where[0]!r} names {decision.label!r}, which is not a class of this run; fix or "
                 f"remove its line in {REVIEWS}."
             )
     return Answers(sample, np.array(codes[:last], dtype=np.int64))
@@ -107,13 +107,13 @@ def measure(answers: Answers) -> tuple[AuditSummary, Recalibration | None]:
     """
     if answers.missing:
         raise RunError(
-            f"{len(answers.codes)} rows are answered, which is too few; expected {answers.missing} more; continue with "
+            f"only {len(answers.codes)} rows are answered; expected {answers.missing} more; continue with "
             f"`pencil audit {answers.sample.run}`."
         )
     sample, labels = answers.sample, answers.sample.labels
     confidence = confidences(labels)
     given_probability = np.nan_to_num(labels.given_probability.astype(np.float64)).clip(0, 1)
-    given_probability[labels.given_codes < 0] = 1.0  # no given label that could be wrong
+    given_probability[labels.given_codes < 0] = 1.0  # without a given label, nothing can be wrong
     wrong = answers.differs(labels.corrected_codes)
     found = {
         "given_wrong": _estimate(answers, _without_none(answers, labels.given_codes), 1 - given_probability),
@@ -138,7 +138,7 @@ def measure(answers: Answers) -> tuple[AuditSummary, Recalibration | None]:
 
 
 def _without_none(answers: Answers, given: np.ndarray) -> np.ndarray:
-    """Return whether each given label is wrong; a row without one is not."""
+    """Return whether each given label is wrong; False for rows without one."""
     wrong = answers.differs(given)
     wrong[given[answers.rows] < 0] = 0.0
     return wrong
@@ -147,7 +147,7 @@ def _without_none(answers: Answers, given: np.ndarray) -> np.ndarray:
 def _estimate(
     answers: Answers, outcome: np.ndarray, predicted: np.ndarray, strata: np.ndarray | None = None
 ) -> Fraction:
-    """Return a fraction of all rows, or of those in some strata."""
+    """Return a fraction of all rows, or of the rows in some strata."""
     whole = answers.sample.strata
     chosen = np.ones(len(whole.sizes), dtype=bool) if strata is None else strata
     number = np.cumsum(chosen) - 1
@@ -171,7 +171,7 @@ def _recalibrate(answers: Answers, wrong: np.ndarray, confidence: np.ndarray) ->
 
 
 def record(run: Path, answers: Answers) -> AuditSummary:
-    """Measure, and write the results into the run; the caller holds its lock.
+    """Compute the results and write them to the run; the caller holds its lock.
 
     The label table gets the column ``audited_confidence`` if recalibration helps; pinned labels keep their confidence.
     """
@@ -186,10 +186,10 @@ def record(run: Path, answers: Answers) -> AuditSummary:
 
 
 def rows_needed(answers: Answers, target: float) -> int | None:
-    """Return how many more rows have to be looked at until the low end for right corrected labels reaches a target.
+    """Return how many more answers are needed until the lower bound for right corrected labels reaches a target.
 
-    This assumes that the rows to come are like those so far. None if the estimate is below the target: then more rows
-    narrow the interval around a fraction that is too low.
+    This assumes that future answers resemble the answers so far. None if the estimate is below the target, because more
+    rows would only narrow the interval around a fraction that is too low.
 
     Parameters
     ----------

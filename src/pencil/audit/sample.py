@@ -17,12 +17,12 @@ DESIGN = "audit.json"
 FORMAT = 1
 COLUMNS = ("corrected", "confidence", "given_probability", "changed")
 ALL_OFFERED = 10
-"""Up to this many classes all are offered for every row; of more, the distribution says which."""
+"""Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The labels of a run and the rows of them that a person looks at.
+    """The labels of a run and the sampled rows.
 
     Attributes
     ----------
@@ -31,15 +31,15 @@ class Sample:
     labels : LabelTable
         All labels.
     population : ndarray
-        The rows that the audit is about: all that are not pinned.
+        The rows that the audit covers: all rows that are not pinned.
     strata : Strata
         The strata of the population.
     places : ndarray
-        The drawn places in the population, in the order in which they are shown.
+        The drawn positions in the population, in display order.
     seed : int
-        The seed of the drawing.
+        The seed of the sample.
     stages : tuple of int
-        The sizes of the sample after each session that drew rows.
+        The sample size after each session that drew rows.
     """
 
     run: Path
@@ -52,17 +52,17 @@ class Sample:
 
     @property
     def rows(self) -> np.ndarray:
-        """The drawn rows of the label table, in the order in which they are shown."""
+        """The drawn rows of the label table, in display order."""
         drawn: np.ndarray = self.population[self.places]
         return drawn
 
     def where(self, at: int) -> Where:
-        """Return the key and split of the row that is shown at this place."""
+        """Return the key and split of the row at this position."""
         row = int(self.rows[at])
         return self.labels.keys[row].as_py(), self.labels.splits[row].as_py()
 
     def all_where(self) -> list[Where]:
-        """Return the key and split of every drawn row, in the order in which they are shown."""
+        """Return the key and split of every drawn row, in display order."""
         return [self.where(at) for at in range(len(self.places))]
 
     def to_tree(self) -> dict[str, Any]:
@@ -72,25 +72,25 @@ class Sample:
 
 
 def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> Sample:
-    """Return the sample of a run: the stored one, extended if more rows are asked for, or a new one.
+    """Return the sample of a run: the stored sample, extended if more rows are requested, or a new one.
 
-    Only a sample that has rows for the first time, or more rows than before, is written; the caller holds the lock.
+    Only a new or extended sample is written; the caller holds the lock.
 
     Parameters
     ----------
     run : Path
         The directory of a finished run.
     rows : int, optional
-        The size of the sample: 100, or as it was stored.
+        The size of the sample; by default the stored size, or 100.
     seed : int, optional
-        The seed: 0, or as it was stored.
+        The seed; by default the stored seed, or 0.
     new : bool
-        Whether a sample may be drawn; otherwise it must be stored.
+        Whether a new sample may be drawn; otherwise a stored one is required.
 
     Raises
     ------
     RunError
-        If the data is multi-label, or the stored sample is another one than asked for.
+        If the data is multi-label, or the stored sample conflicts with the arguments.
     """
     labels = _labels(run)
     stored = read_design(run)
@@ -103,25 +103,26 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
     stages = stored["stages"]
     if seed is not None and seed != stored["seed"]:
         raise RunError(
-            f"--seed is {seed}; the audit of {run} was drawn with {stored['seed']}; leave --seed out to continue it."
+            f"--seed is {seed}, but the audit of {run} was drawn with seed {stored['seed']}; remove --seed to "
+            "continue it."
         )
     sample = _draw(run, labels, tuple(stages), stored["seed"])
     if [list(where) for where in sample.all_where()] != stored["rows"]:
         raise RunError(
-            f"{run / DESIGN} has other rows than its seed draws from the labels; expected the files of one run; "
+            f"the rows in {run / DESIGN} do not match its seed and the labels; expected the files of one run; "
             "restore them from a copy."
         )
     if rows is None or rows == stages[-1]:
         return sample
     if rows < stages[-1]:
-        raise RunError(f"--rows is {rows}; {stages[-1]} rows are drawn already; expected as many or more.")
+        raise RunError(f"--rows is {rows}, but {stages[-1]} rows are already drawn; expected at least as many.")
     sample = _draw(run, labels, (*stages, rows), stored["seed"])
     write_json(run / DESIGN, sample.to_tree(), indent=None)
     return sample
 
 
 def read_design(run: Path) -> dict[str, Any] | None:
-    """Return the content of ``audit.json``, checked; None where there is none."""
+    """Return the validated content of ``audit.json``; None if it does not exist."""
     path = run / DESIGN
     try:
         tree = read_json(path)
@@ -140,7 +141,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
         and all(_is_count(stage) for stage in tree["stages"])
         and tree["stages"] == sorted(set(tree["stages"]))
     ):
-        raise RunError(f"{path} is no audit of format {FORMAT}; restore the file from a copy.")
+        raise RunError(f"{path} is not an audit of format {FORMAT}; restore the file from a copy.")
     return tree
 
 
@@ -153,7 +154,8 @@ def _labels(run: Path) -> LabelTable:
     labels = reader.read_labels(())
     if labels.multilabel:
         raise RunError(
-            f"the run in {run} is multi-label; expected single-label data, as an audit asks for one class per row; "
+            f"the run in {run} is multi-label; expected single-label data, because an audit asks for one class per "
+            "row; "
             f"use `pencil review {run}`."
         )
     pinned = ("pinned",) if "pinned" in reader.label_names() else ()
@@ -169,11 +171,13 @@ def _enough(rows: int) -> int:
 def _draw(run: Path, labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
     population = np.flatnonzero(~labels.pinned & ~labels.is_unlabelled)
     if not len(population):
-        raise RunError("every label is pinned; expected labels that no person has decided; there is nothing to audit.")
+        raise RunError(
+            "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
+        )
     strata = build_strata(labels.changed[population], confidences(labels)[population])
     return Sample(run, labels, population, strata, draw_sample(strata, stages, seed), seed, stages)
 
 
 def confidences(labels: LabelTable) -> np.ndarray:
-    """Return the confidence of every row from 0 to 1; one that is not a number counts as 0."""
+    """Return the confidence of every row; NaN counts as 0."""
     return np.nan_to_num(labels.confidence.astype(np.float64)).clip(0, 1)

@@ -1,4 +1,4 @@
-"""The server of the audit page: the review's guard around other answers, none of which tells a label."""
+"""The server of the audit page: uses the review's guard, and no response reveals a label."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from pencil.review.server import body, guarded, nothing, static, whole
 from pencil.review.session import RefusedError
 
 NO_DATA = (
-    "The data of this run cannot be loaded here, so there is nothing to look at. `pencil review` says why. Start the "
-    "audit where you started the training, or answer a sheet: `pencil audit {run} --sheet FILE`."
+    "The data of this run cannot be loaded here, so there is nothing to show. `pencil review` says why. Start the "
+    "audit in the folder where you started training, or fill in a sheet: `pencil audit {run} --sheet FILE`."
 )
-NO_PICTURE = "This row cannot be shown. If you cannot tell its class, say so."
+NO_PICTURE = "This row cannot be shown. If you cannot tell its class, answer 'cannot tell'."
 
 
 def build_app(blind: Blind, access: Access) -> ASGIApp:
@@ -75,7 +75,7 @@ class _Answers:
         where = self.blind.sample.where(self._place(request.path_params["at"]))
         try:
             return await run_in_threadpool(show, where)
-        except NotShown:  # its reason may name the file, and with it the class
+        except NotShown:  # the reason may contain the file name, and with it the class
             raise NotShown(NO_PICTURE) from None
 
     async def answer(self, request: Request) -> Response:

@@ -1,8 +1,8 @@
 """One session of an audit: the rows without their labels, and the answers, saved before the page continues.
 
-Nothing that the page gets depends on a row's given or corrected label, except which classes are offered where there are
-many: rows are named by their place in the sample (a key may be a path with the class in it, and rows may be sorted by
-class), and the offered classes are as many for every row.
+Nothing that the page receives depends on a row's given or corrected label, except the selection of offered classes if
+there are many. Rows are identified by their position in the sample, because a key may be a path that contains the class
+and rows may be sorted by class. Every row has the same number of offered classes.
 """
 
 import threading
@@ -17,12 +17,12 @@ from pencil.review.images import Pictures, pictures_of
 from pencil.review.session import RefusedError
 
 OFFERED, PROBABLE = 8, 4
-"""Of many classes this many are offered, of which half are probable ones and half are random."""
+"""Number of classes offered if there are many; half are probable classes, half are random."""
 NO_LABEL = ("none", "skip")
 
 
 class Blind:
-    """The sample of a run without labels, and the answers about it; as a context manager it writes them.
+    """The sample of a run without labels, and its answers; use as a context manager to write them.
 
     The caller holds the lock of the run.
 
@@ -31,9 +31,9 @@ class Blind:
     run : Path
         The run directory.
     sample : Sample
-        The rows to look at.
+        The sampled rows.
     pictures : Pictures, optional
-        The inputs to show; by default those of the data that the run's recipe names.
+        The inputs to show; by default loaded from the data of the run's recipe.
     """
 
     def __init__(self, run: Path, sample: Sample, pictures: Pictures | None = None):
@@ -56,13 +56,13 @@ class Blind:
         return len(self.sample.places)
 
     def begin(self) -> dict[str, Any]:
-        """Return what the page needs once."""
+        """Return the initial data of the page."""
         return {"run": self.run.resolve().name, "classes": self.sample.labels.classes, "rows": len(self)}
 
     def row(self, at: int | None = None) -> dict[str, Any]:
-        """Return what the page shows of a place of the sample, by default of the first without an answer.
+        """Return the page data for a position in the sample, by default the first without an answer.
 
-        A place after that one is not shown: whoever could pass over hard rows would bias the sample.
+        Later positions are not shown, because skipping hard rows would bias the sample.
         """
         answered = self.history.audited()
         open_places = [place for place, where in enumerate(self.sample.all_where()) if where not in answered]
@@ -77,7 +77,7 @@ class Blind:
         return shown | {"done": False, "offered": self.offered(at), "kind": kind, "answer": answer}
 
     def offered(self, at: int) -> list[int]:
-        """Return the classes that are offered for a row, in random order: as many for every row."""
+        """Return the classes that are offered for a row, in random order; the number is the same for every row."""
         sample, classes = self.sample, len(self.sample.labels.classes)
         row = int(sample.rows[at])
         rng = np.random.default_rng([sample.seed, row])
@@ -109,7 +109,7 @@ class Blind:
         elif kind in NO_LABEL and code is None:
             self.save(at, None, kind)
         else:
-            raise RefusedError("the answer is no class, 'none' or 'skip'")
+            raise RefusedError("the answer is not a class, 'none' or 'skip'")
         return self.row()
 
     def save(self, at: int, label: str | None, kind: str = "") -> None:

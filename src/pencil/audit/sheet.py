@@ -1,4 +1,4 @@
-"""An audit on paper: a blind sheet as CSV, and the answers that are written into its last column."""
+"""An audit as a spreadsheet: a CSV file without labels, whose last column is filled with answers."""
 
 import csv
 import io
@@ -12,22 +12,22 @@ from pencil.audit.session import Blind
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write, read_regular
-from pencil.formulas import neutral
+from pencil.formulas import escape_formula
 
 COLUMNS = ("key", "split", "classes", "label")
 WORDS = {"cannot tell": "skip", "none of the classes": "none"}
-"""Answers that are no class; a class of the same name comes first."""
+"""Answers that are not a class; a class of the same name takes precedence."""
 TELLING = 0.1
-"""Keys that contain the given label of their row this much more often than that of another row tell it."""
+"""Keys reveal labels if they contain the label of their own row this much more often than the label of another row."""
 
 
 def write_sheet(blind: Blind, path: Path) -> int:
-    """Write the rows of a sample as a new CSV file with an empty column ``label``, and return how many there are.
+    """Write the rows of a sample as a new CSV file with an empty column ``label``, and return the number of rows.
 
     Raises
     ------
     RunError
-        If the keys tell the given labels, as the paths of a folder of classes do, or the file exists.
+        If the keys reveal the given labels, like paths in a folder per class, or the file exists.
     """
     sample = blind.sample
     refuse_telling_keys(sample)
@@ -36,7 +36,7 @@ def write_sheet(blind: Blind, path: Path) -> int:
     lines.writerow(COLUMNS)
     for at, (key, split) in enumerate(sample.all_where()):
         offered = "; ".join(names[code] for code in blind.offered(at))
-        lines.writerow([neutral(key), split, neutral(offered), ""])
+        lines.writerow([escape_formula(key), split, escape_formula(offered), ""])
     with atomic_write(path, new=True) as temporary:
         temporary.write_text(text.getvalue(), encoding="utf-8", newline="\n")  # a key may contain line breaks
     return len(blind)
@@ -64,12 +64,12 @@ def refuse_telling_keys(sample: Sample) -> None:
 def read_sheet(path: Path, sample: Sample) -> Iterator[tuple[int, str | None, str]]:
     """Yield the answers of a CSV file with the columns key and label: place in the sample, class and kind.
 
-    An empty cell is no answer. A column ``split`` is needed only where two rows have the same key.
+    Empty cells are ignored. A column ``split`` is needed only if two rows have the same key.
 
     Raises
     ------
     RunError
-        If the file is no such table, or a line names a row or a class that the sample does not have.
+        If the file is not such a table, or a line names a row or a class that is not in the sample.
     """
     places = _places(sample)
     for number, (key, split, label) in _lines(path):
@@ -79,7 +79,8 @@ def read_sheet(path: Path, sample: Sample) -> Iterator[tuple[int, str | None, st
         at = places.get(wanted)
         if at is None:
             raise RunError(
-                f"line {number} of {path} is about {key!r}, which is not in the sample once; expected the keys that "
+                f"line {number} of {path} names {key!r}, which does not identify one row of the sample; expected the "
+                "keys that "
                 f"`pencil audit {sample.run} --sheet` wrote; fix or remove the line."
             )
         if label in sample.labels.classes:
@@ -94,7 +95,7 @@ def read_sheet(path: Path, sample: Sample) -> Iterator[tuple[int, str | None, st
 
 
 def import_sheet(blind: Blind, path: Path) -> int:
-    """Save the answers of a sheet that differ from those before, and return how many those are."""
+    """Save the answers of a sheet that are new or changed, and return their number."""
     new = list(read_sheet(path, blind.sample))
     standing, saved = blind.history.audited(), 0
     for at, label, kind in new:
@@ -106,11 +107,11 @@ def import_sheet(blind: Blind, path: Path) -> int:
 
 
 def _places(sample: Sample) -> dict[Where | str, int]:
-    """Return the place of each row by key and split, and by key alone where only one row has it."""
+    """Return the position of each row by key and split, and by key alone if it is unique."""
     found: dict[Where | str, int] = {}
     double = set()
     for at, (key, split) in enumerate(sample.all_where()):
-        for name in {key, neutral(key)}:
+        for name in {key, escape_formula(key)}:
             if name in found:
                 double.add(name)
             found[name] = found[name, split] = at
@@ -134,4 +135,4 @@ def _lines(path: Path) -> Iterator[tuple[int, tuple[str, str, str]]]:
         for number, line in enumerate(lines, 2):
             yield number, ((line["key"] or ""), (line.get("split") or ""), (line["label"] or "").strip())
     except csv.Error as error:
-        raise RunError(f"{path} is no CSV file: {error}; save it as CSV.") from error
+        raise RunError(f"{path} is not a CSV file: {error}; save it as CSV.") from error

@@ -1,1 +1,1 @@
-"""Benchmarks: grids of runs, every method on the same data, noise, backbone, budget and seeds, and their tables."""
+"""Benchmarks: grids of runs with the same data, noise, backbone, budget and seeds for every method; and tables."""

@@ -17,21 +17,23 @@ def plan(
 ) -> Recipe:
     """Return the recipe for this many seconds of training on its data.
 
-    A method that can plan by the clock gets the time, and what it takes to set up a run. For any other the speed of its
-    phases is timed first, and the number of epochs chosen that fits, so that its schedules end where training ends.
-    Neither loading and timing nor the features of a frozen backbone are part of the time. The network is the one of
-    ``pencil train --budget``, whose trial needs a budget that has room for it. ``on_features`` is called as
-    features are computed.
+    A method that can plan by time gets the budget plus the time to set up a run. For any other method, the speed of its
+    phases is measured first, and the number of epochs is chosen to fit, so that its schedules end with training.
+    Loading, timing and the features of a frozen backbone are not part of the budget. The network is the same as for
+    ``pencil train --budget``, whose trial needs a large enough budget. ``on_features`` is called while features are
+    computed.
     """
     device = pick_device(recipe.training.device)
     timed = _with(recipe, minutes=seconds / 60, epochs=None)
     trial = try_networks(timed, loaded, held_out_accuracy, gpu=device.type == "cuda")
     recipe = recipe if trial is None else trial.chosen(recipe)
     job = assemble(recipe, loaded).with_features(Compute(device), on_features)
-    recipe = recipe.model_copy(update={"model": job.recipe.model})  # no trial later, when the recipe has epochs instead
+    recipe = recipe.model_copy(
+        update={"model": job.recipe.model}
+    )  # prevents another trial, because the recipe now has epochs
     if job.method.requirements.wall_clock:
         started = time.monotonic()
-        assemble(recipe, loaded).with_features(Compute(device))  # again: features are cached now
+        assemble(recipe, loaded).with_features(Compute(device))  # again, with cached features
         return _with(recipe, minutes=(seconds + time.monotonic() - started) / 60, epochs=None)
     full_length = replace(job, recipe=_with(job.recipe, epochs=None, minutes=None))
     return _with(recipe, epochs=affordable_epochs(full_length.trainer(), seconds), minutes=None)

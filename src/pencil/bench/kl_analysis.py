@@ -1,8 +1,8 @@
 """Section 4.5 and Figures 3 to 6: which direction of the KL divergence corrects labels, and why.
 
 PENCIL runs twice on the same noisy digits, with the inverse and with the forward divergence. After every epoch of the
-correction phase, the gradient of L_c with respect to the label logits is recorded for a few rows: the component of the
-given class and that of the true class. The true class serves the figures only; training never sees it.
+correction phase, the gradient of L_c with respect to the label logits is recorded for a few rows: the components of the
+given class and of the true class. The true class is only used for the figures; training never sees it.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from pencil.training import Observer, Record
 RECIPE = "digits-symmetric-50"
 RATE = 0.3
 ROWS_PER_KIND = 2
-"""How many rows with a wrong label, and with a right one, are recorded, as in the paper's figures."""
+"""Number of recorded rows with a wrong label, and with a right label, as in the paper's figures."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class GradientRecorder(Observer):
             gradient = forward_kl_label_gradient(label_logits, logits)
         else:
             gradient = label_logits.softmax(dim=1) - logits.softmax(dim=1)
-        scale = self.job.recipe.training.batch_size * labels.num_classes  # as in the loss: a batch mean, divided by c
+        scale = self.job.recipe.training.batch_size * labels.num_classes  # as in the loss: a batch mean divided by c
         self.gradients.append((gradient / scale).cpu())
 
 
 def train_and_record(divergence: Divergence, seed: int = 1, epochs: int | None = None) -> Analysis:
-    """Train once and return what was recorded."""
+    """Train once and return the recorded values."""
     tree = recipe.merge(
         recipe.find(RECIPE),
         {"seed": seed, "method": {"divergence": divergence}, "data": {"noise": {"kind": "symmetric", "rate": RATE}}},

@@ -22,14 +22,14 @@ ESCAPED = str.maketrans(
         ">": r"\textgreater{}",
         "|": r"\textbar{}",
         "±": r"$\pm$",
-        "*": "{*}",  # after the end of a row, a star or a bracket would be its argument
+        "*": "{*}",  # after the end of a row, a star or a bracket would be read as its argument
         "[": "{[}",
     }
 )
 
 
 def escape(text: str) -> str:
-    """Return text that LaTeX prints as it is, on one line."""
+    """Return text escaped for LaTeX, on one line."""
     return _one_line(text).translate(ESCAPED)
 
 
@@ -73,5 +73,5 @@ def _cell(cell: Mapping[str, Any]) -> str:
 
 
 def _label(name: str) -> str:
-    """The name with the letters and digits that a label may have."""
+    """The name reduced to the characters that a label may contain."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)

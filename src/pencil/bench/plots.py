@@ -23,7 +23,7 @@ def curves(
 
 
 def canvas(title: str, unit: str) -> tuple[Any, Any]:
-    """Return an empty figure and its axes; it needs no display, since matplotlib's SVG canvas is used directly."""
+    """Return an empty figure and its axes; the SVG canvas of Matplotlib does not need a display."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -43,12 +43,14 @@ def save(figure: Any, axes: Any, path: Path) -> None:
     axes.legend(fontsize=8, frameon=False, ncols=2)
     import matplotlib
 
-    with matplotlib.rc_context({"svg.hashsalt": "pencil", "svg.fonttype": "none"}):  # the same bytes for the same data
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "pencil", "svg.fonttype": "none"}
+    ):  # identical bytes for identical data
         write(path, lambda target: figure.savefig(target, format="svg", facecolor="white", metadata={"Date": None}))
 
 
 def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Return the mean over seeds in per cent, up to the last epoch that all have; a method may end early."""
+    """Return the mean over seeds in per cent, up to the last epoch that all seeds have."""
     shortest = min(map(len, curves))
     found: list[float] = (100 * np.array([curve[:shortest] for curve in curves])).mean(axis=0).tolist()
     return found
@@ -60,7 +62,7 @@ def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Pat
     Returns
     -------
     list of Path
-        The files that were written.
+        The written files.
     """
     found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for cell in spec.cells():

@@ -1,4 +1,4 @@
-"""Progress inside the cells of a benchmark: a worker reports where its cell is, the benchmark's process shows it."""
+"""Progress inside the cells of a benchmark: workers report the status of their cells, and the main process shows it."""
 
 import sys
 import time
@@ -16,15 +16,15 @@ from pencil.methods.base import Phase
 from pencil.terminal import visible
 
 SECONDS_PER_MESSAGE = 0.2
-"""A worker reports at most once in this time, besides the start of a stage: a bar is read no faster than that."""
+"""Minimum seconds between reports of a worker, except at the start of a stage."""
 
 News = Status | str
-"""What a worker reports of its cell: where it is, or a sentence."""
+"""A worker's report about its cell: a status, or a sentence."""
 Tell = Callable[[News], None]
 
 
 class Relay(Follower):
-    """Reports where a cell is, to whoever shows it."""
+    """Reports the status of a cell to the display."""
 
     def __init__(self, tell: Tell, now: Callable[[], float] = time.monotonic):
         super().__init__()
@@ -41,7 +41,7 @@ class Relay(Follower):
         self.tell(sentence)
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
-        """Report the first epoch at once."""
+        """Report the first epoch immediately."""
         self._told_at = -SECONDS_PER_MESSAGE
         super().on_start(phases, steps_per_epoch, steps_done, earlier_epochs)
 
@@ -55,7 +55,7 @@ class Relay(Follower):
 
 @contextmanager
 def warnings_told(tell: Tell) -> Iterator[None]:
-    """Report warnings as sentences: what a worker writes to a terminal itself tears the bars apart."""
+    """Report warnings as sentences, because direct output of a worker would break the bars."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
         tell(f"{category.__name__}: {message}")
@@ -69,14 +69,14 @@ class Display(Protocol):
     """Shows the progress of the cells on stderr."""
 
     def on_news(self, cell: Cell, news: News) -> None:
-        """A running cell is here, or has something to say."""
+        """Called when a running cell reports its status or a sentence."""
 
     def on_end(self, cell: Cell, line: str) -> None:
-        """A cell has ended, as the line says."""
+        """Called when a cell has ended; ``line`` describes the result."""
 
 
 class Bars:
-    """A bar for every cell that runs; sentences and the lines of finished cells stand above."""
+    """A bar for every running cell; sentences and the lines of finished cells appear above."""
 
     def __init__(self, progress: OneLine):
         self.progress = progress
@@ -88,7 +88,7 @@ class Bars:
             self._print(f"{cell.label}: {news}")
             return
         before = f"{news.stage}, {visible(cell.label)}"
-        if cell.label not in self.tasks:  # complete: another thread may draw it at once
+        if cell.label not in self.tasks:  # complete, because another thread may draw it immediately
             self.tasks[cell.label] = self.progress.add_task("", total=None, before=before, score="", more=())
         show_task(self.progress, self.tasks[cell.label], news, before)
 
@@ -103,10 +103,10 @@ class Bars:
 
 
 class Log:
-    """Lines for logs: when a cell starts, when it has ended, and in between.
+    """Lines for logs: when a cell starts, when it ends, and in between.
 
-    Of all cells together there is at most one line in ``SECONDS_PER_LINE`` in between, since each of ``n`` cells that
-    run waits ``n`` times as long.
+    In between, all cells together write at most one line per ``SECONDS_PER_LINE``, because each of ``n`` running cells
+    waits ``n`` times as long.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
@@ -121,7 +121,7 @@ class Log:
             self._write(f"{name}: {news}")
             return
         total, first, began = self._began.setdefault(name, (news.total, news.done, now))
-        if total != news.total:  # another stage, or another plan
+        if total != news.total:  # a new stage, or a new plan
             first, began = news.done, now
             self._began[name] = news.total, first, began
         if name in self._said_at and now - self._said_at[name] < SECONDS_PER_LINE * len(self._said_at):

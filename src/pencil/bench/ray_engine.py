@@ -21,21 +21,21 @@ def run_cells_on_ray(
 ) -> dict[str, Result]:
     """Run every cell that has no result yet; see :func:`pencil.bench.runner.run_cells`.
 
-    The cluster is that of :func:`pencil.cluster.joined_cluster`. A cell takes a core, and a GPU where the cluster has
-    some; one whose machine dies runs once more. Results come back to this process, which writes them.
+    The cluster is joined by :func:`pencil.cluster.joined_cluster`. A cell takes a core, and a GPU if the cluster has
+    any; if its machine dies, the cell is retried once. This process receives and writes the results.
 
     Parameters
     ----------
     cells : sequence of Cell
         The grid.
     folder : Path
-        Has a file for each result.
+        Folder with one file per result.
     at_a_time : int or None
-        Run at most this many cells at a time; None leaves it to Ray.
+        Maximum number of cells at a time; None leaves it to Ray.
     report : callable
         Called as ``report(cell, result, left)`` after each cell.
     watch : callable
-        Called as ``watch(cell, news)`` while a cell runs, once a second with all that is new.
+        Called as ``watch(cell, news)`` while a cell runs, once per second with all news.
     """
     with joined_cluster() as ray:
         todo = unfinished(cells, folder)
@@ -59,16 +59,16 @@ class _News:
         from ray.util.queue import Queue
 
         self.cells, self.watch, self.ended = cells, watch, set[int]()
-        # it takes no core from the cells, and starts again, empty, where its machine dies
+        # takes no core from the cells, and restarts empty if its machine dies
         self.queue = Queue(actor_options={"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1})
 
     def show(self) -> None:
-        """Pass on what is new."""
+        """Pass on all news."""
         from ray.util.queue import Empty
 
         try:
             found = self.queue.get_nowait_batch(self.queue.qsize())
-        except Empty:  # it has just started again
+        except Empty:  # it has just restarted
             return
         for number, news in found:
             if number not in self.ended:
@@ -79,14 +79,14 @@ def _run_told(cell: Cell, number: int, queue: Any) -> Result:
     """Run a cell on a machine of the cluster; its news go into the queue."""
 
     def tell(news: News) -> None:
-        queue.actor.put_nowait.remote((number, news))  # not awaited: a cell does not depend on its display
+        queue.actor.put_nowait.remote((number, news))  # not awaited, because a cell does not depend on its display
 
     with warnings_told(tell):
         return run_cell(cell, tell)
 
 
 def _result(ray: Any, task: Any) -> Result:
-    """Return what a cell has returned; one whose process or machine died has failed, and the others go on."""
+    """Return the result of a cell; if its process or machine died, the cell has failed and the others continue."""
     try:
         result: Result = ray.get(task)
     except ray.exceptions.RayError as error:

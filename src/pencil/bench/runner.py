@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 CURVES = ("test_accuracy", "test_map", "labels_correct", "validation_accuracy", "phase")
-"""The metrics that are kept of every epoch."""
+"""The metrics that are kept for every epoch."""
 CHOSEN_LATER = ("rows", "test_rows", "long_tail", "noise", "validation", "augmentation")
-"""Settings of data that make no difference to what is loaded."""
+"""Data settings that do not affect the loaded data."""
 
 
 def run_cells(
@@ -39,9 +39,9 @@ def run_cells(
     cells : sequence of Cell
         The grid.
     folder : Path
-        Has a file for each result.
+        Folder with one file per result.
     processes : int
-        How many cells run at a time.
+        Number of cells to run at a time.
     report : callable
         Called as ``report(cell, result, left)`` after each cell; ``left`` is the number of cells still to run.
     watch : callable
@@ -78,7 +78,7 @@ def run_cells(
 
 
 def unfinished(cells: Sequence[Cell], folder: Path) -> list[Cell]:
-    """Return the cells that have no result yet; the folder of the results is made."""
+    """Return the cells without a result; create the folder of the results."""
     folder.mkdir(parents=True, exist_ok=True)
     before = read_results(cells, folder)
     return [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
@@ -116,12 +116,12 @@ class _Worker:
         self.cell = cell
         try:
             self.pipe.send(cell)
-        except OSError:  # it died between two cells
+        except OSError:  # the worker died between two cells
             self._start()
             self.pipe.send(cell)
 
     def receive(self) -> tuple[Cell, Result | News]:
-        """Return the cell and what comes next from it: news, or at its end the result."""
+        """Return the cell and its next message: news, or the final result."""
         cell = self.cell
         assert cell is not None
         try:
@@ -129,7 +129,7 @@ class _Worker:
             if isinstance(received, dict):
                 self.cell = None
             return cell, received
-        except (EOFError, OSError):  # killed, or out of memory: the cell is lost, the others are not
+        except (EOFError, OSError):  # killed, or out of memory: only this cell is lost
             self.process.join()
             code = self.process.exitcode
             self.pipe.close()
@@ -151,7 +151,7 @@ def _work(pipe: Connection, number: int, threads: int | None) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if threads is not None:
         torch.set_num_threads(threads)
-    if torch.cuda.is_available():  # processes are spread over the GPUs
+    if torch.cuda.is_available():  # distribute processes over the GPUs
         torch.cuda.set_device(number % torch.cuda.device_count())
     while True:
         try:
@@ -164,7 +164,7 @@ def _work(pipe: Connection, number: int, threads: int | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process at once when the benchmark's own is killed: nobody would take the result."""
+    """End this process when the benchmark's main process is killed, because the result would be lost."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -174,7 +174,7 @@ def _end_with_parent() -> None:
 def run_cell(cell: Cell, tell: Tell = lambda _: None) -> Result:
     """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid.
 
-    Meanwhile ``tell`` is called with where the cell is.
+    ``tell`` is called with the status of the cell.
     """
     from pencil.bench.budget import plan
     from pencil.job import run_recipe
@@ -198,7 +198,7 @@ def run_cell(cell: Cell, tell: Tell = lambda _: None) -> Result:
 
 @lru_cache(maxsize=1)
 def _loaded(settings: str) -> "Splits":
-    """The data of a cell by its settings as JSON; kept for the next cell, which mostly has the same."""
+    """Cache of the last cell's data by its settings as JSON; the next cell usually has the same data."""
     from pencil.data.read import load
     from pencil.data.settings import DataSettings
 
@@ -206,7 +206,7 @@ def _loaded(settings: str) -> "Splits":
 
 
 def default_processes() -> int:
-    """Return the number of GPUs, or without any as many as have a core for each thread."""
+    """Return the number of GPUs, or without a GPU the number of processes that have a core per thread."""
     import torch
 
     threads = torch.get_num_threads() if _names_threads() else 1
@@ -214,7 +214,7 @@ def default_processes() -> int:
 
 
 def threads_per_cell(processes: int) -> int | None:
-    """Return an equal share of the cores, or None where ``OMP_NUM_THREADS`` says how many threads a process has."""
+    """Return an equal share of the cores, or None if ``OMP_NUM_THREADS`` sets the number of threads."""
     return None if _names_threads() else max(1, cores() // processes)
 
 

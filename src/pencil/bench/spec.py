@@ -15,6 +15,7 @@ from pencil._version import __version__
 from pencil.errors import RecipeError
 from pencil.methods import find_method
 from pencil.recipe import Recipe, Tree
+from pencil.terminal import counted
 from pencil.user_file import NO_FILES, Trust, as_trust, split_reference
 
 
@@ -33,7 +34,7 @@ AnyAxis = TypeVar("AnyAxis", bound=Axis)
 
 
 class NoiseColumn(Axis):
-    """One noise: a column of the tables; ``datasets`` names those that have it, by default all."""
+    """One noise: a column of the tables; ``datasets`` names the datasets that have it, by default all."""
 
     datasets: tuple[str, ...] | None = None
 
@@ -61,9 +62,9 @@ class MethodRow(Axis):
 
 
 class Spec(_Strict):
-    """A whole grid. ``recipe`` has the keys that all cells have in common; times are relative to ``reference``.
+    """A grid. ``recipe`` has the keys that all cells share; times are relative to ``reference``.
 
-    With ``budget_seconds`` every cell trains for as many epochs as fit into this time, whatever the recipes say.
+    With ``budget_seconds`` every cell trains for as many epochs as fit into this time, overriding the recipes.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Spec(_Strict):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        """Refuse equal names, which would overwrite each other's results, and noises for datasets that are not here."""
+        """Reject duplicate names, which would overwrite each other's results, and noises for unknown datasets."""
         for axis, given in (
             ("seeds", list(self.seeds)),
             ("datasets", [one.name for one in self.datasets]),
@@ -87,7 +88,7 @@ class Spec(_Strict):
             ("methods", [one.name for one in self.methods]),
         ):
             if len(set(given)) < len(given):
-                raise ValueError(f"{axis} are {given}; expected each of them once")
+                raise ValueError(f"{axis} are {given}; expected unique names")
         known = {one.name for one in self.datasets}
         for noise in self.noises:
             unknown = [name for name in noise.datasets or () if name not in known]
@@ -104,9 +105,9 @@ class Spec(_Strict):
         methods: Sequence[str] = (),
         seeds: Sequence[int] = (),
     ) -> Self:
-        """Return the grid of these names and seeds only; an empty sequence keeps all of its kind.
+        """Return the grid restricted to these names and seeds; an empty sequence keeps all.
 
-        Times are relative to the first method where the reference is not among those that are left.
+        Times are relative to the first method if the reference is not selected.
         """
         kept = _named(self.datasets, datasets, "dataset")
         kept_names = {one.name for one in kept}
@@ -129,7 +130,7 @@ class Spec(_Strict):
         return [noise for noise in self.noises if noise.applies_to(dataset)]
 
     def cells(self) -> Iterator["Cell"]:
-        """Yield all cells, seed by seed, so that an interrupted benchmark has complete tables of fewer seeds."""
+        """Yield all cells, seed by seed, so that an interrupted benchmark has complete tables for fewer seeds."""
         for seed in self.seeds:
             for dataset in self.datasets:
                 for noise in self.noises_of(dataset.name):
@@ -149,7 +150,7 @@ class Spec(_Strict):
                 )
             wanted = section.get("name")
             if wanted is not None and wanted != recipe.method_name(tree):
-                tree = {**tree, "method": {"name": wanted}}  # another method starts from its own defaults
+                tree = {**tree, "method": {"name": wanted}}  # a different method starts from its own defaults
             tree = recipe.merge(tree, change)
         return {**tree, "seed": seed, "name": f"{self.name}-{method.name}"}
 
@@ -163,7 +164,7 @@ class Spec(_Strict):
 
 
 def _named(known: Sequence[AnyAxis], asked: Sequence[str], kind: str) -> list[AnyAxis]:
-    """Return those that are asked for, in the order of the spec; all if none is named."""
+    """Return the requested items in the order of the spec; all if none are named."""
     names_here = [one.name for one in known]
     for name in asked:
         if name not in names_here:
@@ -191,13 +192,13 @@ class Cell:
         return f"{self.dataset}, {self.noise}, {self.method}, seed {self.seed}"
 
     def recipe(self) -> Recipe:
-        """Return the cell's complete recipe; a mistake in it is a RecipeError."""
+        """Return the cell's complete recipe; raise RecipeError if it is not valid."""
         return recipe.parse(self.tree, f"the cell {self.label}", trust=self.trust)
 
     def identity(self) -> str:
-        """Return a file name with a hash of what is run: the recipe, the version of pencil and the user's own files."""
+        """Return a file name with a hash of the recipe, the version of pencil and the user's own files."""
         chosen = self.recipe()
-        data = chosen.data.model_copy(update={"root": None})  # the same data may be in another folder
+        data = chosen.data.model_copy(update={"root": None})  # the data may be in another folder
         plain = chosen.model_copy(update={"name": "", "description": "", "paper": "", "data": data})
         content_hash = hashlib.sha256(f"{__version__}\n{plain.to_toml()}".encode())
         for name in (chosen.method["name"], chosen.model.name):
@@ -213,7 +214,7 @@ class Cell:
 
 
 def read_spec(what: str, trust: Trust | bool = False) -> Spec:
-    """Return a benchmark by its name or its .toml file; a mistake in it is a RecipeError.
+    """Return a benchmark by name or .toml file; raise RecipeError if it is not valid.
 
     ``trust`` are the Python files that its cells may execute; none by default.
     """
@@ -229,10 +230,10 @@ def read_spec(what: str, trust: Trust | bool = False) -> Spec:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise RecipeError(
-            f"{what} has {len(lines)} mistake(s):\n" + "\n".join(f"  {line}" for line in lines)
+            f"{counted(len(lines), 'error')} in {what}:\n" + "\n".join(f"  {line}" for line in lines)
         ) from error
     if spec.reference not in [row.name for row in spec.methods]:
-        raise RecipeError(f"{what} compares with {spec.reference!r}, which is not among its methods.")
+        raise RecipeError(f"the reference of {what} is {spec.reference!r}; expected one of its methods.")
     spec._trust = as_trust(trust)
     return spec
 

@@ -43,7 +43,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the tables: a method on one dataset and noise, over all seeds that are done.
+    """One cell of the tables: a method on one dataset and noise, over all finished seeds.
 
     Attributes
     ----------
@@ -62,8 +62,8 @@ class Entry:
     repairs : Measurement or None
         Labels repaired per label broken.
     average_precision, first_200, first_errors, auroc : Measurement or None
-        How well the issue scores find wrong labels: average precision, precision of the first 200 rows and of as many
-        as are wrong, area under the ROC curve.
+        How well the issue scores detect wrong labels: average precision, precision of the first 200 rows and of the
+        first k rows for k wrong labels, area under the ROC curve.
     calibration : Measurement or None
         Expected calibration error of the corrected labels.
     covered : Measurement or None
@@ -73,9 +73,9 @@ class Entry:
     seconds : Measurement or None
         Training time.
     epochs : Measurement or None
-        How many epochs were trained, where every cell had the same time.
+        Number of trained epochs, if every cell had the same time.
     relative_time : float or None
-        Training time divided by that of the reference method.
+        Training time divided by the time of the reference method.
     paper : mapping
         The paper's numbers for ``best`` and ``last``.
     """
@@ -178,7 +178,7 @@ def _labels(done: Seeds) -> Measurement | None:
 
 
 def _repairs(done: Seeds) -> Measurement | None:
-    """Return how many labels were repaired per label broken; with none broken, how many were repaired."""
+    """Return the number of repaired labels per broken label; if none is broken, the number of repaired labels."""
     counts = {seed: summary["labels"] for seed, summary in done.items()}
     if not all("repaired" in count for count in counts.values()):
         return None
@@ -205,7 +205,7 @@ def _epochs(found: Seeds) -> Measurement | None:
 
 
 def _covered(done: Seeds) -> Measurement | None:
-    """Return how often the interval of the noise rate has the injected rate in it, in per cent."""
+    """Return how often the interval of the noise rate contains the injected rate, in per cent."""
     rates = {seed: summary.get("findings", {}).get("noise_rate") for seed, summary in done.items()}
     true = {seed: summary.get("injected_noise_rate") for seed, summary in done.items()}
     if None in rates.values() or None in true.values():
@@ -237,14 +237,14 @@ VIEWS = (
 
 
 def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return a table of text for each dataset and view: a header and one row per method."""
+    """Return a text table for each dataset and view: a header and one row per method."""
     made = []
     for dataset in spec.datasets:
         here = [entry for entry in entries if entry.dataset == dataset.name]
         score = "mAP" if any(entry.score == "mAP" for entry in here) else "accuracy"
         for title, name in VIEWS:
             if all(getattr(entry, name) is None for entry in here):
-                continue  # nothing of the kind was measured
+                continue  # not measured
             rows = []
             for row in spec.methods:
                 line = [entry for entry in here if entry.method == row.name]
@@ -257,18 +257,18 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 COMPARED = (VIEWS[0], VIEWS[2])
-"""The views that equal time is shown beside equal epochs in."""
+"""The views that compare equal time with equal epochs."""
 
 
 def compare_budgets(spec: Spec, by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
-    """Return tables of the same methods under several budgets: for each noise a column per budget.
+    """Return tables of the same methods under several budgets, with one column per noise and budget.
 
     Parameters
     ----------
     spec
-        The grid that all have in common.
+        The common grid.
     by_budget
-        Entries by the name of their budget: "equal epochs", "60 s". Without a second one there is nothing to compare.
+        Entries by the name of their budget: "equal epochs", "60 s". With a single budget there is nothing to compare.
     """
     if len(by_budget) < 2:
         return []
@@ -336,7 +336,7 @@ def as_html(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequen
 def _render(template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.bench"),
-        autoescape=template.endswith(".html.jinja"),  # names in a spec are the user's own text
+        autoescape=template.endswith(".html.jinja"),  # a spec contains user-defined names
         undefined=jinja2.StrictUndefined,
     )
     text = environment.get_template(template).render(
@@ -346,12 +346,12 @@ def _render(template: str, spec: Spec, entries: Sequence[Entry], by_budget: Mapp
 
 
 def all_grids(spec: Spec, entries: Sequence[Entry], by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
-    """Return the tables in the order of a page: those of :func:`compare_budgets` first."""
+    """Return the tables in page order: the tables of :func:`compare_budgets` first."""
     return [*compare_budgets(spec, by_budget), *grids(spec, entries)]
 
 
 def describe(spec: Spec) -> str:
-    """Return what the figures of the tables are, in a few sentences."""
+    """Return a short explanation of the numbers in the tables."""
     text = (
         f"Mean and standard deviation over the seeds {', '.join(map(str, spec.seeds))}; the best method without a star "
         "in bold. A star marks methods that get the true transition matrix. Times are relative to "

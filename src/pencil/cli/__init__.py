@@ -68,21 +68,21 @@ def _version(wanted: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Options of the program itself."""
+    """Options of the program."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 STOPPED = 75
-"""The exit code of training that was stopped and can be resumed (EX_TEMPFAIL: try again later)."""
+"""Exit code of training that was interrupted and can be resumed (EX_TEMPFAIL: try again later)."""
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    if int(os.environ.get("RANK", "0")) == 0:  # of several processes, one is enough
+    if int(os.environ.get("RANK", "0")) == 0:  # only one of several processes prints it
         echo(f"warning: {message}", err=True)
 
 
 def _how_to_resume(stopped: Stopped) -> list[str]:
-    """Return the command that resumes a run; none for one that had not begun, where the same command is needed."""
+    """Return the command that resumes a run; empty if the run had not started and the same command restarts it."""
     from pencil.cli.show import program
     from pencil.runs.layout import is_unfinished
 
@@ -92,11 +92,11 @@ def _how_to_resume(stopped: Stopped) -> list[str]:
 
 
 def main() -> None:
-    """Entry point: a mistake that the user can fix is one clear message and exit code 2, never a traceback."""
+    """Entry point: an error that the user can fix prints one message and exits with code 2, without a traceback."""
     try:
         with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _warn
-            app(prog_name="pencil")  # also for `python -m pencil`: help and completion name the command
+            app(prog_name="pencil")  # so that help and completion also show `pencil` for `python -m pencil`
     except Stopped as stopped:
         if int(os.environ.get("RANK", "0")) == 0:
             echo("\n".join([str(stopped), *_how_to_resume(stopped)]), err=True)

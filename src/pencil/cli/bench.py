@@ -16,39 +16,43 @@ if TYPE_CHECKING:
 
 Processes = Annotated[
     int | None,
-    typer.Option("--processes", min=1, help="Cells at a time; by default one per GPU, or per core without any."),
+    typer.Option(
+        "--processes",
+        min=1,
+        help="Number of cells to run in parallel; default: one per GPU, or one per core without a GPU.",
+    ),
 ]
 Names = list[str] | None
 
 
 def bench(
     spec: Annotated[str, typer.Argument(metavar="SPEC", help="A benchmark by name, a .toml file, or kl-analysis.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where results go; bench/NAME by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output directory; default: bench/NAME.")] = None,
     processes: Processes = None,
-    engine: Annotated[str, typer.Option("--engine", help="local, or ray: the machines of a Ray cluster.")] = "local",
-    root: Annotated[Path | None, typer.Option("--root", help="Where the dataset's files are.")] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", help="Where cells run: local, or ray for a Ray cluster.")
+    ] = "local",
+    root: Annotated[Path | None, typer.Option("--root", help="Directory of the dataset's files.")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            "--budget", help="Equal time: train every cell for this long (90s, 10m), in as many epochs as fit."
-        ),
+        typer.Option("--budget", help="Train every cell for the same time (90s, 10m), with as many epochs as fit."),
     ] = None,
-    dataset: Annotated[Names, typer.Option("--dataset", help="Only this dataset; repeat it for several.")] = None,
-    noise: Annotated[Names, typer.Option("--noise", help="Only this noise; repeat it for several.")] = None,
-    method: Annotated[Names, typer.Option("--method", help="Only this method; repeat it for several.")] = None,
+    dataset: Annotated[Names, typer.Option("--dataset", help="Only this dataset; repeatable.")] = None,
+    noise: Annotated[Names, typer.Option("--noise", help="Only this noise; repeatable.")] = None,
+    method: Annotated[Names, typer.Option("--method", help="Only this method; repeatable.")] = None,
     seed: Annotated[
-        list[int] | None, typer.Option("--seed", min=0, help="This seed instead of those of the spec; may be repeated.")
+        list[int] | None, typer.Option("--seed", min=0, help="Use this seed instead of the spec's seeds; repeatable.")
     ] = None,
-    latex: Annotated[bool, typer.Option("--latex", help="Write the tables as LaTeX too: results.tex.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Also write the tables as LaTeX (results.tex).")] = False,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a grid of methods and write tables. The same command resumes an interrupted one."""
+    """Run a grid of methods and write tables. The same command resumes an interrupted benchmark."""
     from pencil.bench.spec import read_spec
 
     if spec == "kl-analysis":
         if latex:
-            raise RecipeError("--latex is for grids, and kl-analysis is not a grid; leave --latex out.")
+            raise RecipeError("--latex needs a grid, and kl-analysis is not a grid; remove --latex.")
         from pencil.bench.kl_analysis import analyse
 
         target = out or Path("bench") / "kl-analysis"
@@ -79,7 +83,7 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
     check_engine(engine)
     cells = list(chosen.cells())
     for cell in whole.cells():
-        cell.recipe()  # every mistake in the spec is reported before the first cell runs
+        cell.recipe()  # reports every error in the spec before the first cell runs
     try:
         with show_cells() as display:
 
@@ -91,13 +95,13 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
                 run_cells_on_ray(cells, folder, processes, report, display.on_news)
             else:
                 runner.run_cells(cells, folder, processes or runner.default_processes(), report, display.on_news)
-    finally:  # interrupted or not, what is done can be read
+    finally:  # finished cells can be read even after an interruption
         entries = _write_tables(whole, chosen, target, latex)
     return entries
 
 
 def _line(cell: "Cell", result: "Result", left: int) -> str:
-    """What is said at the end of a cell."""
+    """The message at the end of a cell."""
     if result["status"] == "failed":
         return f"failed: {cell.label}: {result['error']}"
     summary = result["summary"]
@@ -107,7 +111,7 @@ def _line(cell: "Cell", result: "Result", left: int) -> str:
 
 
 def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = False) -> Any:
-    """Write the tables of what is asked for, and of what else the folder has results of; return their entries."""
+    """Write the tables of the requested grid and of all other results in the folder; return their entries."""
     from pencil.bench import tables
     from pencil.bench.latex import as_latex
     from pencil.bench.plots import plot_cells
@@ -120,7 +124,7 @@ def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = Fals
     left = unfinished(list(asked.cells()), target / "cells")
     if left:
         total = len(list(asked.cells()))
-        echo(f"{total - len(left)} of {total} cells are done; the same command resumes from here", err=True)
+        echo(f"{total - len(left)} of {total} cells are done; run the same command to resume", err=True)
     by_budget = _by_budget(chosen, target / "cells")
     payload = {"spec": chosen.model_dump(mode="json"), "entries": [entry.as_json() for entry in entries]}
     if len(by_budget) > 1:
@@ -135,7 +139,7 @@ def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = Fals
 
 
 def _with_results(whole: "Spec", asked: "Spec", folder: Path) -> "Spec":
-    """Return the grid that is asked for, and what else of the whole the folder has results of."""
+    """Return the requested grid, plus the rest of the whole grid that has results in the folder."""
     from pencil.bench.runner import read_results
 
     everything = whole.part(seeds=sorted({*whole.seeds, *asked.seeds}))
@@ -150,7 +154,7 @@ def _with_results(whole: "Spec", asked: "Spec", folder: Path) -> "Spec":
 
 
 def _by_budget(chosen: "Spec", folder: Path) -> dict[str, Any]:
-    """The entries of this grid for equal epochs and for every budget in seconds that the folder has results of."""
+    """The entries of this grid for equal epochs and for every time budget with results in the folder."""
     from pencil.bench import tables
     from pencil.bench.runner import budgets, read_results
 

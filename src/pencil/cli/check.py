@@ -1,4 +1,4 @@
-"""``pencil check``: everything that would be refused is refused now, without training."""
+"""``pencil check``: find everything that training would reject, without training."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from pencil.recipe import Recipe
 
 FEW = 5
-"""So many unreadable files, groups of duplicates and so on are shown; the rest is counted, and --json has them all."""
+"""How many unreadable files, groups of duplicates and so on are listed; --json lists them all."""
 MANY_CLASSES = 30
 MANY_COLUMNS = 12
 
 
 def check(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="What `pencil train` takes, or a run directory.")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="Anything `pencil train` accepts, or a run directory.")],
     method: MethodName = None,
     model: ModelName = None,
     seed: Seed = None,
@@ -40,9 +40,9 @@ def check(
     assignments: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Inspect every row of the data, build the model, plan the phases and estimate the time, without training.
+    """Check every row of the data, build the model, plan the phases and estimate the training time, without training.
 
-    For a run directory: check that every file and checkpoint in it is what was written.
+    For a run directory: verify the checksums of its files and checkpoints.
     """
     if is_run(Path(what)):
         _check_run(Path(what), as_json)
@@ -64,7 +64,7 @@ def check(
         raise result.problems[0]
     if result.problems:
         lines = "".join(f"\n  {problem}" for problem in result.problems)
-        raise DataError(f"training would be refused for {len(result.problems)} reasons:{lines}")
+        raise DataError(f"{len(result.problems)} problems prevent training:{lines}")
 
 
 def _check_run(path: Path, as_json: bool) -> None:
@@ -117,7 +117,7 @@ def _findings(result: "CheckResult") -> Iterator[str]:
                 f", images of {_pixels(sizes.smallest)} to {_pixels(sizes.largest)} pixels, "
                 f"{sizes.fraction:.0%} of them {_pixels(sizes.most_common)}"
             )
-        what = " without a label, which get one at the end" if name == "unlabelled" else ""
+        what = " without a label, which are labelled at the end" if name == "unlabelled" else ""
         yield f"{name:<12}{counted(found.rows - len(found.unreadable), 'row')}{inputs}{what}"
         yield from _oddities(found, result.data[name])
     if result.overlap is not None:
@@ -129,7 +129,7 @@ def _pixels(size: tuple[int, int]) -> str:
 
 
 def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
-    """What is wrong with single rows: a count, and a few of them by name."""
+    """Problems of single rows: a count, and the first few by name."""
     from pencil.data.check.duplicates import MOST_ROWS
     from pencil.data.check.inspection import label_of
 
@@ -149,14 +149,14 @@ def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     yield from _groups(found.near_duplicates, "groups of near-duplicates", named)
     yield from _groups(found.near_conflicts, "groups of near-duplicates with different labels", labelled)
     if found.near_rows == MOST_ROWS:
-        yield f"            near-duplicates were looked for among {found.near_rows:,} of the rows"
+        yield f"            searched {found.near_rows:,} of the rows for near-duplicates"
     yield from _some(len(found.blank), "nearly blank images", [named(position) for position in found.blank[:FEW]])
     sizes = [f"{named(position)}: {_pixels(size)} pixels" for position, size in found.extreme_sizes[:FEW]]
     yield from _some(len(found.extreme_sizes), "images of extreme size or shape", sizes)
 
 
 def _columns(found: "Inspection", examples: "Examples") -> Iterator[str]:
-    """The columns of a table: label, key, inputs, missing cells, those without information, those that are not used."""
+    """The columns of a table: label, key, inputs, missing cells, constant columns, unused columns."""
     from pencil.data.roles import ROLES
 
     uses, unused = examples.table, found.unused
@@ -217,7 +217,7 @@ def _overlap(overlap: "Overlap") -> Iterator[str]:
 
 
 def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
-    """Multi-label data: how many classes a row has, and what is unknown."""
+    """Multi-label data: classes per row, and unknown labels."""
     mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
     yield f"            multi-label, {mean:.1f} of {examples.num_classes} classes per row on average"
     if found.rows_without_class:
@@ -225,7 +225,7 @@ def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
     if found.unknown_labels:
         yield f"            {found.unknown_labels:,} of {entries:,} labels are unknown"
     if found.unknown_rows:
-        yield f"            {_rows_have(found.unknown_rows)} no known label, which teaches nothing"
+        yield f"            {_rows_have(found.unknown_rows)} no known label and cannot be learned from"
 
 
 def _rows_have(count: int) -> str:
@@ -251,7 +251,7 @@ def _words(label: Any) -> str:
 
 
 def _classes(result: "CheckResult") -> Iterator[Any]:
-    """Rows per class in each split, what injected noise makes of them, and which classes have few rows."""
+    """Rows per class in each split, with injected noise, and the classes with few rows."""
     from pencil.cli.show import table
     from pencil.data.check.inspection import RARE
 
@@ -263,7 +263,7 @@ def _classes(result: "CheckResult") -> Iterator[Any]:
     if len(names) > MANY_CLASSES:
         ordered = sorted(names, key=lambda name: -counts["train"][name])
         names = [*ordered[: MANY_CLASSES // 2], *ordered[-MANY_CLASSES // 2 :]]
-        yield f"{len(ordered):,} classes; those with the most and with the fewest rows (--json lists them all):"
+        yield f"{len(ordered):,} classes; the largest and the smallest ones (--json lists them all):"
     shown = table("class", *counts)
     for name in names:
         shown.add_row(name, *(f"{by_class[name]:,}" for by_class in counts.values()))
@@ -281,12 +281,12 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
     yield f"split       {', '.join(f'{count:,} {name}' for name, count in plan['rows'].items())}"
     yield f"inputs      {' x '.join(map(str, plan['input_shape']))}, {len(plan['class_counts'])} classes"
     if noise is not None:
-        yield f"noise       {noise:.1%} of the labels really changed"
+        yield f"noise       {noise:.1%} of the labels changed by injected noise"
     size = "not run" if plan["parameters"] is None else f"{plan['parameters']:,} parameters"
-    head = ", of which the head is trained" if plan["trained_part"] == "head" else ""
+    head = ", only the head is trained" if plan["trained_part"] == "head" else ""
     yield f"model       {plan['model'] or recipe.model.name}, {size}{head}"
     if plan["trial"]:
-        yield "            unless a trial at the start of training prefers a head on features of a pretrained network"
+        yield "            replaced by a head on pretrained features if a trial at the start of training prefers it"
     epochs = "not run" if phases is None else "epochs: " + ", ".join(f"{one['name']} {one['epochs']}" for one in phases)
     yield f"method      {recipe.method['name']}; {epochs}"
     if result.seconds is not None:
@@ -296,11 +296,9 @@ def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
 
 
 def _ending(result: "CheckResult") -> Iterator[str]:
-    """Whether the recipe is ready, and which of its files were not run."""
+    """Whether the recipe is ready, and which Python files were not run."""
     for key, path in result.not_run.items():
         yield f"\nnot checked: the Python file {path} ({key}), which `pencil check` does not run"
     yield (
-        "\neverything else is ready to train; read the file, then train with --trust"
-        if result.not_run
-        else ("\nready to train")
+        "\neverything else is ready; read the file, then train with --trust" if result.not_run else ("\nready to train")
     )

@@ -1,7 +1,7 @@
-"""How commands describe themselves and end.
+"""Help and exit behaviour of commands.
 
-In `--help` a flag has no type behind its name, as it takes no value. A reader of the output that has seen enough, such
-as `head`, ends a command without an error.
+`--help` shows no type for flags, because they take no value. If the reader of the output closes it early, as `head`
+does, the command ends without an error.
 """
 
 import sys
@@ -24,7 +24,7 @@ class Command(TyperCommand):
     """A command whose help shows no type for flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return arguments and options, ``--help`` among them."""
+        """Return the arguments and options, including ``--help``."""
         return _without_types_of_flags(super().get_params(ctx))
 
 
@@ -32,11 +32,11 @@ class Group(TyperGroup):
     """A group of commands whose help shows no type for flags."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options, ``--help`` among them."""
+        """Return the options, including ``--help``."""
         return _without_types_of_flags(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; all of its output is written, or nobody wants it."""
+        """Run the command; flush its output, unless the reader has closed it."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``pencil demo``: the main job on real data that comes with a dependency, in under a minute."""
+"""``pencil demo``: label correction on a real dataset shipped with a dependency, in under a minute."""
 
 import json
 from pathlib import Path
@@ -13,11 +13,11 @@ RECIPES = {"cross_entropy": "digits-symmetric-50-cross-entropy", "auto": "digits
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option("--out", help="Where both runs go; runs/demo by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Directory for both runs; default: runs/demo.")] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of noise, split, weights and order.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Corrupt half of the labels of 1,347 digits, train cross-entropy and auto on them, and test on 450 clean ones."""
+    """Corrupt half of the labels of 1,347 digits, train cross-entropy and auto, and test both on 450 clean digits."""
     from pencil.cli.show import show_results
     from pencil.errors import RunError
     from pencil.job import run_recipe

@@ -1,4 +1,4 @@
-"""``pencil evaluate``: how good a run's network is on its test set, or on other labelled data."""
+"""``pencil evaluate``: the scores of a run's network on its test set or on other labelled data."""
 
 import json
 from typing import Annotated
@@ -12,14 +12,15 @@ from pencil.cli.output import echo
 def evaluate(
     run: RunPath,
     data: Annotated[
-        str | None, typer.Option("--data", help="Labelled data instead of the test set: a folder, table, .npz.")
+        str | None,
+        typer.Option("--data", help="Labelled data to use instead of the test set: a folder, table or .npz."),
     ] = None,
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     threshold: Threshold = None,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
-    """Accuracy, overall and per class; average precision and F1 where an example may be of several classes."""
+    """Print accuracy, overall and per class; for multi-label data, average precision and F1."""
     from pencil.cli.show import percent, show, table
     from pencil.data.prepare import choose_test
     from pencil.data.read import load, read_like
@@ -33,9 +34,9 @@ def evaluate(
     splits = read_like(data, settings, opened.classes, opened.multilabel) if data else load(settings, local=not trust)
     examples = splits.train if data and splits.test is None else splits.test
     if examples is not None and not data:
-        examples = choose_test(settings, examples)  # as the run itself was measured
+        examples = choose_test(settings, examples)  # the same rows as the run's own score
     if examples is None:
-        raise DataError(f"the data of {run} has no test set; name labelled data with --data.")
+        raise DataError(f"the data of {run} has no test set; pass labelled data with --data DATA.")
     found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples, cut)
     if as_json:
         echo(json.dumps(found))

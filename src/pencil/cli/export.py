@@ -19,20 +19,21 @@ def export(
         bool | None,
         typer.Option(
             "--with-preparation/--without-preparation",
-            help="Crop and normalise in the exported network (the default for torch-export and onnx).",
+            help="Include cropping and normalisation in the exported network (default for torch-export and onnx).",
         ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", help="The largest difference of a logit, relative to the largest one.")
+        float,
+        typer.Option("--tolerance", help="Largest allowed difference between logits, relative to the largest logit."),
     ] = 1e-4,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the network to a file, and keep it only if its logits are those of the network on some inputs.
+    """Write the network to a file, and keep the file only if it reproduces the network's logits on some inputs.
 
     The exported network takes batches of any size and returns logits. With preparation it takes raw inputs: uint8
-    images resized to the trained size, or numbers as they were given. Classes, shapes and normalisation are in the
-    file's metadata (for torch-export in a .json file beside it too).
+    images of the training size, or unscaled numbers. The file's metadata contains the classes, shapes and normalisation
+    (for torch-export also in a .json file next to it).
     """
     from pencil.export.network import export_model
     from pencil.runs.run import open_run
@@ -46,7 +47,7 @@ def export(
     taken = done.metadata["input"]
     echo(
         f"{done.path}: {format}, takes {taken['type']} of shape ({', '.join(map(str, taken['shape']))}), "
-        f"gives logits of {len(done.metadata['classes'])} classes"
+        f"returns logits for {len(done.metadata['classes'])} classes"
     )
     source = "inputs of the run's data" if done.from_data else "random inputs"
     echo(f"largest difference {done.largest_difference:.2g} on {done.inputs} {source}")

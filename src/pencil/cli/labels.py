@@ -1,4 +1,4 @@
-"""``pencil labels``: the corrected labels of a run, for people and programs. Most formats need no torch."""
+"""``pencil labels``: the corrected labels of a run, for people and programs. Most formats do not need torch."""
 
 import shlex
 from collections.abc import Iterator
@@ -24,12 +24,12 @@ FORMATS = (*TEXT, "table", "cleanlab", "huggingface", "imagefolder", *TOOLS)
 ORDERS = ("issues", "data")
 FOLDERS = ("huggingface", "imagefolder", *TOOLS)
 BY_ISSUE = (*TEXT, *TOOLS)
-"""Formats whose rows people go through: the most probable issue comes first."""
+"""Formats meant for human inspection: the most probable issues come first."""
 
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the command line asks for, besides which rows."""
+    """The options of the command, except the selection of rows."""
 
     format: str
     out: Path | None
@@ -44,64 +44,64 @@ class _Wish:
 def labels(
     run: RunPath,
     format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A new file or folder to write instead of stdout.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Write to a new file or folder instead of stdout.")] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
-    min_confidence: Annotated[float, typer.Option("--min-confidence", help="Only rows at least this confident.")] = 0.0,
-    entries: Annotated[
-        bool, typer.Option("--entries", help="Multi-label data: a line for each class of each row.")
-    ] = False,
+    min_confidence: Annotated[
+        float, typer.Option("--min-confidence", help="Only rows with at least this confidence.")
+    ] = 0.0,
+    entries: Annotated[bool, typer.Option("--entries", help="Multi-label data: one line per row and class.")] = False,
     with_columns: Annotated[
-        bool, typer.Option("--with-columns", help="With every column of the table that was trained on.")
+        bool, typer.Option("--with-columns", help="Include all columns of the training table.")
     ] = False,
-    reviewed: Annotated[
-        bool, typer.Option("--reviewed", help="With the decisions of `pencil review` merged in.")
-    ] = False,
+    reviewed: Annotated[bool, typer.Option("--reviewed", help="Merge in the decisions of `pencil review`.")] = False,
     order: Annotated[
         str | None,
         typer.Option(
             "--order",
-            help="issues (most probable first; the default), or data (the default of --with-columns).",
+            help="issues (most probable first, the default) or data (the default with --with-columns).",
         ),
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Write files even if the verdict of the run is not reliable.")
+        bool, typer.Option("--anyway", help="Write files even if the run's verdict is not reliable.")
     ] = False,
-    copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copies instead of hard links.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="imagefolder: copy files instead of hard-linking them.")] = False,
     symlinks: Annotated[
-        bool, typer.Option("--symlinks", help="imagefolder: symbolic links instead of hard links.")
+        bool, typer.Option("--symlinks", help="imagefolder: use symbolic links instead of hard links.")
     ] = False,
     diagnostics: Annotated[
         Path | None,
         typer.Option(
-            "--diagnostics", metavar="FILE", help="table: all columns of the labels in a new .csv, .jsonl or .parquet."
+            "--diagnostics",
+            metavar="FILE",
+            help="table: also write all label columns to a new .csv, .jsonl or .parquet file.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Export labels, those that are most probably wrong first.
+    """Export labels, the most probable label errors first.
 
-    Each row has an issue score, the probability that its given label is wrong. The formats cleanlab, huggingface and
-    imagefolder keep the order of the data. --json is --format jsonl.
+    Each row has an issue score: the probability that its given label is wrong. The formats cleanlab, huggingface and
+    imagefolder keep the order of the data. --json means --format jsonl.
 
-    table is the CSV, TSV or Parquet file that was trained on, with the label column corrected and nothing else changed;
-    --min-confidence chooses the corrections, and --diagnostics writes the columns of the labels to a second file.
+    table is a copy of the CSV, TSV or Parquet training file in which only the label column is corrected;
+    --min-confidence selects the corrections, and --diagnostics writes the label columns to a second file.
 
-    With --entries the lines have the columns key, split, class, given (a probability, empty where unknown), corrected
-    (0 or 1), confidence and changed, and the other options choose among those lines.
+    With --entries the columns are key, split, class, given (a probability, empty if unknown), corrected (0 or 1),
+    confidence and changed; the other options select among these lines.
 
-    With --with-columns you get the columns and rows of your table in their order, and in CSV with its delimiter; the
-    labels are further columns, empty for rows that are not from the run. --only-changed and --min-confidence choose
-    among the rows of the run.
+    --with-columns keeps the columns and rows of your table in their order, and its delimiter for CSV. The labels are
+    additional columns, empty for rows outside the run. --only-changed and --min-confidence select among the rows of the
+    run.
 
-    In CSV a text that a spreadsheet program would take for a formula has a quote (') before it.
+    In CSV, text that a spreadsheet program would run as a formula is prefixed with a quote (').
 
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
-    imagefolder a folder for each class with its images, which can be trained on.
+    imagefolder a folder of images per class, ready for training.
 
     labelstudio, fiftyone, cvat, coco and argilla are folders for these tools, with the corrected label as prediction;
     `pencil review RUN --import FILE` reads the answers.
 
-    If the verdict of the run is not reliable, files are written when a person has looked at every label that the run
+    If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
     proposes (--reviewed), or with --anyway.
     """
     from pencil.export.labels import select_entries, select_labels
@@ -136,40 +136,46 @@ def labels(
 
 def _format(format: str | None, as_json: bool) -> str:
     if as_json and format not in (None, "jsonl"):
-        raise RunError(f"--json is --format jsonl, and --format is {format!r}; leave one of them out.")
+        raise RunError(f"--json means --format jsonl, but --format is {format!r}; remove one of them.")
     return "jsonl" if as_json else format or "csv"
 
 
 def _refuse(wish: _Wish) -> None:
-    """Refuse options that exclude each other."""
+    """Raise for options that are mutually exclusive."""
     for wrong, message in _mistakes(wish):
         if wrong:
             raise RunError(message)
 
 
 def _mistakes(wish: _Wish) -> Iterator[tuple[bool, str]]:
-    """Yield whether each mistake was made, and what to say about it."""
+    """Yield whether each error applies, and its message."""
     format, texts = wish.format, ", ".join(TEXT)
     yield format not in FORMATS, f"--format is {format!r}; expected {', '.join(FORMATS)}."
     if wish.out is None:
-        yield format in FOLDERS, f"--format {format} makes a folder; name a new one with --out."
-        yield format == "parquet", "Parquet cannot go to a terminal; name a file with --out."
-        yield format == "table", "--format table makes a file like the one that was trained on; name it with --out."
+        yield format in FOLDERS, f"--format {format} writes a folder; name a new one with --out FOLDER."
+        yield format == "parquet", "--format parquet cannot be written to stdout; name a file with --out FILE."
+        yield (
+            format == "table",
+            "--format table writes a corrected copy of the training table; name it with --out FILE.",
+        )
     for option, is_set in (("--entries", wish.entries), ("--with-columns", wish.with_columns)):
         yield (
             is_set and format not in TEXT,
-            f"{option} is for the formats {texts}; leave it out, or choose one of them.",
+            f"{option} only works with the formats {texts}; remove it, or choose one of them.",
         )
     both = wish.entries and wish.with_columns
-    yield both, "--with-columns is for rows, --entries for lines of single classes; leave one of them out."
+    yield both, "--with-columns writes rows, --entries writes one line per class; remove one of them."
     for option, is_set in (("--copy", wish.copy), ("--symlinks", wish.symlinks)):
-        yield is_set and format != "imagefolder", f"{option} is for --format imagefolder; leave it out."
-    yield wish.copy and wish.symlinks, "--copy and --symlinks exclude each other; leave one of them out."
-    every = "--format table has every row of the table; leave --only-changed out."
+        yield is_set and format != "imagefolder", f"{option} only works with --format imagefolder; remove it."
+    yield wish.copy and wish.symlinks, "--copy and --symlinks are mutually exclusive; remove one of them."
+    every = "--format table always contains every row; remove --only-changed."
     yield wish.only_changed and format == "table", every
     if wish.diagnostics is not None:
         ending = wish.diagnostics.suffix.lower()[1:]
-        yield format != "table", f"--diagnostics is for --format table; --format {format} has them; leave it out."
+        yield (
+            format != "table",
+            f"--diagnostics only works with --format table; --format {format} already contains them; remove it.",
+        )
         yield ending not in TEXT, f"--diagnostics is {wish.diagnostics}; expected a .csv, .jsonl or .parquet file."
 
 
@@ -182,14 +188,14 @@ def _decisions(run: Path) -> "list[Decision]":
 def _mind_verdict(
     reader: "RunReader", chosen: "LabelTable", decisions: "list[Decision] | None", *, refuse: bool
 ) -> None:
-    """Refuse to write labels of a run that is not reliable, or warn of them, unless a person has looked at them.
+    """Refuse to write labels of an unreliable run, or warn about them, unless a person has reviewed them.
 
     Parameters
     ----------
     reader, chosen
         The run, and the labels to write.
     decisions
-        Those of a person that are merged into the labels; None if none were asked for.
+        A person's decisions, merged into the labels; None without ``--reviewed``.
     refuse
         Whether a file is written.
     """
@@ -203,16 +209,16 @@ def _mind_verdict(
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
     run = shlex.quote(str(reader.path))
-    expected = f"nobody has looked at {unseen:,} of the labels that it proposes; expected a reliable run, or decisions"
-    audit = "" if reader.labels.multilabel else f", or measure them with `pencil audit {run}`"
-    remedy = f"look at its labels with `pencil review {run}`{' and add --reviewed' if decisions is None else ''}{audit}"
+    expected = f"{unseen:,} of its proposed labels are not reviewed; expected a reliable run, or a decision about each"
+    audit = "" if reader.labels.multilabel else f", or measure their accuracy with `pencil audit {run}`"
+    remedy = f"review its labels with `pencil review {run}`{' and add --reviewed' if decisions is None else ''}{audit}"
     if refuse:
         raise RunError(f"{seen}; {expected}; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)
 
 
 def _write_joined(reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, keep_order: bool, all_rows: bool) -> None:
-    """Write labels with the columns of their table, and say how many of its rows have none."""
+    """Write labels with the columns of their table, and report how many of its rows have no label."""
     from pencil.export import save_labels, write_labels
     from pencil.export.table_columns import REMEDY, with_columns
     from pencil.export.trained_table import TrainedTable
@@ -229,8 +235,8 @@ def _write_joined(reader: "RunReader", chosen: "LabelTable", wish: _Wish, *, kee
         others = rows - len(chosen)
         are, cells = ("is", "its") if others == 1 else ("are", "their")
         echo(
-            f"{others:,} of the {rows:,} rows {are} not from the run (of the test split, left out as bad, or "
-            f"not chosen by data.rows); {cells} cells of labels are empty",
+            f"{others:,} of the {rows:,} rows {are} not part of the run (test split, skipped as bad, or not selected "
+            f"by data.rows); {cells} label cells are empty",
             err=True,
         )
 
@@ -271,9 +277,9 @@ def _repair(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -
     if wish.diagnostics is not None and (wish.diagnostics.exists() or wish.diagnostics == out):
         raise RunError(f"cannot write {wish.diagnostics}: it already exists; name a new file.")
     done = save_repaired(chosen, reader.recipe().data, out)
-    echo(f"{counted(done.corrected, 'label')} corrected in {out}; everything else is as in the table", err=True)
+    echo(f"{counted(done.corrected, 'label')} corrected in {out}; everything else is unchanged", err=True)
     if done.without_label:
-        echo(f"{counted(done.without_label, 'row')} without a label left as they came", err=True)
+        echo(f"{counted(done.without_label, 'row')} without a label left unchanged", err=True)
     if wish.diagnostics is not None:
         rows = save_labels(chosen, wish.diagnostics.suffix.lower()[1:], wish.diagnostics)
         echo(f"{counted(rows, 'label')} written to {wish.diagnostics}", err=True)
@@ -287,7 +293,7 @@ def _sort(reader: "RunReader", chosen: "LabelTable", wish: _Wish, out: Path) -> 
     for name, folder in done.renamed.items():
         echo(f"class {name!r} is in the folder {folder!r}", err=True)
     if done.without_class:
-        echo(f"{counted(done.without_class, 'image')} without a class left out", err=True)
+        echo(f"{counted(done.without_class, 'image')} without a class skipped", err=True)
     kinds = {way: done.files - done.copied, **({"copy": done.copied} if done.copied else {})}
     made = ", ".join(
         counted(count, kind, "copies" if kind == "copy" else None) for kind, count in kinds.items() if count

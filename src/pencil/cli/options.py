@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and the recipe that they build."""
+"""Arguments shared by several commands, and the recipe that they build."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,35 +15,37 @@ if TYPE_CHECKING:
 What = Annotated[
     str,
     typer.Argument(
-        metavar="WHAT", help="A recipe (name or .toml), a dataset by name, or data: a folder, table, .npz, hf/NAME."
+        metavar="WHAT", help="A recipe (name or .toml), a dataset name, or data: a folder, table, .npz or hf/NAME."
     ),
 ]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-MethodName = Annotated[str | None, typer.Option("--method", help="Method by name, or my_file.py:MyMethod.")]
-ModelName = Annotated[str | None, typer.Option("--model", help="Backbone by name, such as small_cnn or timm/resnet18.")]
+MethodName = Annotated[str | None, typer.Option("--method", help="Method name, or my_file.py:MyMethod.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Backbone name, such as small_cnn or timm/resnet18.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of noise, split, weights and order.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Total epochs; phases keep their proportions.")]
 Budget = Annotated[
     str | None,
     typer.Option(
-        "--budget", metavar="TIME", help="Train for this long, 90s, 10m or 2h, instead of --epochs; for auto."
+        "--budget",
+        metavar="TIME",
+        help="Train for this long (90s, 10m, 2h) instead of --epochs; only for the method auto.",
     ),
 ]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; a GPU by default, if there is one.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress; print the run directory and nothing else.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda or cuda:1; default: a GPU if available.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress; print only the run directory.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override any key of the recipe.")]
 Pinned = Annotated[
     Path | None,
-    typer.Option("--pinned", metavar="FILE", help="Reviewed labels (RUN/reviews.jsonl), which never move."),
+    typer.Option("--pinned", metavar="FILE", help="Reviewed labels (RUN/reviews.jsonl), which are kept fixed."),
 ]
 Threshold = Annotated[
     float | None,
-    typer.Option("--threshold", help="Multi-label: present above this probability (0.5)."),
+    typer.Option("--threshold", help="Multi-label: a class is present above this probability (default 0.5)."),
 ]
 TrustFiles = Annotated[
-    bool, typer.Option("--trust", help="Run the Python files that the recipe or run names; read them first.")
+    bool, typer.Option("--trust", help="Execute the Python files that the recipe or run names; read them first.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def build_recipe(
@@ -57,19 +59,19 @@ def build_recipe(
     trust: bool = False,
     skip_refused: bool = False,
 ) -> "Recipe":
-    """Defaults < recipe < options < ``--set``. Another method brings its own defaults, not the recipe's numbers.
+    """Defaults < recipe < options < ``--set``. A method other than the recipe's uses its own defaults.
 
-    Python files that the command line names may be executed; those of the recipe only with ``trust``. Without it they
-    are refused, or skipped with ``skip_refused``.
+    Python files named on the command line may be executed; files named by the recipe only with ``trust``. Otherwise
+    they are refused, or skipped with ``skip_refused``.
 
     Parameters
     ----------
     what
-        A recipe, a dataset by name, or data.
+        A recipe, a dataset name, or data.
     options
-        Values of recipe keys, such as ``{"model.name": "mlp"}``; None leaves a key as it is.
+        Values of recipe keys, such as ``{"model.name": "mlp"}``; None leaves a key unchanged.
     method, epochs, budget, assignments
-        The options of these names.
+        The command-line options of the same names.
     trust, skip_refused
         See above.
     """
@@ -87,10 +89,11 @@ def build_recipe(
 
 
 def _with_length(tree: dict[str, Any], epochs: int | None, budget: str | None) -> dict[str, Any]:
-    """Return the recipe with the length that the command line asks for, in place of the one it has."""
+    """Return the recipe with its training length replaced by the command line's."""
     if epochs is not None and budget is not None:
         raise RecipeError(
-            f"--epochs {epochs} and --budget {budget} both say how long to train; expected one; leave the other out."
+            f"--epochs {epochs} and --budget {budget} both set the training length; expected one of them; remove the "
+            "other."
         )
     training = tree.get("training", {})
     if (epochs is None and budget is None) or not isinstance(training, dict):
@@ -103,7 +106,7 @@ def _with_length(tree: dict[str, Any], epochs: int | None, budget: str | None) -
 def named_files(
     method: str | None, model: str | None, assignments: list[str] | None, *, trust: bool = False
 ) -> "Trust":
-    """Return trust in the Python files that this command line names: by --method, --model or --set."""
+    """Return trust in the Python files named on the command line by --method, --model or --set."""
     from pencil import recipe
     from pencil.user_file import Trust
 
@@ -126,11 +129,11 @@ def minutes(budget: str) -> float:
 
 
 def pick_threshold(threshold: float | None, multilabel: bool) -> float:
-    """The probability above which a class is present, where several may be."""
+    """Return the probability above which a class is present in multi-label data."""
     if threshold is None:
         return 0.5
     if not multilabel:
-        raise RunError("--threshold is for multi-label runs; this run is single-label.")
+        raise RunError("--threshold only works with multi-label runs; this run is single-label; remove it.")
     if not 0 <= threshold < 1:
-        raise RunError(f"--threshold is {threshold:g}; expected a probability from 0 to below 1.")
+        raise RunError(f"--threshold is {threshold:g}; expected a probability of at least 0 and below 1.")
     return threshold

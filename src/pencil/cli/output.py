@@ -1,4 +1,4 @@
-"""The way of all text to the terminal: control characters in it are made visible."""
+"""Output to the terminal, with control characters made visible."""
 
 import os
 import select
@@ -21,7 +21,7 @@ def is_terminal() -> bool:
 
 
 def text_output() -> TextIO:
-    """Return stdout for CSV: as it is for a file or a program, with control characters made visible on a terminal."""
+    """Return stdout for CSV: unchanged for a file or a pipe, with control characters made visible on a terminal."""
     return cast(TextIO, _Screen(sys.stdout)) if sys.stdout.isatty() else sys.stdout
 
 
@@ -31,9 +31,9 @@ def binary_output() -> BinaryIO:
 
 
 def reader_is_gone() -> bool:
-    """Return whether nobody reads stdout any more, as after ``| head``; what was not read is then left out quietly.
+    """Return whether the reader of stdout has gone, as after ``| head``; the remaining output is then dropped silently.
 
-    Where stderr goes the same way, nobody sees errors either: then it does not pass for a success.
+    If stderr goes to the same pipe, errors are lost as well, so this does not count as success.
     """
     try:
         out, err = sys.stdout.fileno(), sys.stderr.fileno()
@@ -42,15 +42,15 @@ def reader_is_gone() -> bool:
         waiting = select.poll()
         waiting.register(out, 0)
         gone = any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
-        if gone:  # the interpreter writes what is left when it ends
+        if gone:  # the interpreter flushes the rest when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), out)
-    except (OSError, ValueError):  # there is no stdout, or it is closed
+    except (OSError, ValueError):  # stdout is missing or closed
         return False
     return gone
 
 
 class _Screen:
-    """A terminal that is written to in whole lines, as text or as UTF-8."""
+    """A terminal that receives whole lines, as text or as UTF-8."""
 
     def __init__(self, target: TextIO):
         self.target = target

@@ -24,21 +24,24 @@ def predict(
     threshold: Threshold = None,
     maps: Annotated[
         Path | None,
-        typer.Option("--maps", metavar="FILE.npz", help="Also write where each class was found (model.attention)."),
+        typer.Option(
+            "--maps", metavar="FILE.npz", help="Also write the attention map of each class (needs model.attention)."
+        ),
     ] = None,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
-    """One line per input: key, class and its probability (CSV, or JSON lines with every probability).
+    """Print one line per input: key, class and its probability (CSV, or JSON lines with every probability).
 
-    An input that cannot be read has the reason in a column `error`, which is there only then; all others have their
-    answer, and the exit code is 1.
+    If inputs cannot be read, a column `error` gives the reasons, all other inputs are still predicted, and the exit
+    code is 1.
 
-    The key is the image's path in its folder, or its whole path as named where there are several DATA.
+    The key is the image's path within its folder, or the path as given if there are several DATA.
 
-    For multi-label data the classes are separated by semicolons, and the confidence is that of the least confident one.
+    For multi-label data the classes are separated by semicolons, and the confidence is the lowest of their
+    probabilities.
 
-    In CSV a key or class that a spreadsheet program would take for a formula has a quote (') before it.
+    In CSV, a key or class that a spreadsheet program would run as a formula is prefixed with a quote (').
     """
     from pencil.data.read import read_inputs
     from pencil.export import save_maps
@@ -60,12 +63,12 @@ def predict(
     ]
     _write_json(answers) if as_json else _write_csv(answers, with_errors=bool(errors))
     if errors:
-        echo(f"error: {len(errors):,} of {len(keys):,} inputs cannot be read; all others are answered", err=True)
+        echo(f"error: {len(errors):,} of {len(keys):,} inputs cannot be read; all others have predictions", err=True)
         raise typer.Exit(1)
 
 
 class Answer(NamedTuple):
-    """The prediction for one input, or why there is none."""
+    """The prediction for one input, or the reason why it is missing."""
 
     key: str
     error: str | None = None
@@ -86,14 +89,18 @@ def _write_json(answers: list[Answer]) -> None:
 
 
 def _write_csv(answers: list[Answer], *, with_errors: bool) -> None:
-    from pencil.formulas import neutral
+    from pencil.formulas import escape_formula
 
     lines = csv.writer(text_output(), lineterminator="\n")
     lines.writerow(["key", "class", "confidence", *(["error"] if with_errors else [])])
     for key, error, name, confidence, _ in answers:
         names = [name] if isinstance(name, str) else name
-        cells = [neutral(str(key)), ";".join(map(neutral, names)), "" if error is not None else f"{confidence:.4f}"]
-        lines.writerow([*cells, *([neutral(error or "")] if with_errors else [])])
+        cells = [
+            escape_formula(str(key)),
+            ";".join(map(escape_formula, names)),
+            "" if error is not None else f"{confidence:.4f}",
+        ]
+        lines.writerow([*cells, *([escape_formula(error or "")] if with_errors else [])])
 
 
 def _describe(probs: "Tensor", classes: tuple[str, ...], threshold: float | None) -> tuple[str | list[str], float]:

@@ -1,4 +1,4 @@
-"""``pencil recipes``: what ships with pencil, and one of them in full."""
+"""``pencil recipes``: list the recipes that ship with pencil, or print one in full."""
 
 from itertools import groupby
 
@@ -27,11 +27,11 @@ def recipes(context: typer.Context) -> None:
 
 
 @app.command(cls=Command)
-def show(name: str = typer.Argument(help="A recipe by name, or a .toml file.")) -> None:
+def show(name: str = typer.Argument(help="A recipe name, or a .toml file.")) -> None:
     """Print a recipe with every default spelled out."""
     from pencil import recipe
 
     shown = recipe.parse(recipe.find(name), name, skip_refused=True)
     echo(shown.to_toml(), nl=False)
     if "method.name" in shown.refused_files():
-        echo(f"the defaults of {shown.method['name']} are missing: its file was not run", err=True)
+        echo(f"the defaults of {shown.method['name']} are missing because its file was not run", err=True)

@@ -1,4 +1,4 @@
-"""``pencil report``: a run, or several side by side, as one page to read and to pass on."""
+"""``pencil report``: a run, or several side by side, as one HTML page to share."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +16,10 @@ def report(
         Path | None, typer.Option("--out", help=f"Write here instead of to RUN/report.html ({COMPARISON} for several).")
     ] = None,
     without_data: Annotated[
-        bool, typer.Option("--without-data", help="Do not load the data again: no pictures, but keys and labels.")
+        bool, typer.Option("--without-data", help="Do not load the data: show keys and labels instead of images.")
     ] = False,
 ) -> None:
-    """Write a page with the results: one HTML file that needs no network and opens from disk."""
+    """Write the results as one self-contained HTML file."""
     from pencil.report import write_comparison, write_report
 
     if len(runs) == 1:

@@ -32,12 +32,13 @@ def review(
         ),
     ] = False,
 ) -> None:
-    """Look at corrections in the browser, the most useful first: accept them, or keep the given labels.
+    """Review corrections in the browser, the most useful first: accept them or keep the given labels.
 
-    Every decision is appended to RUN/reviews.jsonl at once; come back at any time. Then `pencil labels RUN --reviewed`.
+    Every decision is appended to RUN/reviews.jsonl immediately; you can stop and continue at any time. Then export the
+    labels with `pencil labels RUN --reviewed`.
     """
     if complete and answers is None:
-        raise RunError("--complete is for --import FILE; leave it out, or name a file.")
+        raise RunError("--complete only works with --import FILE; remove it, or name a file.")
     if answers is not None:
         with ended_by_signals():
             _import(run, answers, complete)
@@ -49,7 +50,7 @@ def review(
     remote = is_remote(host, allow_remote)
     with ended_by_signals(), Review(run) as opened, listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
-        echo(f"{int(opened.queue.to_look_at.sum()):,} of {len(opened.queue):,} labels to look at", err=True)
+        echo(f"{int(opened.queue.to_look_at.sum()):,} of {len(opened.queue):,} labels to review", err=True)
         announce(access, "decision", no_browser=no_browser)
         serve(opened, access, listening)
 
@@ -61,19 +62,19 @@ def _import(run: Path, answers: Path, complete: bool) -> None:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.added.items()))
     echo(f"decisions added: {done.added.total():,}" + (f" ({kinds})" if kinds else ""))
     if done.known:
-        echo(f"known already: {done.known:,}", err=True)
+        echo(f"already known: {done.known:,}", err=True)
     if done.overruled:
         echo(
-            f"known already and decided otherwise or withdrawn since, which stays: {done.overruled:,}",
+            f"already known and since changed or withdrawn, ignored: {done.overruled:,}",
             err=True,
         )
     if done.older:
-        echo(f"older than the decision about the same row, which stays: {done.older:,}", err=True)
+        echo(f"older than the current decision about the same row, ignored: {done.older:,}", err=True)
     if done.replaced:
         echo(
-            f"answers that differ from an earlier one about the same row, of which the last counts: {done.replaced:,}",
+            f"conflicting answers about the same row, of which the last counts: {done.replaced:,}",
             err=True,
         )
     if done.untouched:
-        advice = "" if complete else "; add --complete if a person has seen them all"
-        echo(f"rows without a new label, which are left out: {done.untouched:,}{advice}", err=True)
+        advice = "" if complete else "; add --complete if a person has reviewed them all"
+        echo(f"rows without a new label, ignored: {done.untouched:,}{advice}", err=True)

@@ -1,4 +1,4 @@
-"""``pencil runs``: the runs in a folder as a table; ``pencil show``: one run in the terminal. Neither needs torch."""
+"""``pencil runs``: the runs in a folder as a table; ``pencil show``: one run in the terminal. Neither imports torch."""
 
 import json
 import shlex
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to look.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder that contains the runs.")] = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """List the runs in a folder, the last one first: verdict, method, score, changed labels, age."""
+    """List the runs in a folder, newest first: verdict, method, score, changed labels, age."""
     from pencil.cli.show import show, table
     from pencil.runs.listing import list_runs
     from pencil.terminal import duration
@@ -29,7 +29,7 @@ def runs(
         echo(json.dumps([run.to_dict() for run in found]))
         return
     if not found:
-        echo(f"no runs in {folder}; `pencil train DATA` makes one", err=True)
+        echo(f"no runs in {folder}; start one with `pencil train DATA`", err=True)
         return
     shown = table("run", "verdict", "method", "score", "changed", "age", left=3)
     for run in found:
@@ -39,7 +39,7 @@ def runs(
 
 
 def show(run: RunPath, as_json: AsJson = False) -> None:
-    """Print the results of a run, as at the end of training: verdict, noise rate, choices, what to do next."""
+    """Print the results of a run as at the end of training: verdict, noise rate, chosen settings, next steps."""
     from pencil.cli.show import program, show_results
     from pencil.cli.show import show as say
     from pencil.runs.directory import RunReader
@@ -60,7 +60,7 @@ def show(run: RunPath, as_json: AsJson = False) -> None:
 
 
 def _state(run: "ListedRun") -> str:
-    """The verdict in at most two words, or why there is none."""
+    """The verdict in a few words, or the reason why there is none."""
     if run.summary is None:
         return run.state
     level = "-" if run.summary.verdict is None else run.summary.verdict.level

@@ -1,4 +1,4 @@
-"""What the commands with a local page share: their options, the listening socket, and who may reach it."""
+"""Shared by the commands with a local page: options, the listening socket, and access control."""
 
 import ipaddress
 import signal
@@ -18,16 +18,19 @@ from pencil.errors import RunError
 if TYPE_CHECKING:
     from pencil.review.guard import Access
 
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Listen here; 0 is any free port.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 picks a free port.")]
 Host = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 AllowRemote = Annotated[
-    bool, typer.Option("--allow-remote", help="Let other machines in (plain HTTP: whoever has the address).")
+    bool,
+    typer.Option(
+        "--allow-remote", help="Allow access from other machines (plain HTTP, to anyone who has the address)."
+    ),
 ]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Only print the address.")]
 
 
 class Ended(KeyboardInterrupt):
-    """The command was asked to end by a signal other than that of Ctrl-C; ``number`` is the first one."""
+    """A signal other than SIGINT asked the command to end; ``number`` is the first one."""
 
     def __init__(self, number: int):
         self.number = number
@@ -35,11 +38,11 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP (a closed terminal) end a command as Ctrl-C does: the lock of the run is released.
+    """Let SIGTERM and SIGHUP (a closed terminal) end a command as Ctrl-C does and release the run's lock.
 
-    The exit code is 128 and the number of the signal, as of a process that the signal has killed. A signal that is
-    ignored, as SIGHUP under nohup, stays ignored. While a page is served, the server takes SIGTERM, ends, and sends it
-    once more; it does not know SIGHUP, which is passed on to it as SIGTERM.
+    The exit code is 128 plus the signal number, as for a process killed by the signal. An ignored signal, such as
+    SIGHUP under nohup, stays ignored. While a page is served, the server handles SIGTERM, shuts down, and raises it
+    again; it does not handle SIGHUP, so SIGHUP is passed to it as SIGTERM.
     """
     seen: list[int] = []
 
@@ -52,7 +55,7 @@ def ended_by_signals() -> Iterator[None]:
 
     previous = {}
     try:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        if threading.current_thread() is threading.main_thread():  # other threads may not set handlers
             for name, handler in (("SIGTERM", end), ("SIGHUP", pass_on)):
                 number = getattr(signal, name, None)  # Windows has no SIGHUP
                 if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -67,12 +70,12 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def is_remote(host: str, allow_remote: bool) -> bool:
-    """Return whether other machines can reach an address; without ``allow_remote`` such an address is refused."""
+    """Return whether other machines can reach an address; without ``allow_remote``, raise for such an address."""
     remote = not _is_loopback(host)
     if remote and not allow_remote:
         raise RunError(
             f"--host {host} can be reached from other machines; expected 127.0.0.1 or localhost; "
-            "if you mean it, add --allow-remote."
+            "add --allow-remote to permit this."
         )
     return remote
 
@@ -80,7 +83,7 @@ def is_remote(host: str, allow_remote: bool) -> bool:
 def announce(access: "Access", saved: str, *, no_browser: bool) -> None:
     """Print the address and open it in the browser."""
     echo(access.address)
-    echo(f"stop with Ctrl-C; every {saved} is saved as it is made", err=True)
+    echo(f"stop with Ctrl-C; every {saved} is saved immediately", err=True)
     if not no_browser:
         webbrowser.open(access.one_time_address)
 

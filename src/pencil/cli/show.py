@@ -1,4 +1,4 @@
-"""Results on stdout: tables, and the end of a run in lines that fit the terminal."""
+"""Results on stdout: tables, and the summary of a run wrapped to the terminal."""
 
 import os
 import shutil
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from pencil.runs.summary import Summary
 
 NAMES = 12
-"""Columns for what a line is about."""
+"""Width of the names at the start of each line."""
 PIPE = 200
-"""Columns of a table that goes to a file or a program."""
+"""Width of a table that is written to a file or a pipe."""
 WIDEST = 100
-"""Lines of text are not longer than this, however wide the terminal is."""
+"""Maximum width of text, even on a wider terminal."""
 
 
 class _VisibleTable(Table):
-    """A table in whose cells control characters are made visible."""
+    """A table that makes control characters in its cells visible."""
 
     def add_row(self, *cells: Any, **options: Any) -> None:
         super().add_row(*(visible(cell) if isinstance(cell, str) else cell for cell in cells), **options)
@@ -42,13 +42,13 @@ def table(*columns: str, title: str | None = None, left: int = 1) -> Table:
         header_style="bold",
     )
     for number, column in enumerate(columns):
-        overflow: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"  # names are there to be copied
+        overflow: Literal["fold", "ellipsis"] = "fold" if number == 0 else "ellipsis"  # names stay complete
         made.add_column(visible(column), justify="left" if number < left else "right", overflow=overflow)
     return made
 
 
 class _Console(Console):
-    """A console that leaves it to the command what happens when nobody reads its output any more."""
+    """A console that leaves the handling of a closed pipe to the command."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -56,7 +56,7 @@ class _Console(Console):
 
 def show(*parts: Any) -> None:
     """Print text and tables to stdout."""
-    width = None if is_terminal() else PIPE  # that of a terminal is found out
+    width = None if is_terminal() else PIPE  # rich detects the width of a terminal
     console = _Console(highlight=False, soft_wrap=True, markup=False, width=width)
     for part in parts:
         console.print(visible(part) if isinstance(part, str) else part)
@@ -68,14 +68,14 @@ def percent(fraction: float | None) -> str:
 
 
 def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | None = None) -> None:
-    """Print the results of runs: a table if there are several, and of the last one all that a user has to know.
+    """Print the results of runs: a table if there are several, and the full summary of the last one.
 
     Parameters
     ----------
     runs
         The directory, if there is one, and the summary of each run.
     title
-        That of the table.
+        Title of the table.
     """
     path, summary = runs[-1]
     if len(runs) > 1:
@@ -88,7 +88,7 @@ def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | Non
 
     show(f"{'run':{NAMES}}{path}", f"{'report':{NAMES}}{path / 'report.html'}", "")
     for number, (_, command) in enumerate(next_commands(summary, path, program())):
-        show(f"{'' if number else 'next':{NAMES}}{command}")  # one line each, however long, to be copied
+        show(f"{'' if number else 'next':{NAMES}}{command}")  # never wrapped, so that it can be copied
 
 
 def _comparison(summaries: "Sequence[Summary]", title: str | None) -> Table:
@@ -108,7 +108,7 @@ def _comparison(summaries: "Sequence[Summary]", title: str | None) -> Table:
 
 
 def show_line(name: str, text: str) -> None:
-    """Print a text behind its name, wrapped to the width of the terminal and indented."""
+    """Print a name and its text, wrapped to the width of the terminal and indented."""
     width = min(WIDEST, Console().width)
     parts = textwrap.wrap(visible(text), max(20, width - NAMES), break_long_words=False, break_on_hyphens=False)
     for number, part in enumerate(parts or [""]):
@@ -116,7 +116,7 @@ def show_line(name: str, text: str) -> None:
 
 
 def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
-    """Yield the end of a run in words: verdict, what is wrong and what changed, what to look at, score, choices."""
+    """Yield the summary of a run: verdict, noise and changes, labels to review, score, chosen settings."""
     from pencil.runs.advice import explain_difference, wrong_labels
 
     if summary.verdict is not None:
@@ -131,7 +131,7 @@ def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     yield "look at", _to_look_at(summary)
     rows = summary.data.rows.get("unlabelled", 0)
     if rows:
-        yield "unlabelled", f"{counted(rows, 'row')} came without a label and {'has' if rows == 1 else 'have'} one now"
+        yield "unlabelled", f"{counted(rows, 'row')} without a given label {'was' if rows == 1 else 'were'} labelled"
     if summary.data.unread:
         yield "unread", summary.data.unread_words
     yield from _scores(summary)
@@ -151,7 +151,7 @@ def _to_look_at(summary: "Summary") -> str:
     if labels.undecided is None:
         return counted(labels.total_changed, "changed label")
     more = labels.to_look_at - labels.total_changed
-    undecided = f"{more:,} more undecided (another class is close)"
+    undecided = f"{more:,} undecided (another class is almost as likely)"
     return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
 
 
@@ -171,7 +171,7 @@ def _scores(summary: "Summary") -> Iterator[tuple[str, str]]:
 
 
 def program() -> str:
-    """Return how this user calls pencil: by name if the shell finds it, else by the path or module that was used."""
+    """Return the command that runs pencil: its name if it is on PATH, else the path or module that was used."""
     if shutil.which("pencil"):
         return "pencil"
     used = Path(sys.argv[0])

@@ -1,4 +1,4 @@
-"""``pencil train``: train a recipe or on a dataset; ``pencil resume``: resume a run that was stopped."""
+"""``pencil train``: train a recipe or a dataset; ``pencil resume``: resume an interrupted run."""
 
 import json
 import os
@@ -30,23 +30,28 @@ if TYPE_CHECKING:
     from pencil.runs.run import Run
 
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Train in this many processes on this machine.")
+    int | None, typer.Option("--processes", min=1, help="Number of training processes on this machine.")
 ]
 Engine = Annotated[
     str,
-    typer.Option("--engine", help="Features of a frozen backbone: local, or ray for the machines of a Ray cluster."),
+    typer.Option(
+        "--engine", help="Where the features of a frozen backbone are computed: local, or ray for a Ray cluster."
+    ),
 ]
 Log = Annotated[
-    list[str] | None, typer.Option("--log", help="Log every epoch to tensorboard, wandb or mlflow as well; repeatable.")
+    list[str] | None, typer.Option("--log", help="Also log every epoch to tensorboard, wandb or mlflow; repeatable.")
 ]
 Finetune = Annotated[
     int | None,
     typer.Option(
-        "--finetune", min=1, metavar="EPOCHS", help="After the head of a pretrained network, train all of it so long."
+        "--finetune",
+        min=1,
+        metavar="EPOCHS",
+        help="Train the head on a pretrained network, then fine-tune the whole network for EPOCHS.",
     ),
 ]
 AllowChanged = Annotated[
-    bool, typer.Option("--allow-changed", help="Resume though rows were added or removed; labels are matched by key.")
+    bool, typer.Option("--allow-changed", help="Resume even if rows were added or removed; labels are matched by key.")
 ]
 
 
@@ -54,7 +59,7 @@ def train(
     what: What,
     method: MethodName = None,
     model: ModelName = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Run directory; runs/NAME by default.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run directory; default: runs/NAME.")] = None,
     seed: Seed = None,
     epochs: Epochs = None,
     budget: Budget = None,
@@ -63,7 +68,7 @@ def train(
     device: Device = None,
     log: Log = None,
     assignments: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume where this command was stopped, if it was.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume if this command was interrupted before.")] = False,
     allow_changed: AllowChanged = False,
     processes: Processes = None,
     engine: Engine = "local",
@@ -108,7 +113,7 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Resume a run that was stopped, to the same result as if it had not been."""
+    """Resume an interrupted run; the result is the same as without the interruption."""
     if processes is not None:
         _launch(processes)
     from pencil.job import resume_run

@@ -1,7 +1,8 @@
-"""Export: labels as tables, for cleanlab and for datasets; class maps. Nothing imported here needs torch.
+"""Export: labels as tables, for cleanlab and for datasets; class maps. Importing this package does not import torch.
 
 `pencil.export.image_folder` (images sorted by class), `pencil.export.table_columns` (the columns of the user's table),
-`pencil.export.tools` (labelling tools) and `pencil.export.network` (the network) do, and are imported by name.
+`pencil.export.tools` (labelling tools) and `pencil.export.network` (the network) need torch and must be imported
+explicitly.
 """
 
 from pencil.export.class_maps import save_maps

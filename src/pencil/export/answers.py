@@ -1,4 +1,4 @@
-"""Answers of people in other tools as decisions of a run: matched to its rows, checked, added to ``reviews.jsonl``."""
+"""Turns answers from other tools into decisions of a run: matches rows, checks them, appends to ``reviews.jsonl``."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -17,24 +17,24 @@ Rows = Mapping[str, Sequence[Where]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a file says about a row.
+    """An answer about a row in a file.
 
     Attributes
     ----------
     position : str
-        Where it is in the file, such as ``task 3``.
+        Its position in the file, such as ``task 3``.
     key : str
-        The key of the row; without a split the name of its image.
+        The key of the row; if ``split`` is None, the name of its image.
     split : str or None
         The split of the row.
     classes : tuple of str or None
         The classes that the person chose; None if the row was skipped.
     time : str
-        When, if the file says so.
+        Time of the answer, if the file contains it.
     seen : bool
-        Whether the file says that a person made it; otherwise it counts only if it differs from what was exported.
+        Whether the file marks it as made by a person; otherwise it counts only if it differs from the exported label.
     kind : str
-        ``accept`` or ``reject``, where the person said so instead of naming a class.
+        ``accept`` or ``reject``, if the person chose that instead of a class.
     """
 
     position: str
@@ -48,22 +48,22 @@ class Answer:
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of the answers in a file.
+    """The result of importing a file.
 
     Attributes
     ----------
     added : Counter
-        How many decisions of each kind were added.
+        Number of added decisions of each kind.
     known : int
-        How many were made already and count.
+        Number of answers that were already imported and still count.
     overruled : int
-        How many were made already, and do not count any more: the row was decided otherwise, or the decision withdrawn.
+        Number of answers that were already imported and no longer count, because the decision was changed or withdrawn.
     older : int
-        How many differ from the decision about their row and were given before it, which stays.
+        Number of answers that differ from the decision about their row but are older, and are ignored.
     untouched : int
-        How many rows nobody touched.
+        Number of rows without an answer.
     replaced : int
-        How many answers differ from an earlier one about the same row in the file.
+        Number of answers that differ from an earlier answer about the same row in the file.
     """
 
     added: Counter[str]
@@ -86,9 +86,8 @@ def import_answers(
 ) -> Imported:
     """Append the answers of a file to the decisions of a run, all of them or none.
 
-    The newest decision about a row counts: an answer that is older than the standing one is left out. An answer that
-    was given already is not given again; it counts again only if the file says that it is later than the last decision
-    about the row.
+    The newest decision about a row counts: an answer older than the current decision is ignored. An answer that was
+    already imported is not added again, unless the file says that it is newer than the last decision about the row.
 
     Parameters
     ----------
@@ -97,21 +96,21 @@ def import_answers(
     source : Path
         The file, for messages.
     answers : iterable of Answer
-        What it says; of several answers about a row the last counts.
+        Its answers; the last of several answers about a row counts.
     labels : LabelTable
         The labels of the run.
     complete : bool
-        Answers that may be untouched count too.
+        Whether possibly untouched answers count too.
     names : callable
-        Returns the rows of each image name; it is called if an answer names an image.
+        Returns the rows of each image name; called if an answer names an image.
     written : str
-        When the file was written, if that is known: answers without a time were given before.
+        When the file was written, if known; answers without a time are assumed to be earlier.
 
     Raises
     ------
     RunError
-        If an answer is about a row or a class that the run does not have, or names an image of several rows; it names
-        the file and the position.
+        If an answer names an unknown row or class, or an image shared by several rows; the message names the file and
+        the position.
     """
     made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)
@@ -141,7 +140,7 @@ def import_answers(
 
 
 class _Past:
-    """All lines about some rows, also those that were decided again or withdrawn."""
+    """All lines about some rows, including changed and withdrawn decisions."""
 
     def __init__(self, lines: Iterable[Decision], rows: Container[Where]):
         self.history = History()
@@ -172,7 +171,7 @@ def _agree(one: Decision, other: Decision) -> bool:
 
 
 def _is_later(time: str, than: str) -> bool:
-    """Return whether a time is after another; without two times that can be compared it is not known to be."""
+    """Return whether a time is after another; False if they cannot be compared."""
     try:
         moments = [datetime.fromisoformat(text) for text in (than, time)]
     except ValueError:
@@ -194,14 +193,15 @@ def _find_rows(
     for answer, where in zip(answers, places, strict=True):
         if where not in rows:
             raise RunError(
-                f"{source}: {answer.position} is about {where[0]!r} ({where[1]}), which this run does not have; "
-                "expected the rows of a `pencil labels` export of this run; import it into the run that it came from."
+                f"{source}: {answer.position} names {where[0]!r} ({where[1]}), which is not a row of this run; "
+                "expected the rows of a `pencil labels` export of this run; import the file into the run that it "
+                "came from."
             )
     return [(where, rows[where]) for where in places]
 
 
 class _Names:
-    """Rows by the names of their images; a tool may have put folders before a name, or left some out."""
+    """Rows by image name; a tool may have added or removed leading folders."""
 
     def __init__(self, names: Rows):
         self.exact = names
@@ -220,7 +220,7 @@ class _Names:
         ]
         if len(alike) == 1:
             return self._only_row(source, answer, alike[0])
-        seen = f"is the name of {len(alike)} images, such as {alike[0]!r}" if alike else "is no image of this run"
+        seen = f"is the name of {len(alike)} images, such as {alike[0]!r}" if alike else "is not an image of this run"
         example = next(iter(self.exact), "")
         raise RunError(
             f"{source}: {answer.position} has the name {answer.key!r}, which {seen}; expected a name like {example!r}; "
@@ -232,21 +232,21 @@ class _Names:
         if others:
             raise RunError(
                 f"{source}: {answer.position} has the name {answer.key!r}, which is the image of {len(others) + 1} "
-                f"rows, such as {first[0]!r} and {others[0][0]!r}; expected one, as nothing else in the file says "
-                "which row is meant; take the rows there with `pencil labels --format labelstudio`, which keeps keys."
+                f"rows, such as {first[0]!r} and {others[0][0]!r}; expected one row, because the file identifies "
+                "rows only by image; export with `pencil labels --format labelstudio`, which keeps keys."
             )
         return first
 
 
 def _decide(source: Path, answer: Answer, where: Where, row: int, labels: LabelTable) -> Decision | None:
-    """Return the decision that an answer is; None for single-label data without a class."""
+    """Return the decision for an answer; None for single-label data without a class."""
     given, corrected = labels.given_labels[row], labels.corrected_labels[row]
     if answer.kind:
         label, kind = (corrected if answer.kind == "accept" else given), answer.kind
         if label is None:
             raise RunError(
-                f"{source}: {answer.position} ({where[0]!r}) is {kind!r}, and the row has no given label to return to; "
-                "expected a class; name one."
+                f"{source}: {answer.position} ({where[0]!r}) is {kind!r}, but the row has no given label; expected a "
+                "class; choose one."
             )
     elif answer.classes is None:
         label, kind = None, "skip"
@@ -265,13 +265,13 @@ def _as_label(source: Path, answer: Answer, where: Where, labels: LabelTable) ->
             known = ", ".join(map(repr, labels.classes[:5])) + (", ..." if len(labels.classes) > 5 else "")
             raise RunError(
                 f"{source}: {answer.position} ({where[0]!r}) names {name!r}; expected one of the {len(labels.classes)} "
-                f"classes of this run ({known}); rename it there, or leave it out."
+                f"classes of this run ({known}); rename it in the tool, or remove the answer."
             )
     if labels.multilabel:
         return tuple(name for name in labels.classes if name in classes)
     if len(set(classes)) != 1:
         raise RunError(
-            f"{source}: {answer.position} ({where[0]!r}) names {len(classes)} classes, {', '.join(classes)}; expected "
-            "one, as the data is single-label; choose one there."
+            f"{source}: {answer.position} ({where[0]!r}) names {len(classes)} classes, {', '.join(classes)}; "
+            "expected one, because the data is single-label; choose one in the tool."
         )
     return classes[0]

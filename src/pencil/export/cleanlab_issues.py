@@ -1,4 +1,4 @@
-"""Labels under the names that cleanlab's users know: ``is_label_issue``, ``label_quality`` and the rest."""
+"""Labels with cleanlab's column names: ``is_label_issue``, ``label_quality`` and so on."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def save_cleanlab(labels: LabelTable, path: Path) -> int:
     if kind == ".csv":
         return save_labels(cleanlab_issues(labels), "csv", path)
     if kind != ".npz":
-        raise RunError(f"--out is {path}; for cleanlab expected a name that ends in .csv or .npz.")
+        raise RunError(f"--out is {path}; expected a name that ends in .csv or .npz for --format cleanlab.")
     issues = cleanlab_issues(labels)
     if labels.multilabel:
         given, corrected = _indicators(labels)
@@ -77,7 +77,7 @@ def _indicators(labels: LabelTable) -> tuple[np.ndarray, np.ndarray]:
 def _multilabel_quality(labels: LabelTable) -> np.ndarray:
     """Compute cleanlab's multi-label score: an exponential moving average from the best class to the worst.
 
-    Unknown entries are left out; a row without a known entry has NaN.
+    Unknown entries are ignored; a row without a known entry gets NaN.
     """
     given, probs = labels.given_probs, labels.probs
     each = np.where(np.isnan(given), np.inf, np.where(given > 0.5, probs, 1 - probs))

@@ -13,11 +13,11 @@ from pencil.runs.label_table import LabelTable
 
 ANNOTATIONS, LABELS, IMAGES = "annotations.xml", "labels.json", "images"
 BY_A_PERSON = ("manual", "semi-auto")
-"""The sources of tags that a person made or changed; those that were uploaded have another."""
+"""The sources of tags that a person made or changed; uploaded tags have another source."""
 
 
 def save_cvat(labels: LabelTable, contents: Contents, out: Path, version: str) -> str:
-    """Write ``annotations.xml``, to upload to a task with these images, and ``labels.json``, to set it up.
+    """Write ``annotations.xml``, to upload to a task with these images, and ``labels.json``, to create the task.
 
     Images that have no file are written to ``images``.
 
@@ -35,7 +35,7 @@ def save_cvat(labels: LabelTable, contents: Contents, out: Path, version: str) -
     Returns
     -------
     str
-        Where the images of the task are.
+        The location of the task's images.
     """
     with atomic_write(out, folder=True) as folder:
         with (folder / ANNOTATIONS).open("w", encoding="utf-8") as file:
@@ -46,7 +46,7 @@ def save_cvat(labels: LabelTable, contents: Contents, out: Path, version: str) -
             file.write("</annotations>\n")
         tags = [{"name": name, "type": "tag", "attributes": []} for name in labels.classes]
         (folder / LABELS).write_text(json.dumps(tags, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return f"the images of the task are those in {out / IMAGES if (out / IMAGES).is_dir() else contents.folder}"
+    return f"create the task with the images in {out / IMAGES if (out / IMAGES).is_dir() else contents.folder}"
 
 
 def _meta(labels: LabelTable, version: str) -> Element:
@@ -72,7 +72,7 @@ def _image(row: Row, number: int) -> Element:
 
 
 class _WithoutDocumentType(TreeBuilder):
-    """Builds the tree of a file without a document type: entities in one could fill the memory."""
+    """Parses XML without a document type, because its entities could exhaust the memory."""
 
     def doctype(self, *_: str | None) -> None:
         """Refuse a document type, whatever the encoding of the file."""
@@ -80,7 +80,7 @@ class _WithoutDocumentType(TreeBuilder):
 
 
 def read_cvat(source: Path, content: bytes) -> Iterator[Answer]:
-    """Yield the tags of every image of an XML file; those that CVAT says a person made are ``seen``.
+    """Yield the tags of every image of an XML file; tags that a person made according to CVAT are ``seen``.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def read_cvat(source: Path, content: bytes) -> Iterator[Answer]:
     """
     try:
         top = fromstring(content, XMLParser(target=_WithoutDocumentType()))
-    except (ParseError, ValueError, LookupError, TypeError) as error:  # all but the first: an encoding of no XML
+    except (ParseError, ValueError, LookupError, TypeError) as error:  # the others: invalid encodings
         raise RunError(f"{source} is not XML ({error}); expected {ANNOTATIONS} of CVAT; export it again.") from error
     if top.tag != "annotations":
         raise RunError(

@@ -1,4 +1,4 @@
-"""FiftyOne: a dataset in its layout on disk (FiftyOneDataset), and the answers in one that was exported again."""
+"""FiftyOne: a dataset in its layout on disk (FiftyOneDataset), and the answers in a re-exported dataset."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from pencil.runs.label_table import LabelTable
 
 METADATA, SAMPLES = "metadata.json", "samples.json"
 VERSION = "1.0.0"
-"""The layout that is written; FiftyOne migrates it to that of the version which reads it."""
+"""The version of the written layout; FiftyOne migrates it to its own version."""
 REVIEWED = "reviewed"
 """The field with a person's label; ``accept`` and ``reject`` are tags."""
 KINDS = ("accept", "reject")
@@ -31,7 +31,7 @@ def save_fiftyone(labels: LabelTable, contents: Contents, out: Path, version: st
     labels : LabelTable
         The rows, in the order of the samples.
     contents : Contents
-        What the rows show, which must be images.
+        The content of the rows, which must be images.
     out : Path
         A folder that does not exist yet.
     version : str
@@ -57,7 +57,7 @@ def _sample(row: Row, number: int) -> dict[str, Any]:
         "filepath": f"data/{row.shown.name}" if row.shown.file is None else str(row.shown.file),
         "tags": [row.split],
         "_media_type": "image",
-        "_rand": (number * 0.6180339887) % 1,  # FiftyOne draws random views by it
+        "_rand": (number * 0.6180339887) % 1,  # FiftyOne uses it for random views
         "key": row.key,
         "split": row.split,
         "given": _label(row.given, first + 1, None),
@@ -153,7 +153,7 @@ def read_fiftyone(source: Path, tree: Mapping[str, Any]) -> Iterator[Answer]:
     Raises
     ------
     RunError
-        If a sample is not one of an export of `save_fiftyone`.
+        If a sample was not exported by `save_fiftyone`.
     """
     for position, sample in numbered(source, "sample", tree["samples"]):
         tags = sample.get("tags") or []

@@ -1,4 +1,4 @@
-"""The images of a run in one folder per corrected class, which can be trained on: hard links, or copies."""
+"""The images of a run in one folder per corrected class, ready for training: hard links, or copies."""
 
 import errno
 import os
@@ -18,12 +18,12 @@ from pencil.runs.label_table import LabelTable
 
 ODD = re.compile(r'[\x00-\x1f\x7f/\\:*?"<>|]')
 LONGEST = 200
-"""The longest name in bytes; file systems allow 255, and a number may follow."""
+"""Maximum bytes of a name; file systems allow 255, and a number may be appended."""
 
 
 @dataclass(frozen=True)
 class SortedImages:
-    """How many files were made, how many of them by copying, how many images have no class, and renamed folders."""
+    """Number of files, copied files and images without a class, and the renamed folders."""
 
     files: int
     copied: int
@@ -32,14 +32,14 @@ class SortedImages:
 
 
 Way = Literal["hard link", "copy", "symbolic link"]
-"""How an image gets into its folder. A hard link takes no space, and is copied where the file system has none."""
+"""How an image gets into its folder. A hard link takes no space; without hard links the file is copied."""
 
 
 def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: Way = "hard link") -> SortedImages:
-    """Put the image of each row into ``out/CLASS/NAME``; one with several classes goes to each folder.
+    """Put the image of each row into ``out/CLASS/NAME``; an image with several classes goes to each folder.
 
-    Hard links and copies can be trained on like any folder. Symbolic links lead out of it, which training refuses
-    unless ``data.root`` names a folder that holds both.
+    A folder of hard links or copies can be trained on like any folder. Symbolic links point outside the folder, which
+    training refuses unless ``data.root`` names a folder that contains both.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: W
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
-    """Return a folder name for each class that every file system takes; names that are valid already are kept."""
+    """Return a portable folder name for each class; valid names are kept."""
     taken: dict[str, int] = {}
     plain = {name: _safe(name) for name in classes}
     ordered = sorted(plain, key=lambda name: plain[name] != name)  # stable
@@ -93,10 +93,10 @@ def _shortened(name: str, size: int) -> str:
 
 
 def _free(stem: str, ending: str, taken: dict[str, int]) -> str:
-    """Return the name, with a number before its ending if it is taken; some file systems take A and a as the same."""
+    """Return the name, with a number before its suffix if it is taken; some file systems ignore case."""
     name = stem + ending
     asked = _folded(name)
-    number = taken.get(asked, 1)  # where counting stopped before
+    number = taken.get(asked, 1)  # where counting stopped last time
     while _folded(name) in taken:
         number += 1
         name = f"{_shortened(stem, LONGEST)}-{number}{ending}"
@@ -123,8 +123,8 @@ def _files(settings: DataSettings) -> dict[str, Path]:
                     found[str(key)] = file.absolute()
     if not found:
         raise RunError(
-            f"the data of this run ({settings.source!r}) are not images in files; --format imagefolder sorts a "
-            "folder or a table of image files; choose another format."
+            f"the data of this run ({settings.source!r}) are not image files; expected a folder or a table of image "
+            "files for --format imagefolder; choose another format."
         )
     return found
 
@@ -144,7 +144,9 @@ def _places(labels: LabelTable, files: dict[str, Path], source: str) -> list[tup
 def _refuse_inside(settings: DataSettings, out: Path) -> None:
     folder = Path(settings.source).expanduser()
     if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
-        raise RunError(f"{out} is inside the data ({folder}), of which it would become a part; name another place.")
+        raise RunError(
+            f"{out} is inside the data folder ({folder}) and would become part of the data; name another place."
+        )
 
 
 def _place(file: Path, target: Path, way: Way) -> bool:
@@ -158,16 +160,16 @@ def _place(file: Path, target: Path, way: Way) -> bool:
         shutil.copy2(file, target)
         return True
     except OSError as error:
-        hint = "; leave --symlinks out" if way == "symbolic link" else ""
+        hint = "; remove --symlinks" if way == "symbolic link" else ""
         raise RunError(f"cannot place {file} in {target.parent.name}: {error.strerror or error}{hint}.") from error
 
 
 def _has_link(file: Path, target: Path) -> bool:
-    """Make a hard link, and return whether the file system has made one."""
+    """Try to make a hard link; return whether the file system supports it."""
     try:
         os.link(file, target)
     except OSError as error:
-        if error.errno not in (*NO_HARD_LINKS, errno.EXDEV, errno.EACCES):  # others are faults of a copy too
+        if error.errno not in (*NO_HARD_LINKS, errno.EXDEV, errno.EACCES):  # other errors would affect a copy too
             raise
         return False
     return True

@@ -1,4 +1,4 @@
-"""JSON files of many rows, written one row at a time, and the checks of values that come back in such files."""
+"""JSON files of many rows, written one row at a time, and checks of values that are read from such files."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,13 +26,13 @@ def numbered(source: Path, what: str, rows: Iterable[Any]) -> Iterator[tuple[str
 
 
 def need(source: Path, position: str, tree: Mapping[str, Any], name: str) -> str:
-    """Return a text of an object; raise if it has none."""
+    """Return a text field of an object; raise if it is missing."""
     value = tree.get(name)
     if not isinstance(value, str):
         seen = f"no {name!r}" if value is None else f"{name} {str(value)[:40]!r}"
         raise RunError(
-            f"{source}: {position} has {seen}; expected the text that `pencil labels` wrote there; export the rows of "
-            "the run again, and answer those."
+            f"{source}: {position} has {seen}; expected the text that `pencil labels` wrote; export the rows of the "
+            "run again and answer those."
         )
     return value
 

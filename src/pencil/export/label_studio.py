@@ -15,22 +15,22 @@ from pencil.runs.label_table import LabelTable
 
 TASKS, CONFIG = "tasks.json", "config.xml"
 CHOICES = "label"
-"""The name of the choices in the labelling interface, under which answers come back."""
+"""The name of the choices in the labelling interface and in the answers."""
 LOCAL_FILES = "/data/local-files/?d="
 
 
 def save_label_studio(labels: LabelTable, contents: Contents, out: Path, version: str) -> str:
     """Write ``tasks.json`` and ``config.xml``, the labelling interface, to a new folder.
 
-    Images in files are named by the addresses that Label Studio serves local files at; other images are in the tasks
-    themselves. Rows of a table are texts.
+    Image files are referenced by the URLs under which Label Studio serves local files; other images are embedded in the
+    tasks. Rows of a table become text.
 
     Parameters
     ----------
     labels : LabelTable
         The rows, in the order of the tasks.
     contents : Contents
-        What the rows show.
+        The content of the rows.
     out : Path
         A folder that does not exist yet.
     version : str
@@ -39,7 +39,7 @@ def save_label_studio(labels: LabelTable, contents: Contents, out: Path, version
     Returns
     -------
     str
-        What to do there so that images are found; empty if nothing.
+        Instructions for Label Studio to find the images; empty if none are needed.
     """
     root = contents.folder.parent
     served = False
@@ -93,14 +93,14 @@ def _config(labels: LabelTable, shows: str) -> str:
 
 
 def read_label_studio(source: Path, tasks: Iterable[Any]) -> Iterator[Answer]:
-    """Yield the answers of a JSON export, full or minimal; of a task the oldest first, ground truth last.
+    """Yield the answers of a JSON export, full or minimal; within a task the oldest first, ground truth last.
 
     A task without an annotation has no answer, and a cancelled annotation is a skip.
 
     Raises
     ------
     RunError
-        If a task is not one of an export of `save_label_studio`.
+        If a task was not exported by `save_label_studio`.
     """
     for position, task in numbered(source, "task", tasks):
         if "data" in task:
@@ -143,14 +143,14 @@ def _choices(source: Path, position: str, annotation: Mapping[str, Any]) -> tupl
             chosen += as_classes(source, position, value.get("choices", []))
     if results and not chosen:
         raise RunError(
-            f"{source}: {position} has results, and none of them is a choice named {CHOICES!r}; expected the labelling "
+            f"{source}: {position} has results, but none of them is a choice named {CHOICES!r}; expected the labelling "
             f"interface of {CONFIG}; set up the project with it."
         )
     return tuple(chosen)
 
 
 def _minimal_choice(value: Any) -> Any:
-    """Return the choices of JSON-MIN, where one alone is a text and several are in an object."""
+    """Return the choices of JSON-MIN, where a single choice is a text and several choices are an object."""
     return value.get("choices", value) if isinstance(value, dict) else value
 
 

@@ -1,4 +1,4 @@
-"""Labels as CSV, JSON lines or Parquet: which rows or entries, written piece by piece."""
+"""Labels as CSV, JSON lines or Parquet: selects rows or entries and writes them in batches."""
 
 import csv
 import io
@@ -18,15 +18,15 @@ from pencil.arrow_arrays import numbers, strings
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
-from pencil.formulas import joined_column, neutral, neutral_column
+from pencil.formulas import escape_formula, escape_formula_column, joined_column
 from pencil.runs.label_columns import FLOATS, WIDE
 from pencil.runs.label_table import LabelTable
 
 LABEL_FORMATS = ("csv", "jsonl", "parquet")
 ROUNDED = ("given", *FLOATS, "label_quality")
-"""Columns of the label table that CSV rounds to six digits; a user's own columns are written as they are."""
+"""Columns of the label table that CSV rounds to six digits; the user's own columns are not rounded."""
 NO_CELLS = WIDE
-"""Columns that CSV leaves out, as a distribution does not fit into a cell."""
+"""Columns that CSV omits, because a distribution does not fit into a cell."""
 ENTRY_SCHEMA = pa.schema(
     {
         "key": pa.string(),
@@ -39,9 +39,9 @@ ENTRY_SCHEMA = pa.schema(
     }
 )
 LINES = 2**18
-"""This many lines are made at a time: a million rows of 80 classes are never in memory together."""
+"""Number of lines created at a time, so that a million rows of 80 classes are never in memory at once."""
 JSON_ROWS = 4096
-"""This many rows are Python objects at a time."""
+"""Number of rows converted to Python objects at a time."""
 
 Labels: TypeAlias = LabelTable | pa.Table | pa.RecordBatchReader
 
@@ -58,25 +58,25 @@ def select_labels(
     only_changed : bool
         Only rows whose label changed.
     min_confidence : float
-        Only rows that are at least this confident.
+        Only rows with at least this confidence.
     by_issue : bool
         The most probable issue first; otherwise in the order of the data.
     """
-    unread = labels.never_met  # in runs of earlier versions; a file that cannot be read has no label
+    unread = labels.unread  # only in runs of earlier versions, which kept a label for unreadable files
     chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
     chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
     return chosen.by_issue() if by_issue else chosen
 
 
 def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
-    """Return how many labels a run proposes that nobody has looked at: those that it changed or filled in.
+    """Return how many labels that the run changed or filled in have not been reviewed.
 
     Parameters
     ----------
     labels : LabelTable
         Labels of a run, with a person's decisions merged.
     looked_at : iterable of (str, str)
-        Key and split of the rows with a decision, also where a person could not tell.
+        Key and split of the rows with a decision, including rows where the person could not tell.
     """
     proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
     proposed[list(labels.find_rows(looked_at).values())] = False
@@ -86,10 +86,10 @@ def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
 def select_entries(
     labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0
 ) -> pa.RecordBatchReader:
-    """Return multi-label data with one line for each (row, class), made as they are read.
+    """Return multi-label data with one line per (row, class), generated lazily.
 
     ``given`` is a probability and ``corrected`` 0 or 1 with its ``confidence``; all three are null for an unknown
-    entry. The other parameters are those of `select_labels`, and apply to lines.
+    entry. The other parameters are the same as in `select_labels`, applied to lines.
 
     Raises
     ------
@@ -97,9 +97,11 @@ def select_entries(
         If the labels are single-label.
     """
     if not labels.multilabel:
-        raise RunError("the labels of this run are single-label; --entries is for multi-label data; leave it out.")
+        raise RunError(
+            "the labels of this run are single-label; --entries only works with multi-label data; remove it."
+        )
     parts = (_select(part, only_changed, min_confidence) for part in _entries(labels))
-    if only_changed:  # the most confident of all come first
+    if only_changed:  # the most confident entries come first
         return _select(pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts]), True, 0.0).to_reader(LINES)
     return pa.RecordBatchReader.from_batches(ENTRY_SCHEMA, (batch for part in parts for batch in part.to_batches()))
 
@@ -141,8 +143,8 @@ def save_labels(labels: Labels, kind: str, path: Path, delimiter: str = ",") -> 
 def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = ",") -> int:
     """Write labels to a stream, batch by batch.
 
-    CSV leaves out distributions and separates the classes of multi-label data by semicolons. Text in it that a
-    spreadsheet program would take for a formula has a quote (') before it. CSV and JSON leave out columns of bytes.
+    CSV omits distributions and separates the classes of multi-label data by semicolons. In CSV, text that a spreadsheet
+    program would run as a formula is prefixed with a quote ('). CSV and JSON omit columns of bytes.
 
     Parameters
     ----------
@@ -153,7 +155,7 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = "
     target : binary file
         Where to write.
     delimiter : str
-        What stands between two cells of CSV.
+        Field delimiter of CSV.
 
     Returns
     -------
@@ -167,15 +169,15 @@ def write_labels(labels: Labels, kind: str, target: BinaryIO, delimiter: str = "
     columns = [field.name for field in reader.schema if not has_bytes(field.type)]
     if kind == "jsonl":
         return _each(reader, lambda batch: _write_json(batch.select(columns), target))
-    columns = [name for name in columns if name not in NO_CELLS]  # the user's tables may have them too
+    columns = [name for name in columns if name not in NO_CELLS]  # the user's tables may contain them too
     header = io.StringIO()
-    csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(neutral, columns))
+    csv.writer(header, lineterminator="\n", delimiter=delimiter).writerow(map(escape_formula, columns))
     target.write(header.getvalue().encode())
     return _each(reader, lambda batch: _write_csv(batch.select(columns), target, delimiter))
 
 
 def _reader(labels: Labels, without: Sequence[str]) -> pa.RecordBatchReader:
-    """Return labels batch by batch; columns that are not wanted of a large label table stay in its file."""
+    """Return labels in batches; unwanted columns of a large label table are not read."""
     if isinstance(labels, LabelTable):
         fields = [field for field in labels.schema if field.name not in without]
         schema = pa.schema(fields, labels.schema.metadata)
@@ -184,7 +186,7 @@ def _reader(labels: Labels, without: Sequence[str]) -> pa.RecordBatchReader:
 
 
 def has_bytes(kind: pa.DataType) -> bool:
-    """Return whether values of this type are bytes, or contain some, as images of the datasets library do."""
+    """Return whether values of this type are or contain bytes, like images of the datasets library."""
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
         return True
     inner = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
@@ -206,7 +208,7 @@ def _write_json(batch: pa.RecordBatch, target: BinaryIO) -> None:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that every reader takes: NaN is null; dates and the like are text."""
+    """Return JSON that every reader accepts: NaN becomes null; dates and similar values become text."""
     try:
         return json.dumps(value, default=str, allow_nan=False)
     except ValueError:
@@ -222,7 +224,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _write_csv(batch: pa.RecordBatch, target: BinaryIO, delimiter: str) -> None:
-    """Write cells, with quotes only if one of them needs it."""
+    """Write cells, with quotes only where necessary."""
     names = batch.schema.names
     cells = pa.record_batch([_csv_cells(batch[name], name in ROUNDED) for name in names], names)
     for style in ("none", "needed"):
@@ -237,7 +239,7 @@ def _write_csv(batch: pa.RecordBatch, target: BinaryIO, delimiter: str) -> None:
 
 
 def _rounded(column: Any) -> Any:
-    """Round to six digits; NaN, as of a row without a given label, is an empty cell."""
+    """Round to six digits; NaN (a row without a given label) becomes an empty cell."""
     column = column.cast(pa.float64())
     empty = pa.nulls(1, pa.float64())[0]  # pa.scalar(None) would import pandas
     return pc.round(pc.if_else(pc.is_nan(column), empty, column), 6)
@@ -258,4 +260,4 @@ def _csv_cells(column: Any, rounded: bool = False) -> Any:
     if not pa.types.is_string(kind):  # dates, decimals, long strings
         as_text = _json if pa.types.is_nested(kind) else str
         column = pa.array([None if value is None else as_text(value) for value in column.to_pylist()], pa.string())
-    return neutral_column(column)
+    return escape_formula_column(column)

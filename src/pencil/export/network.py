@@ -31,13 +31,13 @@ ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors
 FORMATS = tuple(ENDINGS)
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 TRIED = 32
-"""The exported network is compared with the original on this many inputs."""
+"""Number of inputs on which the exported network is compared with the original."""
 INPUT, OUTPUT = "inputs", "logits"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the original: the largest difference of any logit on ``inputs``."""
+    """The written file, and the largest difference of any logit from the original on ``inputs``."""
 
     path: Path
     metadata: dict[str, Any]
@@ -49,7 +49,7 @@ class Exported:
 def export_model(
     run: Run, kind: str, path: Path | str, *, preparation: bool | None = None, tolerance: float = 1e-4
 ) -> Exported:
-    """Write the network to a new file, read it again, and keep it if its logits are those of the network.
+    """Write the network to a new file, read it back, and keep the file if it reproduces the logits.
 
     Parameters
     ----------
@@ -58,13 +58,13 @@ def export_model(
     kind : str
         ``torch-export``, ``onnx`` or ``safetensors``.
     path : Path or str
-        A file that does not exist yet, with the ending of its format.
+        A new file, with the suffix of its format.
     preparation : bool, optional
-        Whether the exported network takes raw inputs (uint8 images of the trained size, or numbers as they were given)
-        and crops and normalises them itself. The default is True for formats with a graph. A network that was trained
-        on the columns of a table takes vectors as :meth:`Run.prepare` makes them; the metadata names their numbers.
+        Whether the exported network takes raw inputs (uint8 images of the training size, or unscaled numbers) and crops
+        and normalises them itself. The default is True for formats with a graph. A network trained on a table takes
+        vectors made by :meth:`Run.prepare`; the metadata names their columns.
     tolerance : float
-        The largest difference of a logit, relative to the largest logit or to 1, whichever is more.
+        Largest allowed difference of a logit, relative to the largest logit or to 1, whichever is larger.
 
     Raises
     ------
@@ -77,7 +77,8 @@ def export_model(
     _refuse(kind, path)
     if kind == "safetensors" and preparation:
         raise RunError(
-            "safetensors holds weights and no graph, so no preparation; leave it out: the metadata describes it."
+            "safetensors stores weights without a graph, so it cannot include the preparation; remove "
+            "--with-preparation (the metadata describes it)."
         )
     inside = kind != "safetensors" if preparation is None else preparation
     network = copy.deepcopy(run.model).cpu().float().eval()
@@ -90,7 +91,9 @@ def export_model(
         expected = network(prepared)
     try:
         with ExitStack() as stack:
-            temporary = stack.enter_context(atomic_write(path, new=True))  # renamed last: with it the export is whole
+            temporary = stack.enter_context(
+                atomic_write(path, new=True)
+            )  # renamed last: its presence marks a complete export
             if kind == "torch-export":
                 beside = stack.enter_context(atomic_write(path.with_suffix(".json"), new=True))
                 beside.write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
@@ -99,10 +102,10 @@ def export_model(
             limit = tolerance * max(1.0, float(expected.abs().max()))
             if not difference <= limit:
                 raise ModelError(
-                    f"the exported network is off by {difference:.2g} in a logit on {len(given)} inputs; "
+                    f"the logits of the exported network differ by up to {difference:.2g} on {len(given)} inputs; "
                     f"expected at most {limit:.2g}; nothing was written; allow more with --tolerance."
                 )
-            sync_file(temporary)  # which takes a while: now, before the other file has its name
+            sync_file(temporary)  # slow, so do it before the other file is renamed
     except safetensors.SafetensorError as error:
         raise RunError(f"cannot write {path}: {error}; free space or name another file.") from error
     return Exported(path, metadata, len(given), from_data, difference)
@@ -140,9 +143,9 @@ def _refuse(kind: str, path: Path) -> None:
     if kind not in ENDINGS:
         raise RunError(f"the format is {kind!r}; expected {', '.join(FORMATS)}.")
     if path.suffix != ENDINGS[kind]:
-        raise RunError(f"the file is {path}; for {kind} expected a name that ends in {ENDINGS[kind]}.")
+        raise RunError(f"the file is {path}; expected a name that ends in {ENDINGS[kind]} for {kind}.")
     if not path.parent.is_dir():
-        raise RunError(f"cannot write {path}: there is no folder {path.parent}; name a file in an existing folder.")
+        raise RunError(f"cannot write {path}: folder {path.parent} does not exist; name a file in an existing folder.")
     files = (path, path.with_suffix(".json")) if kind == "torch-export" else (path,)
     for file in files:
         if os.path.lexists(file):
@@ -153,12 +156,14 @@ def _refuse(kind: str, path: Path) -> None:
 
 
 def _some_inputs(run: Run) -> tuple[Tensor, bool]:
-    """Return raw inputs, of the run's data if that can be read, else random ones; and whether they are of the data."""
+    """Return raw inputs from the run's data if readable, otherwise random ones; and whether they are from the data."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about rows and labels, which do not matter here
+            warnings.simplefilter("ignore")  # warnings about rows and labels do not matter here
             examples = read_source(run.recipe.data.source, run.recipe.data, local=True).train
-        some = torch.linspace(0, len(examples) - 1, min(TRIED, len(examples))).long()  # from all over: of every class
+        some = torch.linspace(
+            0, len(examples) - 1, min(TRIED, len(examples))
+        ).long()  # spread over the data, to cover every class
         raw = run.prepare(examples.inputs).raw(examples.rows[some]).values
         values = raw if raw.dtype == torch.uint8 else raw.float()
     except PencilError:
@@ -167,7 +172,7 @@ def _some_inputs(run: Run) -> tuple[Tensor, bool]:
     shape = data.input_shape
     if values is not None and len(values) and _transform(run, values).shape(values.shape[1:]) == shape:
         return values, True
-    if isinstance(run.recipe.data.resize, tuple):  # of images in files, before the crop
+    if isinstance(run.recipe.data.resize, tuple):  # image files are resized before the crop
         shape = (shape[0], *run.recipe.data.resize)
     if data.input_type == "uint8":
         return torch.randint(0, 256, (TRIED, *shape), generator=rng, dtype=torch.uint8), False
@@ -181,7 +186,7 @@ def _transform(run: Run, raw: Tensor) -> Transform:
 
 
 def _describe(run: Run, given: Tensor, transform: Transform, inside: bool) -> dict[str, Any]:
-    """Return what a program must know to use the network, and what it was made from."""
+    """Return the metadata that a program needs to use the network, and its origin."""
     normalization = transform.normalization
     return {
         "classes": list(run.classes),
@@ -207,7 +212,7 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def _largest_difference(forward: Forward, given: Tensor, expected: Tensor) -> float:
-    """Compare all inputs at once and the first alone: a batch may have any size."""
+    """Compare a batch of all inputs and a batch of one, because batches may have any size."""
     with torch.inference_mode():
         found = (forward(given) - expected).abs().max(), (forward(given[:1]) - expected[:1]).abs().max()
     return float(max(found))
@@ -216,11 +221,11 @@ def _largest_difference(forward: Forward, given: Tensor, expected: Tensor) -> fl
 def _graph(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     if len(example) < 2:
-        example = torch.cat([example, example])  # with one, the tracer would take the size as fixed
+        example = torch.cat([example, example])  # with a single example, the tracer would treat the size as fixed
     try:
         return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except FAULTS as error:
-        raise ModelError(f"torch.export cannot follow this network: {_first_line(error)}") from error
+        raise ModelError(f"torch.export cannot trace this network: {_first_line(error)}") from error
 
 
 def _write_torch_export(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:

@@ -1,4 +1,4 @@
-"""The table that a run was trained on, exactly as it came, with corrected labels: nothing else in it changes."""
+"""A copy of a run's training table in which only the labels are corrected."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -18,17 +18,17 @@ from pencil.errors import DataError, RunError
 from pencil.export.rewritten_text import rewrite_cells
 from pencil.export.trained_table import TrainedTable, refusals
 from pencil.files import atomic_write
-from pencil.formulas import as_meant, neutral
+from pencil.formulas import escape_formula, unescape_formula
 from pencil.runs.label_table import LabelTable
 
 REMEDY = "choose another --format"
 Cell = Hashable
-"""What a label column holds: text, a number, a truth value, a tuple of classes, or None."""
+"""A cell of a label column: text, a number, a bool, a tuple of classes, or None."""
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """How many rows the table has, in how many of them the label was corrected, and how many have none."""
+    """Number of rows, of corrected labels, and of rows without a label."""
 
     rows: int
     corrected: int
@@ -36,32 +36,32 @@ class Repaired:
 
 
 def save_repaired(labels: LabelTable, settings: DataSettings, out: Path) -> Repaired:
-    """Write the table of a run to a new file, with the corrected label in the rows whose label is another.
+    """Write the training table of a run to a new file, with changed labels replaced.
 
     CSV and TSV keep every other byte: encoding, byte order mark, delimiter, quotes, line ends, decimal sign, order.
-    Parquet keeps schema, metadata, row groups and compression. A class is written as the table spells it. A row without
-    a label stays so, unless a person has decided about it.
+    Parquet keeps schema, metadata, row groups and compression. Classes keep the spelling of the table. A row without a
+    label stays unlabelled unless a person has decided about it.
 
     Parameters
     ----------
     labels : LabelTable
-        The labels to write; rows of the table that are not among them stay as they are.
+        The labels to write; other rows of the table are unchanged.
     settings : DataSettings
         The data section of the run's recipe, which names the table.
     out : Path
-        A file that does not exist yet, with the ending of the table.
+        A new file, with the suffix of the table.
 
     Raises
     ------
     RunError
-        If the labels of the run are not those of single cells, or were made wrong on purpose.
+        If labels are not stored in single cells, or were corrupted by injected noise.
     DataError
-        If the table is not the one that was trained on.
+        If the table is not the training table.
     """
     table = TrainedTable.open(settings, REMEDY)
     if out.suffix.lower() != table.path.suffix.lower():
         raise RunError(
-            f"--out is {out}, and the table of this run is {table.path}; expected the same ending; name a file that "
+            f"--out is {out}, but the table of this run is {table.path}; expected the same suffix; name a file that "
             f"ends in {table.path.suffix}, or choose another --format."
         )
     columns = _label_columns(labels, table)
@@ -73,7 +73,7 @@ def save_repaired(labels: LabelTable, settings: DataSettings, out: Path) -> Repa
 
 @dataclass
 class _LabelColumn:
-    """A column of labels: what is believed of each label, and how the table spells the labels.
+    """A label column: the given and corrected labels, and the spelling of labels in the table.
 
     ``given`` and ``corrected`` are codes into ``names``, -1 for none. ``decided`` marks rows that a person has decided.
     """
@@ -92,7 +92,7 @@ class _LabelColumn:
         return bool(self.names) and isinstance(self.names[0], tuple)
 
     def add(self, cells: Sequence[Cell], places: np.ndarray) -> None:
-        """Count how rows that have a given label spell it."""
+        """Count the spellings of given labels."""
         codes = np.append(self.given, -1)[places].tolist()
         pairs = zip(cells, codes, strict=True)
         self.seen.update((cell, code) for cell, code in pairs if code >= 0 and (cell is not None or self.several))
@@ -103,12 +103,12 @@ class _LabelColumn:
         self._cell_of: dict[int, Cell] = {}
         exact = {name: code for code, name in enumerate(self.names)}
         for (cell, code), _ in self.seen.most_common():
-            self._code_of.setdefault(cell, exact.get(cell, code))  # a pinned label is another than that of its cell
+            self._code_of.setdefault(cell, exact.get(cell, code))  # a pinned label may differ from its cell
             if self._code_of[cell] == code:
                 self._cell_of.setdefault(code, cell)
 
     def change(self, cell: Cell, place: int) -> Cell:
-        """Return the new cell of a row with a label at this position; None where it stays as it is."""
+        """Return the new cell of a row whose label is at this position; None if unchanged."""
         code = int(self.corrected[place]) if place >= 0 else -1
         if code < 0 or self._code_of.get(cell) == code:
             return None
@@ -118,7 +118,7 @@ class _LabelColumn:
         return self.spell(code)
 
     def spell(self, code: int) -> Cell:
-        """Return a label as the table spells it; one that it never has like the others."""
+        """Return a label in the table's spelling; unseen labels are spelled like the others."""
         if code in self._cell_of:
             return self._cell_of[code]
         if self.several:
@@ -130,24 +130,24 @@ class _LabelColumn:
         kind: Any = type(next(iter(self._cell_of.values()), ""))
         if kind is bool:
             return label in ("1", "true")
-        return neutral(label) if kind is str else cast(Cell, kind(label))
+        return escape_formula(label) if kind is str else cast(Cell, kind(label))
 
     def _join(self, names: tuple[str, ...]) -> Cell:
-        """Return a set of classes as a list, or as text with the separator that other cells have."""
+        """Return a set of classes as a list, or as text with the separator of the other cells."""
         cells = [cell for cell in self._code_of if isinstance(cell, str)]
         if not cells:
             return names
         separator = next((one for one in SEPARATORS if any(one in cell for cell in cells)), SEPARATORS[0])
         spaced = any(f"{separator} " in cell for cell in cells)
-        return (f"{separator} " if spaced else separator).join(map(neutral, names))
+        return (f"{separator} " if spaced else separator).join(map(escape_formula, names))
 
 
 def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn]:
-    """Return the columns of labels; raise for labels that are not those of single cells."""
+    """Return the label columns; raise if labels are not stored in single cells."""
     settings, path = table.settings, table.path
     if settings.noise is not None:
         raise RunError(
-            f"the labels of this run were made wrong on purpose (data.noise), so they are not those of {path}; "
+            f"the labels of this run were corrupted by injected noise (data.noise), so they differ from {path}; "
             f"expected a run without noise; {REMEDY}."
         )
     columns = settings.columns
@@ -162,15 +162,15 @@ def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn
         return sorted(found, key=lambda column: table.schema.names.index(column.name))  # in the order of a line
     if columns.probabilities is not None or not isinstance(label, str) or _holds_numbers(table.schema.field(label)):
         raise RunError(
-            f"the labels in {path} are votes or distributions, which a corrected class cannot be written into; "
-            "expected a class in one cell; choose --format csv --with-columns, which adds columns."
+            f"the labels in {path} are votes or distributions, which cannot be replaced by a corrected class; "
+            "expected one class per cell; choose --format csv --with-columns, which adds columns."
         )
     given, corrected = labels.given_labels, labels.corrected_labels
     return [_LabelColumn(label, given.codes, corrected.codes, corrected.names, decided)]
 
 
 def _entry_codes(labels: LabelTable, place: int, decided: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether a class is given and corrected as present: 1, 0, or -1 where it is not known."""
+    """Return whether a class is given and corrected as present: 1, 0, or -1 if unknown."""
     given, probs = labels.given_probs[:, place], labels.probs[:, place]
     unknown = np.isnan(given)
     added = decided & (probs == 1)  # by a person
@@ -178,17 +178,17 @@ def _entry_codes(labels: LabelTable, place: int, decided: np.ndarray) -> tuple[n
 
 
 def _holds_numbers(column: pa.Field) -> bool:
-    """Return whether a column has lists of numbers: distributions, or a number for each class."""
+    """Return whether a column contains lists of numbers: distributions, or one number per class."""
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return is_list and not (pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type))
 
 
 class _Changes:
-    """The new cells of each row of the file, and in how many rows there are any.
+    """The new cells of each row of the file, and the number of changed rows.
 
-    ``places`` has the position of the label of each row, -1 for none, and ``digests`` what its cells were: they are
-    read once to find out how labels are spelled, and once more to be written.
+    ``places`` holds the label position of each row, -1 for none, and ``digests`` the digests of its cells: the file is
+    read once to learn the spelling of labels, and again to write it.
     """
 
     def __init__(self, path: Path, columns: Sequence[_LabelColumn], places: np.ndarray, digests: np.ndarray):
@@ -200,8 +200,8 @@ class _Changes:
             return [None] * len(cells)
         if hash(cells) != self.digests[row]:
             raise DataError(
-                f"row {row} of {self.path} has the label {str(cells)[:40]} now; expected the one that was read before; "
-                "run the command again when nothing else writes to the table."
+                f"row {row} of {self.path} now has the label {str(cells)[:40]}; expected the label that was read "
+                "before; run the command again when no other program writes to the table."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
         self.rows += any(cell is not None for cell in found)
@@ -209,7 +209,7 @@ class _Changes:
 
 
 def _read_cells(labels: LabelTable, table: TrainedTable, columns: Sequence[_LabelColumn]) -> _Changes:
-    """Read all label cells, and find out which row each label is of and how labels are spelled."""
+    """Read all label cells, match labels to rows, and learn the spelling of labels."""
     places, digests = (np.empty(0, dtype=np.int64) for _ in range(2))
     for piece, rows, found in table.placed(labels, REMEDY):
         if not len(rows):
@@ -226,7 +226,7 @@ def _read_cells(labels: LabelTable, table: TrainedTable, columns: Sequence[_Labe
 
 
 def _cells(column: Any) -> list[Cell]:
-    """Return the cells of a column; NaN, which is not equal to itself, is None."""
+    """Return the cells of a column; NaN becomes None."""
     values = (tuple(value) if isinstance(value, list) else value for value in column.to_pylist())
     return [value if value == value else None for value in values]
 
@@ -236,7 +236,7 @@ def _write_text(table: TrainedTable, columns: Sequence[_LabelColumn], changes: _
     names = table.schema.names
 
     def change(row: int, cells: Sequence[str]) -> list[str | None]:
-        found = changes(row, tuple(as_meant(cell) or None for cell in cells))
+        found = changes(row, tuple(unescape_formula(cell) or None for cell in cells))
         return [None if cell is None else str(cell) for cell in found]
 
     rewrite_cells(table.path, table.dialect, [names.index(one.name) for one in columns], len(names), change, target)
@@ -263,7 +263,7 @@ def _write_parquet(table: TrainedTable, columns: Sequence[_LabelColumn], changes
 
 
 def _written_as(file: pq.ParquetFile) -> dict[str, Any]:
-    """Return the options with which a file is written like this one."""
+    """Return the options to write a file like this one."""
     metadata = file.metadata
     stored = b"ARROW:schema" in (metadata.metadata or {})
     options: dict[str, Any] = {"store_schema": stored}

@@ -1,4 +1,4 @@
-"""A table in text copied byte for byte, except for the cells of some columns that get another value."""
+"""Copies a text table byte for byte, except for replaced cells."""
 
 import codecs
 import re
@@ -11,29 +11,29 @@ from pencil.data.sources.delimited import MARKS, Dialect
 from pencil.errors import DataError
 
 BLOCK = 2**22
-"""This many bytes are decoded at a time."""
+"""Number of bytes decoded at a time."""
 LINE_END = r"(?:\r\n|\n|\r)"
 
 Change = Callable[[int, Sequence[str]], Sequence[str | None]]
-"""Called with the number of a row and its cells, returns their new values, None for one that stays."""
+"""Called with a row number and its cells; returns their new values, None for unchanged cells."""
 
 
 def rewrite_cells(
     path: Path, dialect: Dialect, columns: Sequence[int], width: int, change: Change, target: BinaryIO
 ) -> None:
-    """Write a table to a stream with other values in some cells; every other byte is as it was.
+    """Write a table to a stream with some cells replaced; every other byte is unchanged.
 
-    A cell that was in quotes stays so; another gets quotes if its value needs them. Lines with too many or too few
-    cells are copied; like the reader of tables, this one counts them, and does not count empty lines.
+    A quoted cell stays quoted; others are quoted if necessary. Lines with too many or too few cells are copied; like
+    the table reader, this function counts them but not empty lines.
 
     Parameters
     ----------
     path
         The file.
     dialect
-        How it is written.
+        Its dialect.
     columns
-        The places of the columns that may change, in their order.
+        The positions of the columns that may change, in order.
     width
         The number of columns.
     change
@@ -52,7 +52,7 @@ def rewrite_cells(
         mark, encoding = _find_mark(source.read(4), dialect.encoding)
         source.seek(len(mark))
         target.write(mark)
-        number = -1  # that of the header
+        number = -1  # the header
         for text, spans in rows.find(source, encoding, path):
             done, pieces = 0, []
             for cells in spans:
@@ -66,13 +66,13 @@ def rewrite_cells(
                 target.write("".join([*pieces, text[done:]]).encode(encoding))
             except UnicodeEncodeError as error:
                 raise DataError(
-                    f"{path} is encoded as {encoding}, which cannot hold {error.object[error.start : error.end]!r} of "
-                    "a class name; save it as UTF-8, and train on it."
+                    f"{path} is encoded as {encoding}, which cannot encode {error.object[error.start : error.end]!r} "
+                    "of a class name; save the table as UTF-8 and train again."
                 ) from error
 
 
 class _Rows:
-    """Finds rows in text, and in each row the places of some cells; rows with other numbers of cells have none."""
+    """Finds rows in text, and the positions of some cells in each row; rows of the wrong length have none."""
 
     def __init__(self, delimiter: str, columns: Sequence[int], width: int):
         between = re.escape(delimiter)
@@ -93,7 +93,7 @@ class _Rows:
             yield text[:end], spans
             rest = text[end:]
         if rest:
-            raise DataError(f"{path} has a quote that is never closed, in {rest[:40]!r}; close it, and train on it.")
+            raise DataError(f"{path} has an unclosed quote in {rest[:40]!r}; close it and train again.")
 
     def _split(self, text: str, *, whole: bool) -> tuple[list[list[tuple[int, int]] | None], int]:
         """Return the cells of all rows that end in the text, and where the last of them ends."""
@@ -113,7 +113,7 @@ class _Rows:
 
 
 def _find_mark(start: bytes, encoding: str) -> tuple[bytes, str]:
-    """Return the byte order mark that a file begins with, and the encoding of the rest."""
+    """Return the byte order mark of a file, and the encoding of the rest."""
     mark = next((mark for mark, name in MARKS if name == encoding and start.startswith(mark)), b"")
     if encoding == "utf-16":
         encoding = "utf-16-le" if mark == codecs.BOM_UTF16_LE else "utf-16-be"

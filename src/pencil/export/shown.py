@@ -1,4 +1,4 @@
-"""What a person is shown of each row in another tool: an image file, a picture, or the cells of a table as text."""
+"""The content of each row for another tool: an image file, an image, or the cells of a table as text."""
 
 import base64
 import io
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "unlabelled")
 NUMBERS = 64
-"""This many numbers of a vector are shown."""
+"""Maximum numbers of a vector to show."""
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What a row shows: the file of an image, or the pixels of one that has no file, or else a text.
+    """The content of a row: an image file, the pixels of an image without a file, or text.
 
     Attributes
     ----------
     name : str
-        The image below the folder of all images, with slashes; empty for a text.
+        The path of the image relative to the folder of all images, with slashes; empty for text.
     file : Path or None
         The file of the image.
     pixels : numpy.ndarray or None
         uint8, (height, width) or (height, width, 3).
     text : str
-        The cells of the row, one on each line; the text itself if that is all there is.
+        The cells of the row, one per line; the text itself if there is only one cell.
     """
 
     name: str = ""
@@ -58,7 +58,7 @@ class Shown:
             return width, height
         assert self.file is not None
         try:
-            with Image.open(self.file) as image:  # reads the header alone
+            with Image.open(self.file) as image:  # reads only the header
                 return image.size
         except OSError as error:
             raise RunError(
@@ -75,13 +75,13 @@ class Shown:
         return target.getvalue()
 
     def data_address(self) -> str:
-        """Return the pixels as a ``data:`` address, which holds the image itself."""
+        """Return the pixels as a ``data:`` URL."""
         return f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A row of a run as a tool gets it; labels of multi-label data are tuples, and ``given`` may be None."""
+    """A row of a run for a tool; labels of multi-label data are tuples, and ``given`` may be None."""
 
     key: str
     split: str
@@ -104,7 +104,7 @@ class Contents:
     Raises
     ------
     RunError
-        If the data was passed as Python objects, which a run directory does not hold.
+        If the data was passed as Python objects, which a run directory does not contain.
     """
 
     def __init__(self, settings: DataSettings):
@@ -130,7 +130,7 @@ class Contents:
         return source.parent if self.settings.root is None else self.settings.root.expanduser().absolute()
 
     def rows(self, labels: LabelTable) -> Iterator[Row]:
-        """Yield the rows of a label table with what they show."""
+        """Yield the rows of a label table with their content."""
         given, corrected = labels.given_labels, labels.corrected_labels
         for row, (key, split) in enumerate(zip(labels.keys.to_pylist(), labels.splits.to_pylist(), strict=True)):
             believed = corrected[row]
@@ -147,11 +147,12 @@ class Contents:
             )
 
     def images(self, labels: LabelTable, tool: str, folder: Path) -> Iterator[Row]:
-        """Yield the rows for a tool that shows images only; those that have no file are written below ``folder``."""
+        """Yield the rows for a tool that only shows images; images without a file are written to ``folder``."""
         for row in self.rows(labels):
             if not row.shown.name:
                 raise RunError(
-                    f"{row.key!r} of this run is no image, as {tool} needs; choose --format labelstudio or argilla."
+                    f"{row.key!r} of this run is not an image, which {tool} needs; choose --format labelstudio or "
+                    "argilla."
                 )
             if row.shown.file is None:
                 target = folder / row.shown.name
@@ -160,7 +161,7 @@ class Contents:
             yield row
 
     def show(self, where: Where) -> Shown:
-        """Return what a row shows."""
+        """Return the content of a row."""
         part, place = self._find(where)
         row = int(part.rows[place])
         file = part.inputs.file_of(row)
@@ -187,13 +188,13 @@ class Contents:
 
     def _find(self, where: Where) -> "tuple[Examples, int]":
         key, split = where
-        for name in (split, "train"):  # held-out rows are mostly of the training data
+        for name in (split, "train"):  # held-out rows usually come from the training data
             part, places = self._parts.get(name, self._parts["train"])
             if key in places:
                 return part, places[key]
         raise RunError(
-            f"the data of this run ({self.settings.source}) has no row {key!r} ({split}) any more; "
-            "restore the data that was trained on."
+            f"the data of this run ({self.settings.source}) no longer contains row {key!r} ({split}); restore the "
+            "training data."
         )
 
     def _relative(self, file: Path) -> str:
@@ -202,7 +203,7 @@ class Contents:
 
 
 def _picture_name(where: Where) -> str:
-    """Return a file name that no other row has, for an image that has no file."""
+    """Return a unique file name for an image without a file."""
     key, split = where
     name = quote(key, safe=" ")
     if len(name) > LONGEST_NAME:

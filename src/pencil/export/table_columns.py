@@ -1,4 +1,4 @@
-"""Labels joined by key with all columns of the table that the run was trained on."""
+"""Labels joined by key with all columns of the training table."""
 
 from collections.abc import Iterator
 
@@ -9,17 +9,17 @@ from pencil.export.labels import NO_CELLS, ROUNDED
 from pencil.export.trained_table import ROWS, TrainedTable
 from pencil.runs.label_table import LabelTable
 
-REMEDY = "leave --with-columns out"
+REMEDY = "remove --with-columns"
 PREFIX = "table_"
-"""The prefix of a column whose name the labels have too."""
+"""Prefix of a table column whose name is also a label column."""
 
 
 def with_columns(
     labels: LabelTable, table: TrainedTable, *, keep_order: bool = False, all_rows: bool = False
 ) -> pa.RecordBatchReader:
-    """Return every column of the table, as it came, followed by the labels; it is read piece by piece.
+    """Return every column of the table unchanged, followed by the labels; the table is read in batches.
 
-    Lines of a CSV file with too many or too few cells fit no column; they are left out, and a warning counts them.
+    Lines of a CSV file with too many or too few cells are skipped, with a warning that counts them.
 
     Parameters
     ----------
@@ -28,10 +28,10 @@ def with_columns(
     table : TrainedTable
         The table of the run. Cells of a CSV file are copied as text.
     keep_order : bool
-        Keep the order of the labels, for which the chosen rows are held in memory; else that of the table.
+        Keep the order of the labels, which holds the chosen rows in memory; otherwise keep the order of the table.
     all_rows : bool
-        Return rows of the table that are not among the labels too, with nulls for the labels; with ``keep_order`` they
-        come last, in the order of the table.
+        Also return rows of the table without labels, with nulls for the labels; with ``keep_order`` they come last, in
+        table order.
     """
     schema = pa.schema([*_renamed(table.schema, labels.schema), *labels.schema], labels.schema.metadata)
     pieces = _joined(labels, table, schema, all_rows)
@@ -51,7 +51,7 @@ def _joined(
     for piece, _, places in table.placed(labels, REMEDY):
         if not all_rows:
             piece, places = piece.filter(pa.array(places >= 0)), places[places >= 0]
-        mine = whole.take(pa.array(places, mask=places < 0))  # a row without a position is a row of nulls
+        mine = whole.take(pa.array(places, mask=places < 0))  # -1 becomes a row of nulls
         yield places, pa.Table.from_arrays([*piece.columns, *mine.columns], schema=schema)
 
 

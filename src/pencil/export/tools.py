@@ -1,4 +1,4 @@
-"""Other labelling tools by name: which function writes for each, and which reads its files."""
+"""Other labelling tools by name, with their functions for writing and reading files."""
 
 import lzma
 import zipfile
@@ -36,7 +36,7 @@ READERS: tuple[tuple[Callable[[Any], bool], Callable[[Path, Any], Iterator[Answe
     (is_coco, read_coco),
     (is_label_studio, read_label_studio),
 )
-"""For files of JSON, by what is in them."""
+"""Readers of JSON files, selected by content."""
 IN_FOLDERS = (SAMPLES, RECORDS, CVAT_FILE, COCO_FILE)
 EXPECTED = (
     "a JSON or JSON-MIN export of Label Studio, samples.json of FiftyOne, CVAT for images 1.1 (XML or ZIP), a COCO "
@@ -44,14 +44,14 @@ EXPECTED = (
 )
 
 LARGEST = 2**28
-"""No more bytes of an archive are unpacked: the tags of a million images take less, and a tree of them takes five times
-this in memory."""
+"""Maximum bytes to unpack from an archive: the tags of a million images take less, and their tree takes five times
+as much memory."""
 DAMAGE = (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-"""What reading an archive or JSON raises: an encrypted file and an unknown compression are a RuntimeError."""
+"""Errors of reading an archive or JSON; encrypted files and unknown compressions raise RuntimeError."""
 
 
 def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str:
-    """Write rows of a run for another tool to a new folder, and return what is left to do there, if anything.
+    """Write rows of a run for another tool to a new folder, and return instructions for the next step, if any.
 
     Parameters
     ----------
@@ -60,17 +60,17 @@ def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str
     reader : RunReader
         The run.
     labels : LabelTable
-        The rows of it to write.
+        The rows to write.
     out : Path
         A folder that does not exist yet.
 
     Raises
     ------
     RunError
-        If rows cannot be shown in this tool, or could not be told apart in its answers.
+        If rows cannot be shown in this tool, or cannot be identified in its answers.
     """
     contents = Contents(reader.recipe().data)
-    if tool == "cvat":  # the others keep the keys of rows
+    if tool == "cvat":  # the other tools keep the keys of rows
         _refuse_shared_images(_rows_by_name(contents, reader.read_labels(())), labels)
     return SAVERS[tool](labels, contents, out, reader.path.absolute().name)
 
@@ -86,7 +86,7 @@ def _rows_by_name(contents: Contents, labels: LabelTable) -> dict[str, list[Wher
 
 
 def _refuse_shared_images(rows: Mapping[str, Sequence[Where]], labels: LabelTable) -> None:
-    """Raise if rows to export have the image of another row of the run: answers would not say which is meant."""
+    """Raise if exported rows share an image with another row, because answers could not be matched to rows."""
     shared = {where: name for name, places in rows.items() if len(places) > 1 for where in places}
     found = list(labels.find_rows(shared))
     if not found:
@@ -94,30 +94,30 @@ def _refuse_shared_images(rows: Mapping[str, Sequence[Where]], labels: LabelTabl
     name = shared[found[0]]
     (key, _), (other, _), *_ = rows[name]
     raise RunError(
-        f"the image {name!r} is that of {len(rows[name])} rows, such as {key!r} and {other!r}; expected an image of "
-        "its own for each row, as CVAT tells rows apart by their images only; choose --format labelstudio, fiftyone, "
+        f"the image {name!r} is shared by {len(rows[name])} rows, such as {key!r} and {other!r}; expected a separate "
+        "image for each row, because CVAT identifies rows only by image; choose --format labelstudio, fiftyone, "
         "coco or argilla."
     )
 
 
 def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
-    """Append what people decided in another tool to the decisions of a run; the tool is found by the file's content.
+    """Append decisions made in another tool to the decisions of a run; the tool is detected from the file's content.
 
     Parameters
     ----------
     run : Path
         The run directory.
     source : Path
-        The file that the tool exported, or the folder with it.
+        The file that the tool exported, or its folder.
     complete : bool
-        A person has looked at every row of the file. CVAT and COCO files hold the exported labels too: those that
-        nobody changed count only then.
+        A person has looked at every row of the file. CVAT and COCO files hold the exported labels too: unchanged labels
+        count only then.
 
     Raises
     ------
     RunError
-        If the file cannot be read or is of no known tool, or says something about a row or class that the run does not
-        have. Then nothing is appended.
+        If the file cannot be read, is not from a known tool, or names an unknown row or class. Nothing is appended
+        then.
     """
     reader = RunReader(run)
     labels = reader.read_labels(("corrected", "confidence", "changed", "issue_score"))
@@ -132,7 +132,7 @@ def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
 
 
 def _find_file(source: Path) -> Path:
-    """Return the file of a tool, where the folder that holds it is named."""
+    """Return the file of a tool; a folder is searched for it."""
     if not source.is_dir():
         return source
     inside = [source / name for name in IN_FOLDERS if (source / name).is_file()]
@@ -151,12 +151,12 @@ def read_answers(source: Path) -> Iterator[Answer]:
     except OSError as error:
         raise RunError(f"cannot read {source}: {error.strerror or error}; expected {EXPECTED}.") from error
     except DAMAGE as error:
-        kind = "is not an archive that can be read" if _is_archive(source) else "is neither JSON nor XML"
+        kind = "is not a readable archive" if _is_archive(source) else "is neither JSON nor XML"
         raise RunError(f"{source} {kind} ({str(error).rstrip('.')}); expected {EXPECTED}.") from error
     for is_of_tool, read in READERS:
         if is_of_tool(tree):
             return read(source, tree)
-    raise RunError(f"{source} is JSON of another form; expected {EXPECTED}.")
+    raise RunError(f"{source} is JSON of an unknown format; expected {EXPECTED}.")
 
 
 def _is_archive(source: Path) -> bool:
@@ -164,7 +164,7 @@ def _is_archive(source: Path) -> bool:
 
 
 def _read(source: Path) -> bytes:
-    """Return the content of a file, or of the annotations in a ZIP archive, as which CVAT exports them."""
+    """Return the content of a file, or of the annotations in a ZIP archive, as exported by CVAT."""
     if not _is_archive(source):
         return read_regular(source)
     refuse_irregular(source)

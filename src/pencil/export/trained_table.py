@@ -1,4 +1,4 @@
-"""The table that a run was trained on, read piece by piece, and which of its rows the labels of the run are of."""
+"""The training table of a run, read in batches, with its rows matched to the labels of the run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +19,12 @@ from pencil.export.labels import has_bytes
 from pencil.runs.label_table import LabelTable
 
 BLOCK = 2**24
-"""This many bytes of a CSV file are read at a time."""
+"""Number of bytes of a CSV file read at a time."""
 ROWS, ROWS_OF_IMAGES = 65536, 2048
 
 
 class Placed(NamedTuple):
-    """Some rows of a table, the number of each in its file, and the position of its label, -1 for none."""
+    """Some rows of a table, their row numbers in the file, and the positions of their labels, -1 for none."""
 
     table: pa.Table
     numbers: np.ndarray
@@ -33,7 +33,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedTable:
-    """The table of a run: its file, how it is written as text (None for Parquet), and its columns."""
+    """The table of a run: its file, its text dialect (None for Parquet), and its columns."""
 
     path: Path
     settings: DataSettings
@@ -42,18 +42,19 @@ class TrainedTable:
 
     @classmethod
     def open(cls, settings: DataSettings, remedy: str) -> Self:
-        """Return the table that the data section of a recipe names; ``remedy`` is what to do without one.
+        """Return the table that the data section of a recipe names; ``remedy`` completes the error message if there is
+        none.
 
         Raises
         ------
         RunError
-            If the run was trained on something else, or the table is gone.
+            If the run was not trained on a table, or the table is missing.
         """
         path = Path(settings.source).expanduser()
         if path.suffix.lower() not in SUFFIXES:
             raise RunError(f"the data of this run ({settings.source!r}) is not a table; {remedy}.")
         if not path.is_file():
-            raise RunError(f"the table of this run, {path}, is no longer there; restore it, or {remedy}.")
+            raise RunError(f"the table of this run, {path}, no longer exists; restore it, or {remedy}.")
         with refusals(path):
             if path.suffix.lower() not in TEXT_SUFFIXES:
                 return cls(path, settings, None, pq.read_schema(path))
@@ -67,7 +68,7 @@ class TrainedTable:
         Raises
         ------
         DataError
-            At the end, if a label is of a row that the table does not have.
+            At the end, if a label belongs to a row that is not in the table.
         """
         root = self.path.parent if self.settings.root is None else self.settings.root.expanduser()
         place_of = {key: place for place, key in enumerate(labels.keys.to_pylist())}
@@ -77,8 +78,8 @@ class TrainedTable:
                 yield Placed(piece, numbers, np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64))
         if place_of:
             raise DataError(
-                f"{self.path} has no row {next(iter(place_of))!r} any more, nor have {len(place_of) - 1:,} others of "
-                f"its labels one; use the table that was trained on, or {remedy}."
+                f"{self.path} no longer contains row {next(iter(place_of))!r} and {len(place_of) - 1:,} other "
+                f"labelled rows; use the training table, or {remedy}."
             )
 
     def _pieces(self) -> Iterator[Numbered]:
@@ -87,7 +88,7 @@ class TrainedTable:
             return
         size = ROWS_OF_IMAGES if any(has_bytes(field.type) for field in self.schema) else ROWS
         first = 0
-        with pq.ParquetFile(self.path, pre_buffer=False) as file:  # which would hold all of it
+        with pq.ParquetFile(self.path, pre_buffer=False) as file:  # buffering would load the whole file
             for batch in file.iter_batches(size):
                 yield Numbered(pa.Table.from_batches([batch]), np.arange(first, first + batch.num_rows))
                 first += batch.num_rows
@@ -95,10 +96,8 @@ class TrainedTable:
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Turn errors of Arrow into one that names the table."""
+    """Convert Arrow errors to an error that names the table."""
     try:
         yield
     except pa.ArrowException as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected the table that was trained on."
-        ) from error
+        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; expected the training table.") from error

@@ -1,4 +1,4 @@
-"""PENCIL inside other people's loops; each loop has a module of its own, which needs that loop's package."""
+"""PENCIL in other training loops; each has its own module, which needs the loop's package."""
 
 from pencil.integrations.pencil_labels import PencilLabels, WithRows
 

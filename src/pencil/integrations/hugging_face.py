@@ -1,4 +1,4 @@
-"""PENCIL for the Trainer of Hugging Face: the same call with ``pencil_labels=``, whose labels are corrected."""
+"""PENCIL for the Hugging Face Trainer: the same call, with ``pencil_labels=`` for the labels to correct."""
 
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ FILE = "pencil_labels.safetensors"
 class PencilTrainer(Trainer):  # type: ignore[misc]
     """A Trainer for sequence, image or any other classification with labels that may be wrong.
 
-    Checkpoints contain the labels too, and ``train(resume_from_checkpoint=...)`` restores them. Evaluation is that of
-    the Trainer.
+    Checkpoints also contain the labels, and ``train(resume_from_checkpoint=...)`` restores them. Evaluation is
+    unchanged.
 
     Parameters
     ----------
@@ -50,13 +50,13 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
         self.pencil_labels = pencil_labels
         self._check_arguments()
         self.model_accepts_loss_kwargs = (
-            False  # the loss is a batch mean, which the Trainer divides when it accumulates gradients
+            False  # the loss is a batch mean, which the Trainer divides when accumulating gradients
         )
         self.train_dataset = WithRows(self.train_dataset)
         self.add_callback(_LabelCallback(self))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
-        """Train as the Trainer does; a resumed run restores its labels first."""
+        """Train like the Trainer; a resumed run restores its labels first."""
         checkpoint = resume_from_checkpoint
         if checkpoint:
             self._load_labels(get_last_checkpoint(self.args.output_dir) if checkpoint is True else checkpoint)
@@ -75,7 +75,8 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if ROW not in inputs:
             raise TrainingError(
-                f"a training batch has no {ROW!r}; expected the data collator to keep it; use another collator."
+                f"a training batch has no {ROW!r}; expected the data collator to keep it; use a collator that keeps "
+                "this column."
             )
         inputs = dict(inputs)
         rows, given = inputs.pop(ROW), inputs.pop("labels", None)
@@ -86,7 +87,7 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
         return (loss, outputs) if return_outputs else loss
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the row number, which the Trainer would remove, since the model does not take it."""
+        """Keep the row number, which the Trainer would remove because the model does not take it."""
         super()._set_signature_columns_if_needed()
         if ROW not in self._signature_columns:
             self._signature_columns += [ROW]
@@ -100,41 +101,42 @@ class PencilTrainer(Trainer):  # type: ignore[misc]
         self.pencil_labels.load_state_dict(safetensors.torch.load_file(path))
 
     def _check_arguments(self) -> None:
-        """Raise TrainingError for arguments that do not go together with label correction."""
+        """Raise TrainingError for arguments that are incompatible with label correction."""
         processes = max(self.args.world_size, self.args.n_gpu)
         if processes > 1:
             raise TrainingError(
-                f"the Trainer runs on {processes} devices, and each would move its own labels; expected one; "
-                "set CUDA_VISIBLE_DEVICES=0 (`pencil train --processes N` supports several)."
+                f"the Trainer runs on {processes} devices, and each would update its own labels; expected one "
+                "device; set CUDA_VISIBLE_DEVICES=0 (`pencil train --processes N` supports several)."
             )
         if self.compute_loss_func is not None or self.label_smoother is not None:
             argument = "label_smoothing_factor" if self.compute_loss_func is None else "compute_loss_func"
-            raise TrainingError(f"{argument} is given; expected none, since the loss is that of PENCIL; leave it out.")
+            raise TrainingError(f"{argument} is given, but PENCIL defines the loss; remove it.")
         if self.train_dataset is None or not hasattr(self.train_dataset, "__len__"):
             raise TrainingError(
                 "train_dataset has no length; expected a map-style dataset whose rows are always in the same order."
             )
         if len(self.train_dataset) != len(self.pencil_labels):
             raise TrainingError(
-                f"train_dataset has {len(self.train_dataset):,} rows and pencil_labels {len(self.pencil_labels):,}; "
-                "expected a label for each row; build pencil_labels from the labels of train_dataset."
+                f"train_dataset has {len(self.train_dataset):,} rows and pencil_labels has "
+                f"{len(self.pencil_labels):,}; expected one label per row; build pencil_labels from the labels of "
+                "train_dataset."
             )
 
     def _check_labels(self, rows: Tensor, given: Tensor) -> None:
-        """Raise TrainingError if the batch's labels are not those of its rows in ``pencil_labels``."""
+        """Raise TrainingError if the labels of the batch differ from the labels of its rows in ``pencil_labels``."""
         expected = hard_labels(self.pencil_labels.store.given_labels)[
             rows.to(self.pencil_labels.store.given_labels.device)
         ]
         if given.ndim == 1 and not torch.equal(expected.to(given), given):
             bad = int((expected.to(given) != given).nonzero()[0])
             raise TrainingError(
-                f"row {int(rows[bad])} of train_dataset is of class {int(given[bad])}, but given_labels has "
+                f"row {int(rows[bad])} of train_dataset has class {int(given[bad])}, but given_labels has "
                 f"{int(expected[bad])}; expected the same labels in the same order."
             )
 
 
 class _LabelCallback(TrainerCallback):  # type: ignore[misc]
-    """Passes the Trainer's events on to the labels."""
+    """Passes the Trainer's events to the labels."""
 
     def __init__(self, trainer: PencilTrainer):
         self.trainer = trainer

@@ -17,10 +17,10 @@ except ImportError as error:
 
 
 class PencilCallback(Callback):  # type: ignore[misc]
-    """Moves labels after each optimizer step, sets their epoch, and saves them in Lightning's checkpoints.
+    """Updates the labels after each optimizer step, sets their epoch, and saves them in Lightning's checkpoints.
 
-    With accumulated gradients, labels move when the optimizer steps. Several processes are a TrainingError, since each
-    would move its own copy of the labels.
+    With accumulated gradients, labels are updated when the optimizer steps. Several processes raise TrainingError,
+    because each would update its own copy of the labels.
 
     Parameters
     ----------
@@ -33,15 +33,15 @@ class PencilCallback(Callback):  # type: ignore[misc]
         self._steps = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse several processes."""
+        """Raise TrainingError for several processes."""
         if trainer.world_size > 1:
             raise TrainingError(
-                f"Lightning runs {trainer.world_size} processes, and each would move its own labels; expected "
-                "one; set devices=1 (`pencil train --processes N` supports several)."
+                f"Lightning runs {trainer.world_size} processes, and each would update its own labels; expected one "
+                "process; set devices=1 (`pencil train --processes N` supports several)."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note how many steps were done before, in a resumed run."""
+        """Record the number of previous steps of a resumed run."""
         self._steps = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,8 +51,8 @@ class PencilCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the labels if the optimizer has stepped."""
-        if trainer.global_step > self._steps:  # else gradients are still being accumulated
+        """Update the labels if the optimizer has stepped."""
+        if trainer.global_step > self._steps:  # otherwise gradients are still being accumulated
             self._steps = trainer.global_step
             self.labels.optimizer_stepped()
 

@@ -1,4 +1,4 @@
-"""PENCIL's three phases for any training loop: the loss of the current epoch, and when labels move."""
+"""PENCIL's three phases for any training loop: the loss of the current epoch, and the label updates."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,10 +19,10 @@ STATE = "label_logits"
 class PencilLabels:
     """The learnable labels of a training set, for a training loop outside pencil.
 
-    The loop makes three calls: :meth:`begin_epoch` when an epoch begins, :meth:`loss` for the loss of a batch, and
-    :meth:`optimizer_stepped` after the optimizer's step, which moves the labels of that batch. The integrations make
-    the first and the last themselves. The learning rate is the loop's: high and constant while labels move, decaying
-    in fine-tuning.
+    The loop makes three calls: :meth:`begin_epoch` at the start of an epoch, :meth:`loss` for the loss of a batch, and
+    :meth:`optimizer_stepped` after the optimizer's step, which updates the labels of that batch. The integrations make
+    the first and the last call. The loop sets the learning rate: high and constant while labels are updated, decaying
+    during fine-tuning.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class PencilLabels:
     backbone_epochs
         Epochs of cross-entropy with the given labels.
     correction_epochs
-        Epochs in which labels move. All later epochs fine-tune the network on labels that no longer move.
+        Epochs in which labels are updated. All later epochs fine-tune the network on the fixed labels.
     step, pull, beta, compatibility, class_mean
         As in the method ``pencil``: step size of the labels, strength and kind of the compatibility loss (see
         :meth:`pencil.LabelStore.update`), weight of the entropy loss and the mean over classes (see
@@ -66,7 +66,7 @@ class PencilLabels:
         if backbone_epochs < 0 or correction_epochs < 1:
             raise RecipeError(
                 f"backbone_epochs is {backbone_epochs} and correction_epochs {correction_epochs}; "
-                "expected at least 0 and 1, since labels move in correction epochs only; set more epochs."
+                "expected at least 0 and 1, because labels are only updated in correction epochs; set more epochs."
             )
         given, classes = as_given_labels(given_labels, num_classes)
         self.store = LabelStore(given, classes, scale=init_scale(INIT_PROBABILITY, classes) if scale is None else scale)
@@ -89,7 +89,7 @@ class PencilLabels:
         """The phase of the current epoch."""
         if self.epoch is None:
             raise TrainingError(
-                "no epoch has begun; expected begin_epoch(0) before the first loss; pass "
+                "no epoch has started; expected begin_epoch(0) before the first loss; pass "
                 "callbacks=[PencilCallback(labels)] to the Lightning Trainer, or train with PencilTrainer."
             )
         if self.epoch < self.backbone_epochs:
@@ -104,10 +104,10 @@ class PencilLabels:
         logits
             The network's logits, of shape ``(batch, classes)``.
         rows
-            Row numbers of the batch's examples in ``given_labels``, each named once; see :class:`WithRows`.
+            Row numbers of the batch's examples in ``given_labels``, without duplicates; see :class:`WithRows`.
         """
         phase = self.phase
-        if self.store.label_logits.device != logits.device:  # once: from then on no step waits for a copy
+        if self.store.label_logits.device != logits.device:  # only once; later steps need no copy
             self.store.to(logits.device)
         rows = self._checked(rows.to(logits.device), logits)
         if phase == "backbone":
@@ -118,17 +118,17 @@ class PencilLabels:
         return pencil_loss(logits, self.store[rows], beta=beta, class_mean=self.class_mean)
 
     def optimizer_stepped(self) -> None:
-        """Move the labels of every batch since the last step: one, or several where gradients are accumulated."""
+        """Update the labels of every batch since the last step: one, or several with accumulated gradients."""
         pending, self._pending = self._pending, []
         for rows, logits in pending:
             self.store.update(rows, logits, step=self.step, pull=self.pull, compatibility=self.compatibility)
 
     def forget(self) -> None:
-        """Discard the batches since the last step, whose own step was skipped: their labels do not move."""
+        """Discard the batches since the last step because their step was skipped; their labels are not updated."""
         self._pending = []
 
     def probs(self) -> Tensor:
-        """Return the label distributions; a printed compatibility loss that lets no label flip is removed."""
+        """Return the label distributions, without the bias of a printed compatibility loss that lets no label flip."""
         holds_all = self.compatibility == "printed" and self.pull >= 1
         return self.store.evidence(self.pull if holds_all else 0.0)
 
@@ -141,31 +141,33 @@ class PencilLabels:
         return {STATE: self.store.label_logits.cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state returned by :meth:`state_dict`."""
         seen, expected = tuple(state[STATE].shape), tuple(self.store.label_logits.shape)
         if seen != expected:
             raise TrainingError(
-                f"the saved labels are of {seen[0]:,} rows and {seen[1]} classes; expected {expected[0]:,} and "
+                f"the saved labels have {seen[0]:,} rows and {seen[1]} classes; expected {expected[0]:,} and "
                 f"{expected[1]}; resume with the training set that they were saved with."
             )
         self.store.load_state_dict(state)
         self.forget()
 
     def _checked(self, rows: Tensor, logits: Tensor) -> Tensor:
-        """Return the rows; wrong ones would silently train on the labels of other examples."""
+        """Return the checked rows; wrong rows would silently train on the labels of other examples."""
         expected = (len(rows), self.store.num_classes)
         if rows.ndim != 1 or tuple(logits.shape) != expected:
             raise TrainingError(
-                f"logits are of shape {tuple(logits.shape)} and rows of {tuple(rows.shape)}; "
-                f"expected one row number for each example and {self.store.num_classes} logits; pass both of one batch."
+                f"logits have shape {tuple(logits.shape)} and rows have shape {tuple(rows.shape)}; expected one row "
+                f"number and {self.store.num_classes} logits per example; pass logits and rows of the same batch."
             )
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
             raise TrainingError(
                 f"a batch has rows {int(rows.min())} to {int(rows.max())}; expected 0 to {len(self) - 1}, the row "
-                "numbers of given_labels; wrap the training set in WithRows, and call loss in training only."
+                "numbers of given_labels; wrap the training set in WithRows, and call loss only in training."
             )
         if len(rows.unique()) < len(rows):
-            raise TrainingError("a batch names a row twice; expected each once; sample examples without replacement.")
+            raise TrainingError(
+                "a batch contains a row twice; expected each row once; sample examples without replacement."
+            )
         return rows
 
 

@@ -21,33 +21,33 @@ INPUTS: dict[str, Any] = {"dtype": (np.float32, np.uint8), "allow_nd": True, "ac
 class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A classifier for labels that may be wrong.
 
-    Vectors and uint8 images are normalised. Sparse matrices become dense, in 32-bit floats; one that would take more
-    than half of the memory is refused. A data frame of numbers is an array, as for other estimators; one with text,
-    categories, dates or missing cells is encoded as a table, and predictions need the same columns.
+    Vectors and uint8 images are normalised. Sparse matrices are converted to dense 32-bit floats; a matrix that would
+    need more than half of the memory raises an error. A data frame of numbers is treated as an array, as in other
+    estimators; a data frame with text, categories, dates or missing cells is encoded as a table, and predictions need
+    the same columns.
 
-    Multi-label data (a row may have several classes) has an indicator matrix
-    (rows, classes) as ``y``; ``labels_`` and predictions are such matrices too, and probabilities are independent for
-    each class.
+    For multi-label data (a row may have several classes), ``y`` is an indicator matrix (rows, classes); ``labels_`` and
+    predictions are indicator matrices as well, and probabilities are independent per class.
 
-    There is no ``set_output``, which scikit-learn has for estimators that transform: this one predicts. The columns of
-    ``predict_proba`` are in the order of ``classes_``.
+    There is no ``set_output``, which scikit-learn provides only for transformers. The columns of ``predict_proba`` are
+    in the order of ``classes_``.
 
     Parameters
     ----------
     model : str or nn.Module
-        A backbone by name ("auto": an MLP for vectors, a small CNN for uint8 images) or your own network.
+        A backbone name ("auto": an MLP for vectors, a small CNN for uint8 images) or a network.
     method : str or Method
-        A method by name, or an instance.
+        A method name or instance.
     epochs, batch_size : int
         The training budget.
     validation : float or None
-        Fraction of rows to hold out; their labels are as noisy as the others and serve to choose settings. None: a
-        tenth, more for very few rows.
+        Fraction of rows to hold out; their labels are as noisy as the others and are used to choose settings. None: a
+        tenth, or more for very few rows.
     settings : dict or None
         Further recipe keys, such as ``{"method.lr": 0.05}``.
     multilabel : bool or None
-        Whether the data is multi-label. None: if ``y`` is a matrix of 0 and 1. True: ``y`` may also have probabilities
-        from 0 to 1, and NaN where a label is unknown.
+        Whether the data is multi-label. None: True if ``y`` is a matrix of 0 and 1. True: ``y`` may also contain
+        probabilities, and NaN for unknown labels.
     random_state : int or RandomState or None
         Seed of weights, split and order.
 
@@ -60,7 +60,7 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     label_distributions_ : ndarray
         The probability of each class for every training row, (rows, classes).
     n_features_in_, feature_names_in_ : int, ndarray
-        The number of columns, and the names of those of a data frame.
+        The number of columns, and the column names of a data frame.
     run_ : Run
         The whole run: network, label table, metrics and summary.
     """
@@ -95,10 +95,10 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "PencilClassifier":  # noqa: N803 - scikit-learn's names
         """Train on inputs ``X`` and labels ``y`` that may be wrong.
 
-        A row whose label is None, NaN, ``pandas.NA`` or empty text has none: it is not trained on, and ``labels_`` has
-        what the network predicts for it.
+        A row whose label is None, NaN, ``pandas.NA`` or empty text is unlabelled: it is not used for training, and
+        ``labels_`` contains the network's prediction.
 
-        ``sample_weight`` multiplies the loss of each row in training; noise is estimated with every row counted once.
+        ``sample_weight`` multiplies the loss of each row in training; noise estimates ignore the weights.
         """
         y, missing = (y, None) if self.multilabel else _fill_missing(y)
         X, y = self._validated(X, y)  # noqa: N806
@@ -147,15 +147,15 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._to_labels(self.predict_proba(X))
 
     def _to_labels(self, probs: np.ndarray) -> np.ndarray:
-        """Return the most probable class, or for multi-label data 1 for each class above one half."""
+        """Return the most probable class, or for multi-label data 1 for each class whose probability exceeds 0.5."""
         labels: np.ndarray = self.classes_[probs.argmax(axis=1)] if not self.run_.multilabel else (probs > 0.5) * 1
         return labels
 
     def _inputs(self, X: Any, *, reset: bool) -> Any:  # noqa: N803
         """Return checked inputs: an array, a sparse matrix, or a table without its index.
 
-        ``reset`` is for training: names of columns are kept, and cells decide whether a data frame is a table. Later it
-        is one if the network was trained on one.
+        ``reset`` is set in training: column names are stored, and the cells decide whether a data frame is a table.
+        Later it is a table if the network was trained on one.
         """
         encoder = None if reset else self.run_.encoder
         if is_frame(X):
@@ -165,8 +165,8 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 return table
         elif encoder is not None:
             raise ValueError(
-                f"X is a {type(X).__name__}; expected a data frame with the columns {shorten(encoder.columns)}, on "
-                "which the network was trained; pass one."
+                f"X is a {type(X).__name__}; expected a data frame with the training columns "
+                f"{shorten(encoder.columns)}; pass one."
             )
         return validate_data(self, X, **INPUTS, reset=reset)
 
@@ -189,17 +189,16 @@ class PencilClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         kind = type_of_target(y, input_name="y")
         if kind != "multilabel-indicator" or self.multilabel is False:
             raise ValueError(
-                f"y is a {kind} matrix of shape {y.shape} and multilabel is {self.multilabel}; expected one label for "
-                "each row, or a matrix of 0 and 1; multilabel=True takes a probability for each class, or NaN."
+                f"y is a {kind} matrix of shape {y.shape} and multilabel is {self.multilabel}; expected one label "
+                "per row, or a matrix of 0 and 1; pass multilabel=True for probabilities or NaN."
             )
         return X, y
 
 
 def _fill_missing(y: Any) -> tuple[Any, np.ndarray | None]:
-    """Return labels with a label in place of each missing one, and which were missing; None where none was.
+    """Return labels with missing ones filled in, and the mask of missing labels; None if none are missing.
 
-    Labels of a nullable or categorical type become an array of the values that they hold. What is not a vector of such
-    labels is returned as it is.
+    Labels of a nullable or categorical type become an array of their values. Anything else is returned unchanged.
     """
     is_plain = isinstance(getattr(y, "dtype", None), np.dtype)
     values = np.asarray(y) if is_plain and not hasattr(y, "toarray") else _as_objects(y)
@@ -207,7 +206,7 @@ def _fill_missing(y: Any) -> tuple[Any, np.ndarray | None]:
         return y, None
     missing = np.array([_is_missing(label) for label in values], dtype=bool)
     if missing.all():
-        raise ValueError(f"none of the {len(missing)} rows has a label; expected labels of some rows; label them.")
+        raise ValueError(f"none of the {len(missing)} rows has a label; expected labels for some rows; label them.")
     if values.dtype == object:
         kinds = {type(label) for label in values[~missing]}
         values = values if len(kinds) > 1 else np.array(_filled(values, missing).tolist())

@@ -1,4 +1,4 @@
-"""A whole job: recipe and data in, a finished run out. The command line, ``fit`` and the estimator all use it."""
+"""Runs a job: from a recipe and data to a finished run. Used by the command line, ``fit`` and the estimator."""
 
 from pencil.job.assembly import Job, assemble
 from pencil.job.run import resume_run, run_recipe

@@ -1,4 +1,4 @@
-"""From a recipe and loaded data to a job: data prepared, network and method built, everything derived filled in."""
+"""Builds a job from a recipe and loaded data: prepared data, network, method, and derived settings."""
 
 import copy
 import warnings
@@ -40,7 +40,7 @@ from pencil.training.step import refuse_unsuited
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe with its data prepared and its network and method built; nothing has been trained or written yet."""
+    """A recipe with prepared data, network and method; nothing has been trained or written yet."""
 
     recipe: Recipe
     prepared: PreparedData
@@ -59,14 +59,14 @@ class Job:
         waiting: Callable[[], None] | None = None,
         engine: str = "local",
     ) -> "Job":
-        """Return the job with the features of all rows, where the backbone is frozen; see :func:`compute_features`.
+        """Return the job with the features of all rows if the backbone is frozen; see :func:`compute_features`.
 
-        The engine "ray" computes them on a cluster, on its GPUs unless the recipe asks for the CPU.
+        The engine "ray" computes them on a cluster, on its GPUs unless the recipe sets the CPU.
         """
         if engine == "ray" and not isinstance(self.network, FrozenNetwork):
             warnings.warn(
-                "--engine ray spreads the features of a frozen backbone, and this network is trained as a whole: "
-                "all of it is done here (torchrun trains on several machines)",
+                "--engine ray only computes the features of a frozen backbone, but the whole network is trained: "
+                "training runs on this machine (use torchrun to train on several machines)",
                 stacklevel=2,
             )
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:
@@ -80,7 +80,7 @@ class Job:
         return replace(self, features=found.splits)
 
     def feature_folder(self, network: FrozenNetwork) -> Path | None:
-        """Return where the features of this network are kept; None where they are not."""
+        """Return where the features of this network are cached; None if they are not."""
         cache = self.recipe.data.cache
         if cache in ("none", "memory"):
             return None
@@ -93,9 +93,9 @@ class Job:
         Parameters
         ----------
         observers, options
-            Those of :class:`pencil.training.Trainer`.
+            Arguments of :class:`pencil.training.Trainer`.
         passed
-            Seconds of a time budget that are over.
+            Elapsed seconds of a time budget.
         """
         training = self.recipe.training
         if training.minutes is not None:
@@ -114,7 +114,7 @@ class Job:
         )
 
     def whole_network(self, outcome: Outcome) -> tuple[nn.Module, dict[str, Tensor]]:
-        """Return the trained network and its best weights, both with the backbone where only a head was trained."""
+        """Return the trained network and its best weights, both including the backbone if only a head was trained."""
         if not isinstance(self.network, FrozenNetwork):
             return outcome.model, outcome.best_weights
         device = next((parameter.device for parameter in outcome.model.parameters()), torch.device("cpu"))
@@ -134,25 +134,25 @@ def assemble(
     encoder: Encoder | None = None,
     cache: str | None = None,
 ) -> Job:
-    """Prepare the data, build network and method, and complete the recipe with everything that was derived.
+    """Prepare the data, build network and method, and fill in all derived settings of the recipe.
 
     Parameters
     ----------
     chosen, loaded
         The recipe, and its data as loaded.
     model, method
-        Objects that take the place of what the recipe names.
+        Objects that replace the recipe's model and method.
     held_out
-        Keys of the held-out rows; drawn by default.
+        Keys of the held-out rows; sampled by default.
     encoder
-        The encoder of a run that is resumed; fitted by default.
+        The encoder of a resumed run; fitted by default.
     cache
-        Where decoded images are kept; by default as the recipe asks and the network needs.
+        Where decoded images are cached; by default determined by the recipe and the network.
     """
     if chosen.training.minutes is not None and chosen.model.finetune_epochs:
         raise RecipeError(
-            "training.minutes and model.finetune_epochs are both set (--budget, --finetune); expected one of them: "
-            "fine-tuning is planned in epochs."
+            "training.minutes and model.finetune_epochs are both set (--budget, --finetune); expected one of them, "
+            "because fine-tuning is planned in epochs; remove one."
         )
     if model is None:
         chosen = with_network(chosen, loaded, gpu=pick_device(chosen.training.device).type == "cuda")
@@ -189,13 +189,13 @@ def as_runnable(chosen: Recipe, splits: Splits) -> Recipe:
 
 
 def _held_out_rows(chosen: Recipe, loaded: Splits, method: Method | None) -> int:
-    """How many held-out rows the method wants to base its decisions on."""
+    """Number of held-out rows that the method needs for its decisions."""
     needs = (chosen.method_class() if method is None else method).requirements
     return 0 if loaded.train.multilabel and not needs.multilabel else needs.held_out_rows
 
 
 def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
-    """The recipe with the transition matrix of injected noise, for a method whose definition needs it."""
+    """The recipe with the transition matrix of injected noise, for a method that requires it."""
     name = chosen.method["name"]
     if name == CUSTOM or not chosen.method_class().requirements.transition_matrix or "transition" in chosen.method:
         return chosen
@@ -206,7 +206,7 @@ def _with_transition(chosen: Recipe, examples: Examples) -> Recipe:
 
 
 def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> MakeNetwork:
-    """A factory for the networks that are trained: number 0 has the recipe's seed, the others seeds of their own."""
+    """A factory for the networks to train: network 0 uses the recipe's seed, the others use derived seeds."""
     shape, classes = examples.input_shape, examples.num_classes
 
     def make(number: int) -> nn.Module:
@@ -219,6 +219,6 @@ def _network_factory(chosen: Recipe, examples: Examples, first: nn.Module) -> Ma
 
 
 def held_out_accuracy(recipe: Recipe, loaded: Splits) -> float:
-    """Train a recipe for a trial, without a directory; return the best accuracy on its held-out labels."""
+    """Train a recipe for a trial, without a run directory; return the best accuracy on the held-out labels."""
     records = assemble(recipe, loaded).with_features().trainer().run().records
     return max(float(record["validation_accuracy"]) for record in records)

@@ -1,4 +1,4 @@
-"""Everything short of training: look at every row, build the model, lay out the phases, time some steps."""
+"""Everything short of training: inspect every row, build the model, plan the phases, time some steps."""
 
 import copy
 import warnings
@@ -28,16 +28,17 @@ from pencil.training.features import count_missing, random_features
 from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
 SMALL_CACHE = 64 * 2**20
-"""Images of up to this many bytes are decoded into memory for the check, where training would do so too."""
+"""Images of up to this many bytes are decoded into memory for the check, if training would do the same."""
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of `pencil check`: an inspection of the data, the plan, and every reason why training would fail.
+    """The result of `pencil check`: an inspection of the data, the plan, and every problem that would make training
+    fail.
 
-    ``not_run`` are the Python files that the recipe names and that were not executed, by key. What they define is not
-    checked, and the plan is without it. ``overlap`` are rows in more than one split. ``seconds`` is how long training
-    will take on this machine; where that is not known, ``not_timed`` is the reason.
+    ``not_run`` maps keys of the recipe to Python files that were not executed; what they define is not checked and not
+    part of the plan. ``overlap`` lists rows in more than one split. ``seconds`` is the estimated training time on this
+    machine; if it is unknown, ``not_timed`` is the reason.
     """
 
     data: dict[str, Examples]
@@ -51,7 +52,7 @@ class CheckResult:
 
 
 def check_recipe(chosen: Recipe) -> CheckResult:
-    """Look at every row, then corrupt, split, build, lay out the phases, and take a few steps to time them."""
+    """Inspect every row, then corrupt, split, build, plan the phases, and time a few steps."""
     loaded, settings, not_run = load(chosen.data), chosen.data, chosen.refused_files()
     loaded = replace(loaded, train=choose_rows(settings, loaded.train, chosen.seed))
     parts = {name: part for name, part in vars(loaded).items() if part is not None}
@@ -60,14 +61,16 @@ def check_recipe(chosen: Recipe) -> CheckResult:
     problems: list[PencilError] = [p for name, found in findings.items() for p in refusals(found, name, settings)]
     overlap = find_overlap({name: part for name, part in parts.items() if name != "unlabelled"}, findings)
     plan, seconds, not_timed = None, None, None
-    if all(found.rows > len(found.unreadable) for found in findings.values()):  # else it is among the problems already
+    if all(
+        found.rows > len(found.unreadable) for found in findings.values()
+    ):  # otherwise already reported as a problem
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=f".*(the row is skipped|{UNKNOWN})")  # part of the inspection
                 changed = {"data": settings.model_copy(update={"rows": None, "bad_rows": "skip"})}
                 stand_in = _with_stand_ins(chosen, not_run).model_copy(update=changed)
                 job = assemble(stand_in, Splits(**parts), cache=_trial_cache(settings, parts))
-                trainer = _timed_copy(job).trainer()  # it refuses a network that cannot train on these inputs
+                trainer = _timed_copy(job).trainer()  # raises for a network that cannot train on these inputs
                 unread = {key for name, found in findings.items() for key in _unread(parts[name], found)}
                 plan = _plan(job, trainer, not_run, needs_trial(chosen, loaded), unread)
         except PencilError as error:
@@ -79,8 +82,8 @@ def check_recipe(chosen: Recipe) -> CheckResult:
 
 
 def _trial_cache(settings: DataSettings, parts: Mapping[str, Examples]) -> str:
-    """Return the cache to prepare the data with: none that writes a file, or that takes long or much memory to fill."""
-    if settings.noise is not None and "instance" in settings.noise.kinds:  # which looks at pixels in memory
+    """Return the cache for preparing the data: never one that writes a file or is expensive to fill."""
+    if settings.noise is not None and "instance" in settings.noise.kinds:  # which needs the pixels in memory
         return settings.cache
     size, rows = image_size(settings, parts["train"].inputs), sum(map(len, parts.values()))
     if settings.cache == "none" or size is None or rows > MEASURED or rows * 3 * size[0] * size[1] > SMALL_CACHE:
@@ -89,21 +92,24 @@ def _trial_cache(settings: DataSettings, parts: Mapping[str, Examples]) -> str:
 
 
 def _time(job: Job, trainer: Trainer, cached: bool, has_stand_in: bool) -> tuple[float | None, str | None]:
-    """Return how long training will take, or why that is not known."""
+    """Return the estimated training time, or the reason why it is unknown."""
     if has_stand_in:
-        return None, "a Python file of the recipe is not run"
+        return None, "a Python file of the recipe was not run"
     if job.recipe.training.compile:
-        return None, "with training.compile, compiling alone may take minutes"
+        return None, "compiling may take minutes (training.compile)"
     try:
         return _seconds_before(job) + estimate_seconds(trainer, cached=cached), None
     except TrainingError as error:
         return None, f"a step failed: {error}"
     except torch.OutOfMemoryError:
-        return None, f"a step needs more memory than the device has; write {setting('training.batch_size', 32)}"
+        return (
+            None,
+            f"a step needs more memory than the device has; reduce it with {setting('training.batch_size', 32)}",
+        )
 
 
 def _seconds_before(job: Job) -> float:
-    """Return how long features, and fine-tuning of the whole network after its head, will take on this machine."""
+    """Return the estimated time for the features and for fine-tuning the whole network on this machine."""
     if not isinstance(job.network, FrozenNetwork) or job.recipe.training.minutes is not None:
         return 0.0
     splits, epochs = job.prepared.splits, job.recipe.model.finetune_epochs
@@ -113,7 +119,7 @@ def _seconds_before(job: Job) -> float:
 
 
 def _timed_copy(job: Job) -> Job:
-    """Return the job with copies of network and method to take steps with, and random features of a frozen backbone."""
+    """Return the job with copies of network and method for timing, and random features if the backbone is frozen."""
     features = job.features
     if isinstance(job.network, FrozenNetwork):
         features = random_features(job.prepared.splits, job.network.width)
@@ -121,7 +127,7 @@ def _timed_copy(job: Job) -> Job:
 
 
 def _with_stand_ins(chosen: Recipe, not_run: Mapping[str, Path]) -> Recipe:
-    """The recipe with a method and a network of pencil's own where those of a file may not be executed."""
+    """The recipe with pencil's own method and network in place of files that may not be executed."""
     if "method.name" in not_run:
         chosen = chosen.with_method("cross_entropy")
     if "model.name" in not_run:
@@ -144,7 +150,7 @@ def _readable(examples: Examples, unread: set[str]) -> Examples:
 
 
 def _plan(job: Job, trainer: Trainer, not_run: Mapping[str, Path], trial: bool, unread: set[str]) -> dict[str, Any]:
-    """What would be trained, of rows that can be read; None for what only a file that was not executed knows."""
+    """The training plan for readable rows; None for values that depend on a file that was not executed."""
     parts = {name: _readable(part, unread) for name, part in vars(job.prepared.splits).items() if part is not None}
     train, parameters = parts["train"], job.network.parameters()
     own_method, own_model = "method.name" in not_run, "model.name" in not_run

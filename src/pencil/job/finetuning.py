@@ -1,6 +1,6 @@
-"""Fine-tuning after a head: backbone and head are trained together on the corrected labels.
+"""Fine-tuning after training a head: backbone and head are trained together on the corrected labels.
 
-It is the second stage of a run, with a trainer and checkpoints of its own; epochs and metrics go on from the first.
+This second stage of a run has its own trainer and checkpoints; epochs and metrics continue from the first stage.
 """
 
 from dataclasses import replace
@@ -16,9 +16,9 @@ from pencil.models import FrozenNetwork
 from pencil.training import Outcome, Trainer
 
 LR = 0.01
-"""At the start of a cosine; half of what networks from scratch get."""
+"""Initial learning rate of the cosine schedule; half of the rate for training from scratch."""
 BATCH_SIZE = 32
-"""At most: activations of a large network are kept for every image of a batch."""
+"""Maximum batch size, because the activations of a large network are kept for every image of a batch."""
 
 
 def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], **options: Any) -> Trainer:
@@ -27,13 +27,13 @@ def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], *
     Parameters
     ----------
     job, outcome
-        The head's.
+        The job and the outcome of the head.
     observers, options
-        Those of :class:`pencil.training.Trainer`.
+        Arguments of :class:`pencil.training.Trainer`.
     """
     network, _ = job.whole_network(outcome)
     if not isinstance(network, FrozenNetwork):
-        raise ModelError("there is no frozen backbone to fine-tune; leave model.finetune_epochs out.")
+        raise ModelError("there is no frozen backbone to fine-tune; remove model.finetune_epochs.")
     recipe, splits = job.recipe, job.prepared.splits
     epochs = recipe.model.finetune_epochs
     size = min(recipe.training.batch_size, BATCH_SIZE)
@@ -53,7 +53,7 @@ def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], *
 
 
 def with_finetuned(head: Outcome, whole: Outcome) -> Outcome:
-    """Return the outcome of a run: labels and evidence of the head, network and metrics of the fine-tuning."""
+    """Return the outcome of a run: labels and evidence from the head, network and metrics from fine-tuning."""
     return replace(
         head, model=whole.model, best_weights=whole.best_weights, best_epoch=whole.best_epoch, records=whole.records
     )

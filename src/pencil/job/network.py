@@ -1,9 +1,8 @@
-"""Which network? Chosen here and nowhere else, with what the data must be like for it.
+"""Chooses the network and the data settings that it needs.
 
 The shape of the inputs decides: an MLP for vectors, a small CNN for small images, a head on the features of a
-pretrained network for photos. Small colour images may be thumbnails of photos, of which a pretrained network knows
-much, or drawings and plots, of which it knows little: both networks are trained for a moment on some of the rows, and
-held-out labels decide.
+pretrained network for photos. Small colour images may be thumbnails of photos, which suit a pretrained network, or
+drawings and plots, which do not: both networks are trained briefly on some of the rows, and held-out labels decide.
 """
 
 import math
@@ -25,14 +24,14 @@ from pencil.recipe import Recipe
 from pencil.seeding import generator
 
 SMALLEST = 24
-"""Pixels; less cannot be enlarged to a photo."""
+"""Minimum side in pixels; smaller images cannot be enlarged to a photo."""
 FEWEST, MOST = 500, 4000
-"""Rows that a trial needs, and the most that it takes; one in eight of them is held out."""
+"""Minimum and maximum rows of a trial; one in eight is held out."""
 EPOCHS = 8
 LEAST_MINUTES = 10
-"""A smaller time budget has no room for a trial."""
+"""Minimum time budget for a trial."""
 GROWTH = 0.05
-"""With every doubling of the rows a small CNN gains about this fraction of its accuracy on a head."""
+"""Relative accuracy that a small CNN gains on a head with every doubling of the rows."""
 CNN = ModelSettings(name="small_cnn", pretrained=False, train="all")
 HEAD = ModelSettings(name=models.PHOTOS, pretrained=True, train="head")
 
@@ -44,11 +43,11 @@ class Trial:
     Parameters
     ----------
     rows
-        How many rows it took.
+        Number of rows in the trial.
     cnn, head
         Accuracy on held-out given labels, of the small CNN and of the head.
     lead
-        How much better the head must be, since a CNN gains more from the rows that were left out.
+        Required lead of the head, because a CNN gains more from the rows outside the trial.
     """
 
     rows: int
@@ -58,26 +57,26 @@ class Trial:
 
     @property
     def model(self) -> ModelSettings:
-        """The network that is trained."""
+        """The chosen network."""
         return HEAD if self.head > self.cnn + self.lead else CNN
 
     def chosen(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the network of the trial in it."""
+        """Return the recipe with the chosen network."""
         network = self.model.model_dump(include={"name", "pretrained", "train"})
         return recipe.model_copy(update={"model": recipe.model.model_copy(update=network)})
 
     def describe(self) -> str:
         """Return the result in a sentence."""
         return (
-            f"network: {self.model.name}; in a trial on {self.rows:,} rows a head on features of {HEAD.name} agreed "
-            f"with {self.head:.1%} of the held-out labels, {CNN.name} with {self.cnn:.1%}"
+            f"network: {self.model.name}; in a trial on {self.rows:,} rows, a head on features of {HEAD.name} agreed "
+            f"with {self.head:.1%} of the held-out labels and {CNN.name} with {self.cnn:.1%}"
         )
 
 
 def try_networks(
     recipe: Recipe, loaded: Splits, train: Callable[[Recipe, Splits], float], *, gpu: bool = False
 ) -> Trial | None:
-    """Train both networks on some rows; None where the recipe or the data leaves no choice.
+    """Train both networks on some rows; return None if recipe and data determine the network.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def try_networks(
     train
         Trains a recipe and returns the best accuracy on held-out labels.
     gpu
-        Whether a whole network is trained on a GPU, where features are not needed.
+        Whether the whole network is trained on a GPU, which does not need features.
     """
     if gpu or not needs_trial(recipe, loaded):
         return None
@@ -99,12 +98,12 @@ def try_networks(
     cnn, head = (
         train(plain.model_copy(update={"model": model}), Splits(loaded.train.subset(some))) for model in (CNN, HEAD)
     )
-    error = math.sqrt(0.25 / (rows / 8))  # of an accuracy
+    error = math.sqrt(0.25 / (rows / 8))  # standard error of an accuracy
     return Trial(rows, cnn, head, lead=error + GROWTH * max(cnn, head) * math.log2(available / rows))
 
 
 def needs_trial(recipe: Recipe, loaded: Splits) -> bool:
-    """Return whether the network is ours to choose, and the inputs are small colour images, enough of them."""
+    """Return whether the network is not set and the inputs are enough small colour images."""
     model, train = recipe.model, loaded.train
     given = (model.name, model.train, model.weights, model.attention, model.options, model.finetune_epochs)
     if given != ("auto", "auto", None, False, {}, 0) or model.pretrained is not None:
@@ -120,9 +119,9 @@ def needs_trial(recipe: Recipe, loaded: Splits) -> bool:
 
 
 def with_network(recipe: Recipe, loaded: Splits, *, gpu: bool) -> Recipe:
-    """Return the recipe with every open setting of the network chosen, and the data as this network needs it.
+    """Return the recipe with every open setting of the network chosen, and data settings that suit the network.
 
-    Inputs are normalised as for the pretrained weights. Photos are augmented where the whole network is trained.
+    Inputs are normalised as for the pretrained weights. Photos are augmented if the whole network is trained.
     """
     shape = input_shape(recipe.data, loaded.train)
     model = resolve(recipe.model, shape, gpu=gpu, augmented=_is_augmented(recipe))
@@ -140,19 +139,19 @@ def resolve(
 ) -> ModelSettings:
     """Return the settings with every ``auto`` replaced.
 
-    The network is an MLP for vectors, a small CNN for images of up to 64 pixels, and a pretrained one above. Only the
-    head of a pretrained network is trained, unless there is a GPU or the images are augmented.
+    The network is an MLP for vectors, a small CNN for images of up to 64 pixels, and a pretrained network for larger
+    images. Only the head of a pretrained network is trained, unless there is a GPU or the images are augmented.
 
     Parameters
     ----------
     settings : ModelSettings
-        As they were given.
+        The given settings.
     input_shape : sequence of int
         The shape of one input, without the batch dimension.
     gpu : bool
         Whether the network is trained on a GPU.
     augmented : bool
-        Whether an image is another one in every epoch, so that its features cannot be computed once.
+        Whether images are augmented in every epoch, so that features cannot be computed once.
     """
     if settings.name == "auto":
         images = len(input_shape) == 3
@@ -164,8 +163,8 @@ def resolve(
     settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
     if settings.train == "all" and settings.finetune_epochs:
         raise ModelError(
-            f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected head, since all of "
-            "it is trained anyway; leave one of them out."
+            f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected model.train head, "
+            "because all already trains the whole network; remove one of them."
         )
     if settings.train == "auto" and settings.finetune_epochs:
         settings = settings.model_copy(update={"train": "head"})
@@ -178,30 +177,29 @@ def resolve(
 
 
 def _refuse_head(settings: ModelSettings, input_shape: Sequence[int], augmented: bool) -> None:
-    """Raise ModelError if there are no features to train a head on, or they change with every epoch."""
+    """Raise ModelError if there are no features to train a head on, or if they change in every epoch."""
     has_weights = settings.pretrained or settings.weights is not None
     needed = {
         "the inputs are not images": len(input_shape) != 3,
         f"model {settings.name!r} has random weights; set model.pretrained, or model.weights": not has_weights,
-        "the attention structure takes no features": settings.attention,
-        "data.augmentation is set, and features are computed once": augmented,
+        "the attention structure cannot be trained on features": settings.attention,
+        "data.augmentation is set, but features are computed only once": augmented,
     }
     for reason, holds in needed.items():
         if holds:
             epochs = settings.finetune_epochs
             asked = f"model.finetune_epochs is {epochs}, after a head," if epochs else "model.train is head,"
-            instead = "leave model.finetune_epochs out" if epochs else "set model.train to all"
+            instead = "remove model.finetune_epochs" if epochs else "set model.train to all"
             raise ModelError(
-                f"{asked} but {reason}; expected a pretrained network and images that are the same in every epoch; or "
-                f"{instead}."
+                f"{asked} but {reason}; expected a pretrained network and images without augmentation; or {instead}."
             )
 
 
 def decoded_images(recipe: Recipe) -> str:
-    """Return where decoded images are kept, as ``data.cache``.
+    """Return where decoded images are cached, as in ``data.cache``.
 
-    Features are computed once, so that images are not decoded ahead of them; except for instance-dependent noise, which
-    looks at pixels in memory.
+    Features are computed once, so images are not cached for them, except for instance-dependent noise, which needs the
+    pixels in memory.
     """
     data: DataSettings = recipe.data
     looks_at_pixels = data.noise is not None and "instance" in data.noise.kinds
@@ -209,7 +207,7 @@ def decoded_images(recipe: Recipe) -> str:
 
 
 def photo_augmentation(inputs: Inputs, shape: Sequence[int]) -> Augmentation | None:
-    """Return the preset for photos where a whole network is trained on them; None for other inputs of this shape."""
+    """Return the preset for photos if the whole network is trained; None for other inputs."""
     in_colour = inputs.dtype == torch.uint8 and inputs.channels == 3
     return PHOTOS if in_colour and len(shape) == 3 and max(shape[1:]) > models.SMALL else None
 
@@ -220,5 +218,5 @@ def _is_augmented(recipe: Recipe) -> bool:
 
 
 def _available(recipe: Recipe, loaded: Splits) -> int:
-    """How many rows the run will have."""
+    """Number of rows of the run."""
     return min(len(loaded.train), recipe.data.rows or len(loaded.train))

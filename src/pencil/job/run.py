@@ -49,7 +49,7 @@ from pencil.user_file import Trust
 
 Result = TypeVar("Result")
 Out = Path | str | Callable[[bool], Path] | None
-"""Where a run is written; a function, of whether it is resumed, is called on rank 0 only, for all ranks."""
+"""The run directory, or a function of ``resume`` that returns it and is called on rank 0 only."""
 
 
 def run_recipe(
@@ -64,27 +64,26 @@ def run_recipe(
     progress: bool | Observer | None = None,
     engine: str = "local",
 ) -> Run:
-    """Train a recipe to the end: start a new run, or resume the one in ``out``.
+    """Train a recipe: start a new run, or resume the run in ``out``.
 
-    What is wrong with the directory is an error before anything else is done; what is wrong with recipe or data, before
-    anything is written. A run with a directory is saved as it trains, and stops when it is asked to. Of several
-    processes only rank 0 writes.
+    Problems with the directory are reported before anything else, problems with recipe or data before anything is
+    written. A run with a directory saves checkpoints and stops on request. Only rank 0 writes.
 
     Parameters
     ----------
     recipe
-        What to train. A run that is resumed must have been started with the same recipe.
+        The recipe. A resumed run must have been started with the same recipe.
     out
-        The run directory; without one nothing is written.
+        The run directory; by default nothing is written.
     data, model, method
-        Objects that take the place of what the recipe names.
+        Objects that replace the recipe's data, model and method.
     resume
-        Resume the run in ``out`` where there is one, to the same result as if it had never been stopped. A finished run
-        is opened.
+        Resume the run in ``out`` if there is one; the result is the same as without the interruption. A finished run is
+        opened.
     allow_changed
-        Resume though rows were added or removed; labels are matched by key.
+        Resume even if rows were added or removed; labels are matched by key.
     progress
-        Show progress on stderr; by default on a terminal. An observer is told of it instead.
+        Show progress on stderr; by default only on a terminal. An observer receives it instead.
     engine
         Where the features of a frozen backbone are computed: "local", or "ray" for a Ray cluster.
     """
@@ -93,10 +92,10 @@ def run_recipe(
         refuse_path(Path(out))
     started, trial = time.monotonic(), None
     with ExitStack() as stack:
-        request = None if out is None else stack.enter_context(StopRequest())  # first: joining may take a while
+        request = None if out is None else stack.enter_context(StopRequest())  # first, because joining may take a while
         device = pick_device(recipe.training.device)
         world = stack.enter_context(joined(device))
-        # an agent that was replaced counts its restarts from 0, so any rank that resumes decides for all
+        # a replaced agent counts its restarts from 0, so any rank that resumes decides for all ranks
         resumes = any(flag for (flag,) in world.all_gather_ints(int(resume)))
         start = _on_first_rank(world, lambda: start_or_resume(_path(out, resumes), resumes, recipe.data, stack))
         if start.finished:
@@ -139,7 +138,7 @@ def resume_run(
     engine: str = "local",
     trust: Trust | bool = False,
 ) -> Run:
-    """Resume the run in a directory with the recipe that is stored there; see :func:`run_recipe`.
+    """Resume the run in a directory with its stored recipe; see :func:`run_recipe`.
 
     ``trust`` are the Python files that the stored recipe may execute; none by default.
     """
@@ -161,7 +160,7 @@ def resume_run(
 
 
 def _open_finished(path: Path, model: nn.Module | None, data: Splits | None, trust: Trust | bool) -> Run:
-    """The finished run; what a process left undone that was killed after the summary is done now."""
+    """Open the finished run, and complete the cleanup of a process that was killed after the summary."""
     run = open_run(path, model=model, trust=trust)
     if int(os.environ.get("RANK", "0")) == 0:
         clear_finished(path)
@@ -171,7 +170,7 @@ def _open_finished(path: Path, model: nn.Module | None, data: Splits | None, tru
 
 
 def _on_first_rank(world: World, action: Callable[[], Result]) -> Result:
-    """Return what rank 0 finds, on every rank; its error is raised on every rank."""
+    """Return the result of rank 0 on every rank; raise its error on every rank."""
     found: Result | PencilError | None = None
     if world.rank == 0:
         try:
@@ -192,13 +191,16 @@ def _resumed_job(
     method: Method | None,
     allow_changed: bool,
 ) -> tuple["Job", resuming.StoredRows | None]:
-    """The job of a stopped run: the stored recipe, which must be the expected one, and the same rows."""
+    """The job of an interrupted run; its stored recipe and rows must match."""
     resuming.check_unchanged(path)
     reader = RunReader(path, finished=False)
     stored = resuming.with_free_keys(reader.recipe(with_method=True, trust=expected.trust), expected)
     for what, name, given in (("network", stored.model.name, model), ("method", stored.method["name"], method)):
         if name == CUSTOM and given is None:
-            raise RunError(f"the {what} of {path} came from Python; resume with pencil.fit(..., out=..., resume=True).")
+            raise RunError(
+                f"the {what} of {path} was passed as a Python object; resume with pencil.fit(..., out=..., "
+                "resume=True)."
+            )
     loaded = load(stored.data) if data is None else data
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
@@ -211,7 +213,7 @@ def _resumed_job(
 
 @dataclass(frozen=True)
 class Execution:
-    """A job with where it runs: directory, processes, device, stop request, progress."""
+    """A job and its environment: directory, processes, device, stop request, progress."""
 
     job: Job
     start: Start
@@ -229,7 +231,7 @@ class Execution:
         return self.start.path
 
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
-        """Train and write the results; ``restore`` loads the state of a stopped run into the trainer."""
+        """Train and write the results; ``restore`` loads the state of an interrupted run into the trainer."""
         job, first = self.job, self.world.rank == 0
         refuse_missing(job.recipe.training.log, self.path)
         display = stack.enter_context(show_progress(self.progress if first else False))
@@ -243,7 +245,7 @@ class Execution:
         waiting = _Waiting(display, self.request)
         job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting, self.engine)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
-        passed = self.world.broadcast_object(time.monotonic() - self.started)  # all ranks plan the same epochs
+        passed = self.world.broadcast_object(time.monotonic() - self.started)  # so that all ranks plan the same epochs
         trainer = job.trainer(observers, passed, **options)
         if restore is not None:
             restore(trainer)
@@ -257,7 +259,7 @@ class Execution:
         if trackers is not None:
             stack.enter_context(trackers).begin(trainer.records)
         outcome = self._train(trainer, directory)
-        # what is needed to finish, if the results cannot be written
+        # needed to finish later if the results cannot be written
         saved = checkpointer is not None and checkpointer.save_final(trainer)
         if job.recipe.model.finetune_epochs:
             outcome, saved = self._finetuned(job, outcome, observers, directory)
@@ -272,7 +274,7 @@ class Execution:
         return run
 
     def _train(self, trainer: Trainer, directory: RunWriter | None) -> Outcome:
-        """Train; why training failed is left in the run directory, and at the top of its report."""
+        """Train; on failure, record the reason in the run directory and at the top of its report."""
         if directory is not None:
             directory.forget_failure()
         try:
@@ -289,9 +291,9 @@ class Execution:
     def _finetuned(
         self, job: Job, trained: Outcome, observers: tuple[Observer, ...], directory: RunWriter | None
     ) -> tuple[Outcome, bool]:
-        """The outcome of the run with its whole network fine-tuned, and whether a checkpoint has all of it.
+        """Fine-tune the whole network; return the outcome and whether a checkpoint contains all of it.
 
-        Fine-tuning starts from the last checkpoint of this stage where there is one.
+        Fine-tuning resumes from the last checkpoint of this stage if there is one.
         """
         checkpointer = self._checkpointer(FINETUNE)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
@@ -316,7 +318,7 @@ class Execution:
         )
 
     def _announce(self, display: tuple[Observer, ...]) -> None:
-        """Say which columns and which network were chosen."""
+        """Report the chosen columns and network."""
         records = self.job.prepared.splits.train.inputs.records
         if records is not None:
             for observer in display:
@@ -326,13 +328,13 @@ class Execution:
                 observer.on_choice(self.trial.describe())
 
     def _on_features(self, display: tuple[Observer, ...], done: int, total: int) -> None:
-        """Show how many features are computed; stop if that is asked for: those so far are kept."""
+        """Show the progress of the features; stop on request, keeping the features computed so far."""
         for observer in display:
             observer.on_features(done, total)
         if self.request is not None and self.request.signal is not None:
             raise Stopped(
-                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images; the same "
-                "command goes on from there, or from the beginning where data.cache keeps none."
+                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images; run the same "
+                "command to continue (from the beginning if data.cache keeps no features)."
             )
 
     def _finished(
@@ -343,7 +345,7 @@ class Execution:
         directory: RunWriter | None,
         saved: bool,
     ) -> Run:
-        """The run, with its results written where it has a directory; ``saved``: a checkpoint has all of them too."""
+        """Return the run and write its results to its directory, if any; ``saved``: a checkpoint contains them too."""
         job, every = self.job, self.job.prepared.splits
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
@@ -358,7 +360,7 @@ class Execution:
                 results = written, outcome.records, model.state_dict(), best_weights, summary
                 _write_results(directory, saved, *results)
 
-        if labels is None:  # the other ranks wait for it
+        if labels is None:  # the other ranks are waiting for it
             assert self.path is not None
             _on_first_rank(self.world, write)
             labels = LabelTable.open(self.path / LABELS)
@@ -380,7 +382,7 @@ class Execution:
         )
 
     def _write_parts(self, splits: Splits, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:
-        """Write the label table in parts, each rank the rows whose results it has; return the digests of all."""
+        """Write the label table in parts, each rank its own rows; return the digests of all parts."""
         world, order = self.world, self.job.rows["key"]
         folder = _on_first_rank(world, lambda: cast(RunWriter, directory).begin_label_parts())
         top_k = self.job.recipe.training.label_top_k
@@ -400,7 +402,7 @@ class Execution:
 
 @dataclass
 class _Waiting:
-    """Says once that another process computes features, and stops where that is asked for."""
+    """Reports once that another process computes features, and stops on request."""
 
     display: tuple[Observer, ...]
     request: StopRequest | None
@@ -409,32 +411,32 @@ class _Waiting:
     def __call__(self) -> None:
         if not self.said:
             for observer in self.display:
-                observer.on_choice("waiting for another run, which computes features with the same network")
+                observer.on_choice("waiting for another run that computes features with the same network")
             self.said = True
         if self.request is not None and self.request.signal is not None:
             raise Stopped(f"stopped by {self.request.signal} while another run computed features; start again later.")
 
 
 def _write_results(directory: RunWriter, saved: bool, *results: Any) -> None:
-    """Write the results; they are the arguments of :meth:`RunWriter.finish`. ``saved``: a checkpoint has them too."""
+    """Write the results, the arguments of :meth:`RunWriter.finish`. ``saved``: a checkpoint contains them too."""
     try:
         directory.finish(*results)
     except RunError as error:
         if saved:
-            kept, then = "The last checkpoint has everything", "finish"
+            kept, then = "The last checkpoint contains them", "finish"
         elif left_checkpoints(directory.path):
-            kept, then = "The last checkpoint is of an earlier step", "train on from there"
+            kept, then = "The last checkpoint is from an earlier step", "continue from there"
         else:
             kept, then = "There is no checkpoint", "train again from the beginning"
         command = f"pencil resume {shlex.quote(str(directory.path))}"
         raise RunError(
-            f"training has ended, but its results cannot be written: {error} {kept}: free space, then {then} with "
+            f"training has finished, but its results cannot be written: {error} {kept}: free space, then {then} with "
             f"`{command}`."
         ) from error
 
 
 def _write_report(run: Run, splits: Splits | None) -> None:
-    """The report uses what is saved already: if it fails, the run is complete all the same."""
+    """The report only uses saved results: if it fails, the run is still complete."""
     try:
         write_report(run, splits=splits)
     except PencilError as error:

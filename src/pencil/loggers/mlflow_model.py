@@ -1,4 +1,4 @@
-"""The network of a run as an MLflow model: it predicts class probabilities of raw inputs, and holds no pickle."""
+"""The network of a run as an MLflow model: it predicts class probabilities for raw inputs and contains no pickle."""
 
 import shutil
 import tempfile
@@ -23,15 +23,15 @@ LOADER = "pencil.loggers.mlflow_model"
 def log_model(run: Run, client: Any, run_id: str) -> None:
     """Log the network as the model ``model`` of an MLflow run.
 
-    A network that came from Python or from a file of the user's cannot be built again by its name: it is left out, with
-    a warning.
+    A network that was passed as a Python object or comes from a user's file cannot be rebuilt by name: it is skipped
+    with a warning.
 
     Parameters
     ----------
     run : Run
         The finished run, with its directory.
     client : MlflowClient
-        Where the MLflow run is. The functions of ``mlflow`` itself would change the tracking address of the process.
+        The client of the MLflow run. The functions of ``mlflow`` itself would change the tracking URI of the process.
     run_id : str
         The MLflow run.
     """
@@ -39,7 +39,7 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
     name = run.recipe.model.name
     if name == CUSTOM or split_reference(name) is not None:
         warnings.warn(
-            f"the network {name!r} is not logged as a model, as MLflow could not build it again; log it with "
+            f"the network {name!r} is not logged as a model, because MLflow could not rebuild it; log it with "
             "mlflow.pytorch.log_model(run.model).",
             stacklevel=4,
         )
@@ -53,9 +53,9 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
 
 
 def copy_network(run: Run, target: Path) -> None:
-    """Copy what is needed to open the run as it is.
+    """Copy the files needed to open the run.
 
-    A label table has at least one row: it is the first one of the run, without its key.
+    A label table needs at least one row: the first row of the run is kept, without its key.
     """
     assert run.path is not None
     target.mkdir()
@@ -75,7 +75,7 @@ def _save_model(data: Path, target: Path) -> None:
 
 
 class Predictor:
-    """What ``mlflow.pyfunc.load_model`` wraps: ``predict`` takes arrays, or frames with the columns of the table."""
+    """The model behind ``mlflow.pyfunc.load_model``: ``predict`` takes arrays, or frames with the table's columns."""
 
     def __init__(self, run: Run):
         self.run = run

@@ -1,4 +1,4 @@
-"""Progress of training: a bar with the time that is left on a terminal or in a notebook, else a line now and then."""
+"""Progress of training: a bar with the remaining time on a terminal or in a notebook, otherwise an occasional line."""
 
 import io
 import sys
@@ -22,21 +22,20 @@ from pencil.terminal import counted, duration, visible
 from pencil.training import Observer, Record
 
 SECONDS_PER_LINE = 10.0
-"""In a log there is at most one line in this time, besides the last epoch's."""
+"""Minimum seconds between lines in a log, except for the last epoch."""
 SECONDS_PER_UPDATE, NOTEBOOK_WIDTH = 0.5, 120
-"""In a notebook the bar is replaced at most twice in a second, as each change is kept in the messages of the kernel."""
+"""In a notebook the bar is replaced at most twice per second, because the kernel keeps every message."""
 ESTIMATE_AFTER = 3.0
-"""Seconds of training after which a log says how long all of it will take; a bar shows it all the time."""
+"""Seconds of training after which a log estimates the total time; a bar always shows it."""
 SHORTEST_BAR, LONGEST_BAR = 10, 40
 PHASE = 14
-"""Characters of a phase's name that are shown beside the bar."""
+"""Maximum characters of a phase's name next to the bar."""
 
 
 class OneLine(Progress):
-    """The bar of a task, as wide as the terminal leaves room for; what matters most is never cut.
+    """The bar of a task, fitted to the width of the terminal; the most important parts are never cut.
 
-    A task has the fields ``before`` (what is running), ``score`` and ``more``: figures that are shown where there is
-    room for them.
+    A task has the fields ``before`` (what is running), ``score`` and ``more`` (numbers shown if there is room).
     """
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -68,12 +67,12 @@ def fit_line(width: int, kept: Sequence[str], more: Sequence[str]) -> tuple[str,
     width
         Columns of the terminal; the layout is made for 80.
     kept
-        The text before the bar, and those after it that are always there; empty ones are left out.
+        The text before the bar, and the texts that are always shown after it; empty ones are dropped.
     more
-        Further texts, added one by one as long as the bar keeps half of its greatest length.
+        Further texts, added one by one while the bar keeps half of its maximum length.
     """
     before, *after = [text for text in kept if text]
-    room = width - len(before) - 3  # a space on each side of the bar, and one column free
+    room = width - len(before) - 3  # a space on each side of the bar, and one free column
 
     def rest(texts: Sequence[str]) -> int:
         return room - len("  ".join(texts))
@@ -94,16 +93,16 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is.
+    """The progress of a run.
 
     Attributes
     ----------
     stage : str
-        What is running: an epoch and its phase, or what is done before training.
+        What is running: an epoch and its phase, or a step before training.
     done, total : int, int or None
-        Steps of this stage, so far and altogether; None where that is not known.
+        Finished and total steps of this stage; None if unknown.
     score, more : str, tuple of str
-        The figures of the last epoch: the one that says most, and others.
+        The numbers of the last epoch: the most important one, and the others.
     """
 
     stage: str = "starting"
@@ -114,7 +113,7 @@ class Status:
 
 
 class Follower(Observer):
-    """Follows a run: :meth:`show` is called with its status whenever that has changed."""
+    """Follows a run: :meth:`show` is called whenever its status has changed."""
 
     def __init__(self) -> None:
         self.status = Status()
@@ -122,7 +121,7 @@ class Follower(Observer):
         self.phases: tuple[Phase, ...] = ()
 
     def show(self, status: Status) -> None:
-        """Show where the run is."""
+        """Show the progress of the run."""
         raise NotImplementedError
 
     def change(self, **changes: Any) -> None:
@@ -160,7 +159,7 @@ class Follower(Observer):
 
 
 class Bar(Follower):
-    """One bar for each stage of the run, with epoch and phase before it and the last epoch's figures behind it."""
+    """One bar per stage of the run, with epoch and phase before it and the last epoch's numbers after it."""
 
     def __init__(self, progress: Progress):
         super().__init__()
@@ -175,7 +174,7 @@ class Bar(Follower):
         super().on_start(phases, steps_per_epoch, steps_done, earlier_epochs)
 
     def show(self, status: Status) -> None:
-        """Draw the bar anew."""
+        """Redraw the bar."""
         show_task(self.progress, self.task, status, status.stage)
 
 
@@ -187,10 +186,10 @@ def show_task(progress: Progress, task: TaskID, status: Status, before: str) -> 
 
 
 class NotebookBar(Bar):
-    """The bar as one output of a notebook cell, which is replaced as training goes on; ipywidgets are not needed."""
+    """The bar as one output of a notebook cell, which is updated during training; does not need ipywidgets."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        console = Console(file=io.StringIO(), force_jupyter=False)  # where nothing is shown: rich only keeps the time
+        console = Console(file=io.StringIO(), force_jupyter=False)  # not displayed: rich only measures the time
         super().__init__(OneLine(console=console, auto_refresh=False))
         self.now, self._shown_at = now, -SECONDS_PER_UPDATE
         self._sentences: list[str] = []
@@ -201,13 +200,13 @@ class NotebookBar(Bar):
         self.replace_output()
 
     def show(self, status: Status) -> None:
-        """Take over the status; what is shown is replaced now and then."""
+        """Store the status; the display is updated at intervals."""
         super().show(status)
         if self.now() - self._shown_at >= SECONDS_PER_UPDATE:
             self.replace_output()
 
     def replace_output(self) -> None:
-        """Show the bar as it is now, in place of what was shown before."""
+        """Replace the displayed bar by the current one."""
         display: Any = import_module("IPython.display").display
         self._shown_at = self.now()
         task = self.progress.tasks[0]
@@ -225,7 +224,7 @@ class NotebookBar(Bar):
 
 
 class Lines(Observer):
-    """Lines for logs: an epoch's, if the last one is long enough ago, and the last epoch's."""
+    """Lines for logs: one per epoch at most every few seconds, and one for the last epoch."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now, self._said_at = now, -SECONDS_PER_LINE
@@ -253,7 +252,7 @@ class Lines(Observer):
         self._steps += 1
         if self._steps_to_go and (passed := self.now() - self._started) >= ESTIMATE_AFTER:
             whole = passed * self._steps_to_go / self._steps
-            self._steps_to_go = 0  # said once
+            self._steps_to_go = 0  # only once
             self.on_choice(f"training will take about {duration(whole)} on this machine")
 
     def on_epoch_end(self, record: Record) -> None:
@@ -274,7 +273,7 @@ class Lines(Observer):
 
 
 def phase_at(phases: Sequence[Phase], epoch: int) -> str:
-    """Return the name of the phase of an epoch, counted from 1; that of the last phase beyond the end."""
+    """Return the name of the phase of an epoch, counted from 1; beyond the end, the name of the last phase."""
     for phase in phases:
         if epoch <= phase.epochs:
             return phase.name
@@ -283,7 +282,7 @@ def phase_at(phases: Sequence[Phase], epoch: int) -> str:
 
 
 def score_of(record: Record) -> str:
-    """Return the figure that says most about the network: its test score, else that on held-out rows."""
+    """Return the most important number: the test score, otherwise the score on held-out rows."""
     for split, name in (("test", "test"), ("validation", "held-out")):
         for score, kind in ((f"{split}_accuracy", name), (f"{split}_map", f"{name} mAP")):
             if score in record:
@@ -292,7 +291,7 @@ def score_of(record: Record) -> str:
 
 
 def loss_of(record: Record) -> str:
-    """Return the loss. One with ELR's regulariser, a logarithm below 0, is shown as the two parts that it has."""
+    """Return the loss. A loss with the ELR regulariser, which is negative, is shown as its two parts."""
     if "loss_early_learning" not in record:
         return f"loss {record['loss']:.3f}"
     part = record["loss_classification"]
@@ -300,13 +299,13 @@ def loss_of(record: Record) -> str:
 
 
 def changes_of(record: Record) -> str:
-    """Return how many training labels differ from the given ones, if any do."""
+    """Return how many training labels differ from the given labels, if any."""
     count = record.get("labels_changed")
     return f"{counted(count, 'training label')} changed" if count else ""
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, which shows HTML. IPython is not imported for it."""
+    """Return whether this process is a notebook kernel, which can show HTML, without importing IPython."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -315,7 +314,7 @@ def in_notebook() -> bool:
 def show_progress(wanted: bool | Observer | None) -> Iterator[tuple[Observer, ...]]:
     """Show a bar on a terminal or in a notebook, or lines elsewhere; if ``wanted`` is None, nothing elsewhere.
 
-    An observer takes the place of all of them.
+    An observer replaces all of them.
     """
     terminal, notebook = sys.stderr.isatty(), in_notebook()
     if isinstance(wanted, Observer):

@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
 
-A resumed run continues in the same place: epochs that were logged before are neither repeated nor lost, even if the
-last checkpoint is older than the last of them.
+A resumed run continues the same log: logged epochs are neither repeated nor lost, even if the last checkpoint is older
+than the last logged epoch.
 """
 
 import importlib.util
@@ -24,23 +24,23 @@ from pencil.runs.trees import flatten
 from pencil.training import Observer, Record
 
 NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic", "pandas")}
-"""The packages behind each name that ``training.log`` may have."""
+"""The packages that each name in ``training.log`` needs."""
 FINAL = "summary"
 NOTE = "run.json"
 PARAMETERS_AT_ONCE = 100
-"""MLflow takes no more in one call."""
+"""MLflow's limit per call."""
 CORRECTIONS = "corrections"
 SHOWN = ("key", "split", "given", "corrected", "confidence", "issue_score")
 """The columns of the table of corrections."""
 MOST_CORRECTIONS = 10_000
-"""This many corrections are logged, the most probable issues first: W&B's pages show no more of a table."""
+"""Maximum number of logged corrections, the most probable issues first; W&B does not show more rows of a table."""
 
 
 class Tracker(Protocol):
-    """One place to log to. ``epoch`` counts from one and is the step of every number."""
+    """A tracker. ``epoch`` counts from one and is the step of every number."""
 
     def log(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Log the numbers of an epoch; an epoch that was logged already is left as it is."""
+        """Log the numbers of an epoch; an epoch that is already logged is not changed."""
 
     def finish(self, run: Run) -> None:
         """Log the results of the whole run."""
@@ -50,7 +50,7 @@ class Tracker(Protocol):
 
 
 def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
-    """Refuse trackers whose package is not installed, and any tracker of a run without a directory.
+    """Raise for trackers whose package is not installed, and for any tracker of a run without a directory.
 
     Parameters
     ----------
@@ -68,12 +68,12 @@ def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
             )
     if names and out is None:
         raise RecipeError(
-            f"training.log is {list(names)}, but this run has no directory to log in; give pencil.fit out=..."
+            f"training.log is {list(names)}, but this run has no directory to log to; pass out=... to pencil.fit"
         )
 
 
 class Trackers(Observer):
-    """All trackers of a run. A tracker that fails is a warning and does not stop the run."""
+    """All trackers of a run. A failing tracker causes a warning and does not stop the run."""
 
     def __init__(self, recipe: Recipe, path: Path):
         self.recipe, self.path = recipe, path
@@ -81,13 +81,13 @@ class Trackers(Observer):
         self._finished = False
 
     def begin(self, records: Sequence[Record]) -> None:
-        """Open every tracker; ``records`` are the epochs that a resumed run has behind it."""
+        """Open every tracker; ``records`` are the finished epochs of a resumed run."""
         for name in self.recipe.training.log:
             refuse_links_out(self.path, name)
             try:
                 self.trackers[name] = TRACKERS[name](self.recipe, self.path)
             except _failures() as error:
-                raise RunError(f"cannot log to {name}: {error}; leave it out of training.log, or fix it.") from error
+                raise RunError(f"cannot log to {name}: {error}; fix it, or remove {name} from training.log.") from error
         for record in records:
             self.on_epoch_end(record)
 
@@ -109,14 +109,14 @@ class Trackers(Observer):
             try:
                 getattr(tracker, what)(*arguments)
             except _failures() as error:
-                warnings.warn(f"{name} could not log, and the run continues: {error}", stacklevel=3)
+                warnings.warn(f"{name} could not log: {error}; training continues", stacklevel=3)
 
 
 def refuse_links_out(run: Path, name: str) -> None:
-    """Refuse a tracker's folder in a run directory that is a link, or has links out of the directory in it.
+    """Raise if a tracker's folder in a run directory is a link, or contains links that leave the directory.
 
-    The library writes to this folder, not we. W&B makes links in it, also from the folders of earlier starts to its own
-    log; it never writes to those folders again, so only the names beside them count.
+    The tracker's library writes to this folder. W&B creates links in it, including links from the folders of earlier
+    starts to its own log; it never writes to those folders again, so only the names next to them matter.
     """
     refuse_links(run / name, run)
     for folder, folders, files in os.walk(run / name):
@@ -129,7 +129,7 @@ def refuse_links_out(run: Path, name: str) -> None:
 
 
 def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[str, float]:
-    """Return every number in nested tables, by its dotted name."""
+    """Return every number in nested tables by its dotted name."""
     flat = {name: value for name, value in flatten(tree).items() if name not in leave_out}
     return {
         name: float(value)
@@ -139,18 +139,18 @@ def numbers_of(tree: Mapping[str, Any], leave_out: Sequence[str] = ()) -> dict[s
 
 
 def hyperparameters(recipe: Recipe) -> dict[str, Any]:
-    """Return the recipe by dotted keys, without those that are not set."""
+    """Return the recipe by dotted keys, without unset keys."""
     return {key: value for key, value in flatten(recipe.model_dump(mode="json")).items() if value is not None}
 
 
 def corrections(labels: LabelTable) -> list[list[Any]]:
-    """Return the rows whose label changed, the most probable issue first; several classes are one text."""
+    """Return the rows whose label changed, the most probable issue first; several classes are joined to one string."""
     rows = labels.to_fix().slice(0, MOST_CORRECTIONS).to_pylist()
     return [["; ".join(row[name]) if isinstance(row[name], list) else row[name] for name in SHOWN] for row in rows]
 
 
 class TensorBoard:
-    """Event files in RUN/tensorboard. Each start discards what is there and writes all epochs again."""
+    """Event files in RUN/tensorboard. Each start discards the existing files and writes all epochs again."""
 
     def __init__(self, recipe: Recipe, path: Path):
         from torch.utils.tensorboard import SummaryWriter
@@ -182,7 +182,7 @@ class TensorBoard:
 
 
 class Note:
-    """The name that a tracker gave the run and the last epoch that it has, in a small file of the run directory."""
+    """The tracker's name for the run and its last epoch, in a small file of the run directory."""
 
     def __init__(self, folder: Path):
         folder.mkdir(exist_ok=True)
@@ -195,9 +195,9 @@ class Note:
         try:
             known = read_json(self.path)
             if not isinstance(known, dict) or not isinstance(known.get("run"), str):
-                raise ValueError("it names no run")
+                raise ValueError("it does not name a run")
             if not isinstance(known.get("epoch"), int):
-                raise ValueError("it has no number of epochs")
+                raise ValueError("it has no epoch number")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise RunError(f"{self.path}: {reason}; remove the file to log to a new run of the tracker.") from error
@@ -211,8 +211,8 @@ class Note:
 class WeightsAndBiases:
     """Weights & Biases: offline in RUN/wandb (for ``wandb sync``) unless WANDB_MODE says otherwise.
 
-    Online, a resumed run continues at its server. Offline, each start has a folder of its own under the same id; one
-    that is uploaded may replace another, so each holds every epoch from the first.
+    Online, a resumed run continues on the server. Offline, each start has its own folder under the same id; an uploaded
+    folder may replace another, so each contains every epoch from the first.
     """
 
     def __init__(self, recipe: Recipe, path: Path):
@@ -221,13 +221,11 @@ class WeightsAndBiases:
         self.note = Note(path / "wandb")
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self.run = wandb.init(
-            dir=str(path.resolve()),  # its service may have started in another folder
+            dir=str(path.resolve()),  # the service may have started in another folder
             project=os.environ.get("WANDB_PROJECT", "pencil"),
             name=os.environ.get("WANDB_NAME", path.name),
             id=self.note.run,
-            resume="allow"
-            if self.note.run and mode == "online"
-            else None,  # offline it would be ignored, with a warning
+            resume="allow" if self.note.run and mode == "online" else None,  # ignored offline, with a warning
             config=hyperparameters(recipe),
             mode=mode,
             settings=wandb.Settings(console="off"),
@@ -251,7 +249,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """MLflow at MLFLOW_TRACKING_URI, else in RUN/mlflow (``mlflow ui --backend-store-uri sqlite:///...``)."""
+    """MLflow at MLFLOW_TRACKING_URI, otherwise in RUN/mlflow (``mlflow ui --backend-store-uri sqlite:///...``)."""
 
     def __init__(self, recipe: Recipe, path: Path):
         from mlflow import MlflowClient
@@ -265,7 +263,9 @@ class MLflow:
             self.run = self.note.run
             self.client.update_run(self.run, status="RUNNING")
             there = (metric.step for metric in self.client.get_metric_history(self.run, "loss"))
-            self.note.epoch = max(self.note.epoch, *there, 0)  # a kill may come between an epoch and its note
+            self.note.epoch = max(
+                self.note.epoch, *there, 0
+            )  # the process may have been killed between an epoch and its note
             return
         experiment = self._experiment(None if elsewhere else (folder / "artifacts").as_uri())
         self.run = self.client.create_run(experiment, run_name=path.name).info.run_id
@@ -306,7 +306,7 @@ TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiase
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """Return what the libraries that are in use raise if a disk, a service or a login fails."""
+    """Return the exceptions that the imported libraries raise if a disk, a service or a login fails."""
     found: list[type[Exception]] = [OSError]
     for module, name in (("wandb.errors", "Error"), ("mlflow.exceptions", "MlflowException")):
         if module in sys.modules:

@@ -1,4 +1,4 @@
-"""Recipes: a whole job as typed data, read from TOML, overridden key by key, every mistake reported at once."""
+"""Recipes: a job as typed data, read from TOML, overridden key by key, with all errors reported at once."""
 
 from pencil.recipe.files import assign, find, merge, of_source, override, read, shipped
 from pencil.recipe.resolve import method_name, parse

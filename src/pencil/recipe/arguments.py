@@ -23,7 +23,7 @@ def method_arguments(method: str, trust: Trust = NO_FILES) -> type[BaseModel]:
 
 
 def without_none(value: Any) -> Any:
-    """Return the value without None: TOML has no null, so a key that is not set is not written."""
+    """Return the value without None: TOML has no null, so unset keys are omitted."""
     if isinstance(value, dict):
         return {key: without_none(inner) for key, inner in value.items() if inner is not None}
     return [without_none(inner) for inner in value] if isinstance(value, list) else value

@@ -15,7 +15,7 @@ from pencil.recipe.schema import Tree
 
 
 def find(what: str) -> Tree:
-    """Return the recipe tree that ``what`` names: a recipe by name or file, a dataset by name, or data."""
+    """Return the recipe tree that ``what`` names: a recipe name or file, a dataset name, or data."""
     path = as_path(what)
     if path.suffix == ".toml":
         return read(path)
@@ -27,12 +27,12 @@ def find(what: str) -> Tree:
     close = difflib.get_close_matches(what, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else "`pencil recipes` lists the recipes."
     if path.suffix or "/" in what:
-        hint = f"{path} does not exist." if not path.exists() else "this kind of file is unknown."
-    raise RecipeError(f"{what!r} is not a recipe, a recipe file (.toml), a dataset by name, or data ({FORMS}); {hint}")
+        hint = f"{path} does not exist." if not path.exists() else "this file type is not supported."
+    raise RecipeError(f"{what!r} is not a recipe, a recipe file (.toml), a dataset name, or data ({FORMS}); {hint}")
 
 
 def of_source(source: str) -> Tree:
-    """Return the recipe tree of data by name, folder or file; a path becomes absolute."""
+    """Return the recipe tree for a dataset name, folder or file; paths become absolute."""
     path = as_path(source)
     if source in DATASETS or not path.exists():
         return {"name": Path(source).name, "data": {"source": source}}
@@ -51,7 +51,7 @@ def read(path: Path) -> Tree:
 
 @cache
 def shipped() -> dict[str, Tree]:
-    """Return the recipes that ship with pencil. A file with ``[variants.X]`` tables holds one recipe FILE-X per X."""
+    """Return the recipes that ship with pencil. Each ``[variants.X]`` table of a file is a recipe FILE-X."""
     found: dict[str, Tree] = {}
     for entry in sorted(_folder().iterdir(), key=lambda entry: str(entry.name)):
         if entry.name.endswith(".toml"):
@@ -73,7 +73,7 @@ def merge(tree: Tree, changes: Tree) -> Tree:
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:
-    """Return the tree with each ``a.b=value`` set; values are TOML, and plain words are strings."""
+    """Return the tree with each ``a.b=value`` set; values are TOML, and bare words are strings."""
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         keys = path.strip().split(".")

@@ -1,7 +1,7 @@
-"""From a tree to a recipe: every key checked, the method's arguments completed, all mistakes at once.
+"""Turns a tree into a recipe: checks every key, completes the method's arguments, and reports all errors at once.
 
-Which method of a recipe runs is decided here and nowhere else: the one that the recipe names (``auto`` by default), and
-for data on which ``auto`` cannot run the one of :func:`with_runnable_method`. A method object is used as it is.
+This module decides which method runs: the method that the recipe names (``auto`` by default), or for data on which
+``auto`` cannot run, the method chosen by :func:`with_runnable_method`. A method object is used unchanged.
 """
 
 import difflib
@@ -16,6 +16,7 @@ from pencil.errors import RecipeError
 from pencil.methods import METHODS, find_method
 from pencil.recipe.arguments import method_arguments, without_none
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
+from pencil.terminal import counted
 from pencil.user_file import Trust, as_trust, describe_refusal
 
 FALLBACK_METHOD = "pencil"
@@ -29,21 +30,21 @@ def parse(
     trust: Trust | bool = False,
     skip_refused: bool = False,
 ) -> Recipe:
-    """Return the recipe of a tree of keys; one :class:`RecipeError` lists everything that is wrong.
+    """Return the recipe of a tree of keys; raise one :class:`RecipeError` that lists all errors.
 
     Parameters
     ----------
     tree
-        Nested keys, as TOML has them.
+        Nested keys, as in TOML.
     origin
-        Named in the error.
+        Name of the recipe in error messages.
     with_method
-        Check and complete the arguments of the method. Without it they are taken as they are, and no file with a user's
-        own method is executed.
+        Check and complete the arguments of the method. Otherwise they are not checked, and no file with a user-defined
+        method is executed.
     trust
         Which Python files the recipe may execute, now and later; none by default.
     skip_refused
-        Take a method whose file may not be executed as it is, instead of refusing the recipe.
+        Accept a method whose file may not be executed without checking it, instead of raising.
     """
     trust = as_trust(trust)
     refused = trust.refused(tree) if with_method else {}
@@ -62,32 +63,34 @@ def parse(
     except ValidationError as error:
         problems += _explain(error, (), _paths(Recipe.model_json_schema()))
     if problems or recipe is None:
-        raise RecipeError(f"{origin} has {len(problems)} mistake(s):\n" + "\n".join(f"  {line}" for line in problems))
+        raise RecipeError(
+            f"{counted(len(problems), 'error')} in {origin}:\n" + "\n".join(f"  {line}" for line in problems)
+        )
     recipe._given_arguments, recipe._trust = given, trust
     return recipe
 
 
 def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
-    """Return the recipe with a method that can run on this data; a warning names it where it is another one.
+    """Return the recipe with a method that can run on this data; warn if it is not the recipe's method.
 
-    ``auto`` needs a few held-out rows. Without them ``pencil`` runs with its default numbers and with those given for
-    ``auto`` that both have. A given number that ``pencil`` cannot use is an error; so are too few held-out rows for any
-    other method that declares a minimum.
+    ``auto`` needs a few held-out rows. Without them ``pencil`` runs with its defaults and with the given arguments of
+    ``auto`` that both methods have. A given argument that ``pencil`` lacks is an error; so are too few held-out rows
+    for any other method that declares a minimum.
     """
     name = recipe.method["name"]
     needed = 0 if name == CUSTOM else recipe.method_class().requirements.min_held_out_rows
     if held_out_rows >= needed:
         return recipe
-    reason = f"{name} needs at least {needed} held-out rows and there are {held_out_rows}"
+    reason = f"{name} needs at least {needed} held-out rows, but there are {held_out_rows}"
     if name != "auto":
         raise RecipeError(f"{reason}; set data.validation to a larger fraction, or choose another method.")
     unusable = sorted(recipe.given_arguments - {"lr", "rounds", "epochs"})
     if unusable:
         raise RecipeError(
-            f"{reason}, and {FALLBACK_METHOD}, which would run instead, has no {', '.join(unusable)}; leave out "
-            f"method.{unusable[0]}, or choose a method and its numbers with method.name."
+            f"{reason}, and {FALLBACK_METHOD}, which would run instead, has no {', '.join(unusable)}; remove "
+            f"method.{unusable[0]}, or choose a method with method.name."
         )
-    warnings.warn(f"{reason}; {FALLBACK_METHOD} runs instead, with its default numbers", stacklevel=2)
+    warnings.warn(f"{reason}; {FALLBACK_METHOD} runs instead with its defaults", stacklevel=2)
     lr, epochs = recipe.method["lr"], recipe.method["epochs"]
     if "epochs" in recipe.given_arguments and recipe.training.epochs is None:
         recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": epochs})})
@@ -96,7 +99,7 @@ def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
 
 
 def _complete_method(tree: Tree, trust: Trust) -> list[str]:
-    """Add every argument of the method that is left out to the tree; return what is wrong with the others."""
+    """Add the missing arguments of the method to the tree; return the errors in the given ones."""
     name = tree["method"]["name"]
     if not isinstance(name, str):
         return [f"method.name: expected a name; saw {name!r}"]
@@ -114,7 +117,7 @@ def _complete_method(tree: Tree, trust: Trust) -> list[str]:
 
 
 def _with_owner(line: str, name: str) -> str:
-    """Name the method that has an argument which this one does not have."""
+    """Name the method that has this unknown argument."""
     unknown = re.fullmatch(r"method\.(\w+): there is no such key\.", line)
     if unknown is None:
         return line
@@ -143,7 +146,7 @@ def _explain(error: ValidationError, prefix: tuple[str, ...], known: list[str]) 
 
 
 def _closest(path: str, known: list[str]) -> str | None:
-    """The most similar known key: of similar spelling, or of the same name in another section."""
+    """The most similar known key: a similar spelling, or the same name in another section."""
     close = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
     last = {candidate.rsplit(".", 1)[-1]: candidate for candidate in sorted(known, key=len, reverse=True)}
     alike = difflib.get_close_matches(path.rsplit(".", 1)[-1], last, n=1, cutoff=0.75)

@@ -1,4 +1,4 @@
-"""The recipe: a whole job as typed data."""
+"""The recipe: a job as typed data."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pencil.user_file import NO_FILES, Trust
 
 Tree = dict[str, Any]
 CUSTOM = "custom"
-"""Stands for a model or method that was passed to pencil.fit as an object."""
+"""Name of a model or method that was passed to pencil.fit as an object."""
 DEFAULT_METHOD = "auto"
 
 
@@ -26,9 +26,9 @@ class Recipe(BaseModel):
     Attributes
     ----------
     name, description, paper
-        For people; ``paper`` names the table that a recipe reproduces.
+        Descriptions; ``paper`` names the table that a recipe reproduces.
     seed
-        Of noise, split, weights and order.
+        Seed of noise, split, weights and order.
     data, model, training
         The sections of the recipe.
     method
@@ -52,12 +52,12 @@ class Recipe(BaseModel):
     @classmethod
     def _has_name(cls, method: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(method.get("name"), str):
-            raise ValueError("it has no name; expected one such as name = 'auto'")
+            raise ValueError("name is missing; expected a method name such as name = 'auto'")
         return method
 
     @property
     def given_arguments(self) -> frozenset[str]:
-        """The arguments of the method that the user gave; the others have their defaults."""
+        """The method arguments set by the user; the others have their defaults."""
         return self._given_arguments
 
     @property
@@ -80,7 +80,7 @@ class Recipe(BaseModel):
         return self.method_class()(**arguments.__dict__)
 
     def with_method(self, name: str, **arguments: Any) -> "Recipe":
-        """Return the same recipe with another method; arguments that are left out have their defaults."""
+        """Return the same recipe with another method; missing arguments get their defaults."""
         complete = without_none(method_arguments(name, self._trust)(**arguments).model_dump(mode="json"))
         return self.model_copy(update={"method": {"name": name, **complete}})
 

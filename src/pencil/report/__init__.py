@@ -1,4 +1,4 @@
-"""Reports: a run, or several side by side, as one HTML page that opens from disk."""
+"""Reports: a run, or several side by side, as one self-contained HTML page."""
 
 from pencil.report.page import write_comparison, write_report
 

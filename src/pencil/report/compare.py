@@ -1,4 +1,4 @@
-"""Several runs side by side: figures, curves, and the differences of their recipes and labels."""
+"""Several runs side by side: numbers, curves, and differences between their recipes and labels."""
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -15,7 +15,7 @@ from pencil.runs.summary import Summary
 from pencil.runs.trees import flatten
 
 PAIRS = 15
-"""At most this many pairs of runs are compared label by label: those of six runs."""
+"""Maximum number of run pairs compared label by label: all pairs of six runs."""
 ABSENT = "-"
 CURVES = (
     ("Test accuracy", "%", "test_accuracy", 100.0),
@@ -23,7 +23,7 @@ CURVES = (
     ("Validation accuracy (noisy)", "%", "validation_accuracy", 100.0),
     ("Validation mAP (noisy)", "%", "validation_map", 100.0),
     ("Training loss", "", "loss", 1.0),
-    ("Labels that are right", "%", "labels_correct", 100.0),
+    ("Labels right", "%", "labels_correct", 100.0),
     ("Labels changed", "", "labels_changed", 1.0),
     ("Label entropy", "nats", "label_entropy", 1.0),
 )
@@ -35,7 +35,7 @@ def letter(place: int) -> str:
 
 
 def figures_of(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
-    """Return the lines of a table with a column for each run, without lines that are empty for all of them."""
+    """Return the rows of a table with one column per run, without rows that are empty for all runs."""
     lines = [(name, [describe(run) or ABSENT for run in runs]) for name, describe in _figures()]
     return [(name, cells) for name, cells in lines if any(cell != ABSENT for cell in cells)]
 
@@ -88,7 +88,7 @@ def _count(value: int | None) -> str | None:
 
 
 def curves_of(runs: Sequence[RunData]) -> list[Plot]:
-    """Draw one plot for each metric that at least one run has."""
+    """Draw one plot per metric that at least one run has."""
     plots = []
     for title, unit, key, scale in CURVES:
         found = ((place, series(run.metrics, key, scale)) for place, run in enumerate(runs))
@@ -110,7 +110,7 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
 
 
 def agreements(runs: Sequence[RunData]) -> list[tuple[str, str, int, float]]:
-    """Return for pairs of runs how many training rows both have, by key, and the fraction with the same label."""
+    """Return for pairs of runs the number of common training rows, by key, and the fraction with the same label."""
     tables = [_corrected(run.labels.train) for run in runs]
     found = []
     for one, other in list(combinations(range(len(runs)), 2))[:PAIRS]:
@@ -124,7 +124,7 @@ def agreements(runs: Sequence[RunData]) -> list[tuple[str, str, int, float]]:
 
 
 def _corrected(labels: LabelTable) -> pa.Table:
-    """Return key and corrected label of each row, the classes of multi-label data as one text."""
+    """Return the key and corrected label of each row; multi-label classes are joined to one string."""
     names = labels["corrected"]
     text = pc.binary_join(names, scalar("\n")) if labels.multilabel else names.cast(pa.string())
     return pa.table({"key": labels["key"], "corrected": text})

@@ -1,4 +1,4 @@
-"""Counts of the labels: which class became which, how confident, class by class."""
+"""Counts of the labels: changes between classes, their confidence, and totals per class."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import CLOSE
 
 ALL_SHOWN, MOST_CONFUSED = 16, 12
-"""Up to this many classes the whole matrix is shown; of more, only those between which most labels moved."""
+"""Maximum classes of the matrix; with more classes, only those with the most changes are shown."""
 CLASSES_LISTED = 100
 PAIRS_LISTED = 12
 CONFIDENT = 0.9
-"""A change is sure from this probability on."""
+"""Minimum probability of a confident change."""
 ENTRIES = 2**22
-"""This many (row, class) entries are counted at a time."""
+"""Number of (row, class) entries counted at a time."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Counts:
     Attributes
     ----------
     labels, changed : int
-        All labels, and those that changed.
+        All labels, and the changed labels.
     confident : int
-        Changes that are at least 90 % confident.
+        Changes with a confidence of at least 90 %.
     undecided : int
         Labels whose class leads by less than 20 points of probability.
     median : float or None
@@ -46,7 +46,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the matrix: labels, their fraction of the row, the depth of its colour, and whether they were kept."""
+    """A cell of the matrix: labels, their fraction of the row, the colour depth, and whether they were kept."""
 
     count: int
     fraction: float
@@ -67,7 +67,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class ClassLine:
-    """One class: how often it is given and corrected, and how many labels left it and came to it."""
+    """One class: number of given and corrected labels, and number of labels that left it and joined it."""
 
     name: str
     given: int
@@ -75,29 +75,29 @@ class ClassLine:
     left: int
     came: int
     fraction: float
-    """The fraction that changed, of the given labels or of the known entries of multi-label data."""
+    """The changed fraction of the given labels, or of the known entries of multi-label data."""
     unknown: int = 0
 
 
 @dataclass(frozen=True)
 class Moves:
-    """How often each class became which, for the pairs that occur: thousands of classes have millions of pairs."""
+    """Counts of (given, corrected) pairs that occur; thousands of classes would have millions of pairs."""
 
     classes: Sequence[str]
     given: np.ndarray
     corrected: np.ndarray
     times: np.ndarray
     filled_in: np.ndarray
-    """How often each class is the label of a row for which none was given."""
+    """Counts of classes assigned to rows without a given label."""
 
     def totals(self, of: np.ndarray, where: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Sum the times by class."""
+        """Sum the counts by class."""
         found: np.ndarray = np.bincount(of[where], self.times[where], len(self.classes)).astype(np.int64)
         return found
 
 
 def labelled(labels: LabelTable) -> LabelTable:
-    """Return the training and held-out rows: all that came with a label."""
+    """Return the training and held-out rows, i.e. all rows with a given label."""
     without = labels.is_unlabelled
     return labels.take(np.flatnonzero(~without)) if without.any() else labels
 
@@ -125,7 +125,7 @@ def count_rows(labels: LabelTable) -> Counts:
 
 
 def transitions(moves: Moves) -> Transitions:
-    """Return the matrix as it is shown: whole, or of the most confused classes."""
+    """Return the matrix to show: complete, or restricted to the most confused classes."""
     classes, changed = moves.classes, moves.given != moves.corrected
     shown = np.arange(len(classes))
     if len(classes) > ALL_SHOWN:
@@ -152,7 +152,7 @@ def transitions(moves: Moves) -> Transitions:
 
 
 def class_lines(moves: Moves) -> list[ClassLine]:
-    """Return one line for each class of single-label data."""
+    """Return one row per class of single-label data."""
     given, corrected = moves.totals(moves.given), moves.totals(moves.corrected) + moves.filled_in
     changed = moves.given != moves.corrected
     left, came = moves.totals(moves.given, changed), moves.totals(moves.corrected, changed)
@@ -161,20 +161,20 @@ def class_lines(moves: Moves) -> list[ClassLine]:
 
 
 def listed(lines: Sequence[ClassLine]) -> list[ClassLine]:
-    """Return all classes in their order, or those with most changes if there are too many to read."""
+    """Return all classes in order, or the classes with the most changes if there are too many."""
     if len(lines) <= CLASSES_LISTED:
         return list(lines)
     return sorted(lines, key=lambda line: -(line.left + line.came))[:CLASSES_LISTED]
 
 
 def pieces(labels: LabelTable) -> Iterator[tuple[int, LabelTable]]:
-    """Yield parts of a label table with the position of their first row."""
+    """Yield slices of a label table with the position of their first row."""
     step = max(1, ENTRIES // max(1, len(labels.classes)))
     return ((start, labels.slice(start, step)) for start in range(0, labels.num_rows, step))
 
 
 def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
-    """Count the known entries of multi-label data, and return one line for each class."""
+    """Count the known entries of multi-label data, and return one row per class."""
     size = len(labels.classes)
     totals = {name: np.zeros(size, dtype=np.int64) for name in ("known", "given", "corrected", "added", "removed")}
     undecided = 0

@@ -1,7 +1,7 @@
-"""Curves over epochs as inline SVG: no fonts, no id twice, and the colours of the page's style sheet.
+"""Curves over epochs as inline SVG: no fonts, unique ids, and the colours of the page's style sheet.
 
-Names that come from a user (classes, runs) are never drawn: they are in the legend, which is HTML. Matplotlib would
-read dollar signs as mathematics, and has no glyphs for most scripts.
+User-defined names (classes, runs) appear only in the HTML legend and are never drawn, because Matplotlib would read
+dollar signs as math and lacks glyphs for most scripts.
 """
 
 import io
@@ -21,9 +21,9 @@ COLOURS = 6
 DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.5), (1.2, 1.2), (6, 1.5, 1.2, 1.5))
 MARKERS = "osD^vP"
 INK, FAINT = "#0a0b0c", "#0a0b0d"
-"""Placeholders for the colours of the page in what matplotlib writes."""
+"""Placeholders in Matplotlib's output for the colours of the page."""
 FRAME = (0.105, 0.155, 0.88, 0.765)
-"""The place of the axes in a figure: the same in all, so that their epochs are aligned."""
+"""Position of the axes in every figure, so that their epochs are aligned."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: values per epoch (NaN if there is none) and its place in the order of colours."""
+    """One curve: values per epoch (NaN if missing) and the index of its colour."""
 
     name: str
     values: tuple[float, ...]
@@ -55,7 +55,7 @@ class Line:
 
     @property
     def dash_array(self) -> str:
-        """The same pattern as SVG writes it, for the legend."""
+        """The same pattern in SVG syntax, for the legend."""
         return " ".join(f"{1.7 * length:.1f}" for length in self.dash) or "none"
 
     @property
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn figure and what its legend needs."""
+    """A drawn figure and the data of its legend."""
 
     title: str
     unit: str
@@ -88,7 +88,7 @@ def format_value(value: float, unit: str) -> str:
 
 
 def phases_of(metrics: Sequence[Record]) -> list[Phase]:
-    """Return the phases of training; one that is repeated at once begins again with its first epoch."""
+    """Return the phases of training; an immediately repeated phase starts again at its first epoch."""
     found: list[Phase] = []
     for name, group in groupby(enumerate(metrics, 1), key=lambda pair: str(pair[1].get("phase", ""))):
         for epoch, record in group:
@@ -100,7 +100,7 @@ def phases_of(metrics: Sequence[Record]) -> list[Phase]:
 
 
 def series(metrics: Sequence[Record], key: str, scale: float = 1.0) -> tuple[float, ...] | None:
-    """Return the values of a metric over epochs, or None if no epoch has one."""
+    """Return the values of a metric over epochs, or None if no epoch has the metric."""
     found = [record.get(key) for record in metrics]
     values = tuple(math.nan if value is None else scale * float(value) for value in found)
     return values if any(map(math.isfinite, values)) else None
@@ -112,7 +112,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] =
     Parameters
     ----------
     title, unit : str
-        What is drawn.
+        Title and unit of the values.
     lines : sequence of Line
         The curves.
     phases : sequence of Phase
@@ -138,7 +138,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] =
 
 
 def draw_reliability(bins: Sequence[CalibrationBin]) -> Markup:
-    """Draw the fraction of right labels over their confidence: the larger a dot, the more labels."""
+    """Draw the fraction of right labels over their confidence; larger dots stand for more labels."""
     most = max(part.rows for part in bins)
     text = "; ".join(
         f"{part.rows:,} labels with confidence {part.confidence:.0%}, {part.right:.0%} right" for part in bins
@@ -158,7 +158,7 @@ def draw_reliability(bins: Sequence[CalibrationBin]) -> Markup:
 
 
 def _figure(name: str, alt: str, fill: Callable[[Any], None]) -> Markup:
-    """Return a figure as inline SVG, with the axes that ``fill`` has filled."""
+    """Return a figure as inline SVG; ``fill`` draws its axes."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -230,7 +230,7 @@ def _stand_in(colour: int) -> str:
 
 
 def _inline(svg: str, alt: str) -> Markup:
-    """Return the drawing without what only a separate file needs, and with variables for its colours."""
+    """Return the drawing without the parts that only a separate file needs, with CSS variables for its colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)  # would style the whole page

@@ -1,4 +1,4 @@
-"""The rows to look at, with their inputs if those can be loaded: the surest changes of every kind, undecided labels."""
+"""The rows to review, with their inputs if available: the most confident changes, and undecided labels."""
 
 import warnings
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _Entry = tuple[float, int, int, float]
 class Case:
     """One row (or one class of it): given and corrected label, confidence, and the input if it is known.
 
-    ``given`` is None where there is none, or annotators disagree. ``rival`` is the most probable other class, or for
-    multi-label data the class that the case is about.
+    ``given`` is None if there is no label or annotators disagree. ``rival`` is the most probable other class, or for
+    multi-label data the class of this entry.
     """
 
     key: str
@@ -40,7 +40,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The cases to show; ``why_bare`` says why inputs are missing, ``doubt`` why they may not be those of the run."""
+    """The cases to show; ``why_bare`` says why inputs are missing, ``doubt`` why they may not match the run."""
 
     sure: list[Case]
     undecided: list[Case]
@@ -56,7 +56,7 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     run : RunData
         The run.
     splits : Splits, optional
-        The data, if it is loaded already; else it is loaded as the recipe names it.
+        The data, if already loaded; otherwise it is loaded from the recipe's source.
     with_data : bool
         Whether data may be loaded.
     """
@@ -68,21 +68,23 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     if splits is None and not with_data:
         return replace(gallery, why_bare="The data was not loaded for this report, as requested.")
     if splits is None and run.recipe.data.source == FROM_PYTHON:
-        return replace(gallery, why_bare="The data came from Python, so it could not be loaded again for this report.")
+        return replace(
+            gallery, why_bare="The data was passed as Python objects, so it could not be loaded for this report."
+        )
     doubt = ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training has warned about the data already
+        warnings.simplefilter("ignore")  # training has already warned about the data
         try:
             if splits is None:
                 splits = load(run.recipe.data, local=True)
                 expected = run.environment.get("data_fingerprint", {}).get("train")
                 if expected is not None and splits.train.fingerprint() != expected:
-                    doubt = "The data has changed since this run: its rows or labels are different now."
+                    doubt = "The data has changed since this run: rows or labels differ."
             found = _look_up(splits, cases)
-        except Exception as error:  # noqa: BLE001 - the data may be anything, or gone; the report is written without it
+        except Exception as error:  # noqa: BLE001 - the data may be broken or gone; the report is written without it
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-            return replace(gallery, why_bare=f"The data could not be loaded again: {reason}")
-    why = "" if any(found.values()) else "No row of this run was found in the data that its recipe names."
+            return replace(gallery, why_bare=f"The data could not be loaded: {reason}")
+    why = "" if any(found.values()) else "No row of this run was found in the data of its recipe."
 
     def with_input(chosen: list[Case]) -> list[Case]:
         return [replace(case, shown=found.get((case.split, case.key))) for case in chosen]
@@ -91,7 +93,7 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
 
 
 def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Shown | None]:
-    """Return the inputs of these rows by split and key; held-out rows are searched among all training rows too."""
+    """Return the inputs of these rows by split and key; held-out rows are also searched among all training rows."""
     found: dict[tuple[str, str], Shown | None] = {}
     for split in ("train", "validation", "unlabelled"):
         missing = {case.key for case in cases if case.split == split}
@@ -105,13 +107,13 @@ def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Sho
 
 
 def _places_of(examples: Examples, keys: set[str]) -> dict[str, int]:
-    """Return the place of each of these keys that exists."""
+    """Return the position of each existing key."""
     places = np.flatnonzero(np.isin(examples.keys, np.array(sorted(keys), dtype=examples.keys.dtype)))
     return {str(examples.keys[place]): int(place) for place in places}
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the surest changes of single-label data, varied over pairs of classes, and the narrowest labels."""
+    """Return the most confident changes of single-label data, spread over class pairs, and undecided labels."""
     confidence, margin = labels.confidence, labels["margin"].to_numpy()
     changed = np.flatnonzero(labels.changed & np.isfinite(confidence))
     sure = changed[vary(labels.given_codes[changed], labels.corrected_codes[changed], confidence[changed])]
@@ -120,10 +122,10 @@ def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
 
 
 def vary(given: np.ndarray, corrected: np.ndarray, confidence: np.ndarray, most: int = CASES) -> np.ndarray:
-    """Return the positions of changes to show: sure ones first, in turn from all pairs of classes.
+    """Return the positions of changes to show: confident ones first, alternating between pairs of classes.
 
-    The next one is always of the pair that was shown least; among those, of the two classes that were seen least, then
-    of the most frequent pair, then the most confident.
+    The next change is from the pair shown least so far; ties are broken by the classes shown least, then by the most
+    frequent pair, then by confidence.
     """
     _, pair, times = np.unique(np.stack([given, corrected]), axis=1, return_inverse=True, return_counts=True)
     pair = pair.reshape(-1)
@@ -168,7 +170,7 @@ def _row_list(part: LabelTable) -> list[Case]:
 
 
 def _entry_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the surest changes of multi-label data, varied over classes, and the most undecided entries."""
+    """Return the most confident changes of multi-label data, spread over classes, and the most undecided entries."""
     changes: list[_Entry] = []
     undecided: list[_Entry] = []
     for start, part in pieces(labels):
@@ -187,7 +189,7 @@ def _entry_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
 
 
 def _first_of_classes(confidence: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows and columns of the most confident of these entries, a few of each column."""
+    """Return rows and columns of the most confident of these entries, a few per column."""
     rows, columns = where.nonzero()
     order = np.lexsort((-confidence[rows, columns], columns))
     rows, columns = rows[order], columns[order]

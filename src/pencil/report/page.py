@@ -1,4 +1,4 @@
-"""Reports as HTML pages: one file each, which needs no other file and no script."""
+"""Reports as HTML pages: one self-contained file each, without scripts."""
 
 import shlex
 import unicodedata
@@ -29,9 +29,9 @@ from pencil.runs.trees import flatten
 REPORT = "report.html"
 GENERATOR = "pencil report"
 RECIPE_SHOWN = 40_000
-"""This many characters of a recipe are shown: nobody reads a transition matrix of a thousand classes."""
+"""Maximum characters of a recipe on the page; a transition matrix of a thousand classes is not readable."""
 LEVELS = {"reliable": "good", "doubtful": "doubtful", "do not use the corrections": "bad"}
-"""The class of the verdict in the style sheet."""
+"""CSS class of each verdict."""
 SCORES = (
     ("train_accuracy", "training rows, given labels"),
     ("validation_{}", "held out, noisy"),
@@ -41,7 +41,7 @@ LOSSES = {
     "loss": "training",
     "validation_loss": "held out, noisy",
     "loss_classification": "part: classification",
-    "loss_early_learning": "part: ELR's regulariser, without its weight",
+    "loss_early_learning": "part: ELR regulariser (unweighted)",
     "loss_entropy": "part: entropy",
     "loss_compatibility": "part: compatibility",
 }
@@ -50,7 +50,7 @@ LOSSES = {
 def write_report(
     run: Run | Path | str, out: Path | None = None, *, splits: Splits | None = None, with_data: bool = True
 ) -> Path:
-    """Write the report of a run that has finished, or has failed.
+    """Write the report of a finished or failed run.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def write_report(
     out : Path, optional
         The file to write; ``report.html`` in the run directory by default.
     splits : Splits, optional
-        The data, if it is loaded already; else it is loaded again, if possible, to show inputs.
+        The data, if already loaded; otherwise it is loaded, if possible, to show inputs.
     with_data : bool
         Whether data may be loaded.
 
@@ -74,7 +74,9 @@ def write_report(
             return _write(out or Path(run) / REPORT, "failed.html.jinja", _failed(reader, reader.failure))
     data = _data(run)
     if out is None and data.path is None:
-        raise RunError("this run has no directory; name a file: write_report(run, Path('report.html')).")
+        raise RunError(
+            "this run has no directory; expected a file to write; use write_report(run, Path('report.html'))."
+        )
     target = data.path / REPORT if out is None and data.path is not None else Path(str(out))
     return _write(target, "report.html.jinja", _report(data, splits, with_data))
 
@@ -91,7 +93,7 @@ def write_comparison(runs: Sequence[Run | Path | str], out: Path) -> Path:
     """
     found = [_data(run) for run in runs]
     if len(found) < 2:
-        raise RunError(f"there is {len(found)} run to compare; expected at least two; name another.")
+        raise RunError(f"{len(found)} run to compare; expected at least two; name another.")
     context = {
         "title": f"Comparison of {len(found)} runs",
         "runs": found,
@@ -154,7 +156,7 @@ def _failed(reader: RunReader, failure: str) -> dict[str, Any]:
         "failure": failure,
         "epochs": len(metrics),
         "commands": [
-            ("once the cause is removed, continue from the last checkpoint", f"pencil resume {run}"),
+            ("fix the cause, then continue from the last checkpoint", f"pencil resume {run}"),
             ("or start again", f"pencil train {run}/{RECIPE} --out {run}-again"),
         ],
         "phases": phases_of(metrics),
@@ -169,14 +171,14 @@ def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> lis
     score = "mAP" if multilabel else "Accuracy"
     accuracies = {key.format("map" if multilabel else "accuracy"): name for key, name in SCORES}
     agreement = {}
-    if multilabel:  # which is not mAP
+    if multilabel:  # training agreement is not mAP
         agreement["train_accuracy"] = accuracies.pop("train_accuracy")
     wanted = [
         (score, "%", accuracies, 100.0, best),
         ("Loss", "", LOSSES, 1.0, None),
         ("Entries that agree with the network", "%", agreement, 100.0, None),
-        ("Labels that are right", "%", {"labels_correct": "training labels"}, 100.0, None),
-        ("Labels changed", "", {"labels_changed": "training labels that differ from the given ones"}, 1.0, None),
+        ("Labels right", "%", {"labels_correct": "training labels"}, 100.0, None),
+        ("Labels changed", "", {"labels_changed": "training labels that differ from the given labels"}, 1.0, None),
         ("Label entropy", "nats", {"label_entropy": "mean over labels"}, 1.0, None),
     ]
     plots = []
@@ -189,7 +191,7 @@ def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> lis
 
 
 def _again(run: RunData) -> str:
-    """Return the command that repeats this run; none if part of it came from Python."""
+    """Return the command that repeats this run; empty if part of it was passed as Python objects."""
     path, recipe = run.path, run.recipe
     if path is None or recipe.data.source == FROM_PYTHON or CUSTOM in (recipe.model.name, recipe.method["name"]):
         return ""
@@ -205,7 +207,7 @@ def _write(target: Path, template: str, context: dict[str, Any]) -> Path:
     if target.is_dir():
         raise RunError(f"{target} is a folder; expected the name of a file, such as {target / REPORT}.")
     if target.exists() and not _is_report(target):
-        raise RunError(f"{target} already exists and is not a report of pencil; name another file with --out.")
+        raise RunError(f"{target} already exists and is not a pencil report; name another file with --out.")
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pencil.report"),
         autoescape=True,  # names of classes, files and rows may be hostile
@@ -234,11 +236,11 @@ def _is_report(path: Path) -> bool:
 
 
 HIDDEN = {*map(chr, range(0x202A, 0x202F)), *map(chr, range(0x2066, 0x206A))}
-"""Characters that reverse the order of others, so that a name reads as another."""
+"""Bidirectional control characters, which can make a name look like another."""
 
 
 def short(text: object, most: int = 60) -> str:
-    """Return a name, cut in its middle if it is long; characters that hide or reverse a part of it are replaced."""
+    """Return a name, shortened in the middle if it is long; control characters are replaced."""
     seen = "".join(
         "�" if letter in HIDDEN or unicodedata.category(letter) in ("Cc", "Cs") else letter
         for letter in str(text)[:10_000]

@@ -1,4 +1,4 @@
-"""The summary in words: what a reader should know before looking at any figure."""
+"""The summary in words: what a reader should know first."""
 
 from pencil.report.counts import CONFIDENT, Counts
 from pencil.runs.advice import wrong_labels
@@ -20,14 +20,14 @@ NOISE = (
 
 
 def verdict(run: RunData, counts: Counts) -> str:
-    """Return the verdict of the run and the state of the labels as phrases."""
+    """Return the verdict of the run and the state of the labels as a headline."""
     found = run.summary.verdict
     phrase = _state_phrase(run, counts)
     return phrase if found is None else f"{LEVELS[found.level]}. {phrase}"
 
 
 def _state_phrase(run: RunData, counts: Counts) -> str:
-    """The noise rate as a phrase, or that the changes did harm, if that is known, or how many labels changed."""
+    """The noise rate as a phrase; or that the changes did harm, if known; or how many labels changed."""
     labels, rate = run.summary.labels, run.summary.noise_rate
     before, after = labels.correct_before, labels.correct_after
     if counts.changed and before is not None and after is not None and after < before:
@@ -35,26 +35,26 @@ def _state_phrase(run: RunData, counts: Counts) -> str:
     if rate is not None:
         return next(phrase for least, phrase in NOISE if rate.estimate >= least)
     if not counts.changed:
-        return "No label was changed"
+        return "No label changed"
     return f"{percent(counts.changed / counts.labels)} of the labels changed"
 
 
 def reasons(run: RunData) -> list[str]:
-    """Return why the verdict is what it is, and what a person found who looked at a sample."""
+    """Return the reasons for the verdict, and the result of the audit."""
     found = run.summary.verdict
     return [] if found is None else [f"{text[:1].upper()}{text[1:]}." for text in found.reasons] + _audit(run)
 
 
 def numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
-    """Return the three numbers that come first, each with its name and a remark: wrong, changed, undecided."""
+    """Return the three headline numbers (wrong, changed, undecided), each with a name and a remark."""
     rate, labels = run.summary.noise_rate, max(1, counts.labels)
-    wrong = "not known", "there is no estimate of how many labels are wrong"
+    wrong = "unknown", "there is no estimate of how many labels are wrong"
     if rate is not None:
         wrong = f"about {round(rate.estimate * counts.labels):,}", wrong_labels(run.summary)
-    changed = f"{percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them are sure"
-    close = f"another class is less than {100 * CLOSE:.0f} points away, changed or not"
+    changed = f"{percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them confident"
+    close = f"another class is within {100 * CLOSE:.0f} percentage points, whether changed or not"
     return [
-        ("estimated to be wrong" if run.summary.audit is None else "measured to be wrong", *wrong),
+        ("estimated wrong" if run.summary.audit is None else "wrong (audited)", *wrong),
         ("changed", f"{counts.changed:,}", changed),
         ("undecided", f"{counts.undecided:,}", close),
     ]
@@ -68,9 +68,9 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     run : RunData
         The run.
     counts : Counts
-        Its labels, counted.
+        The counts of its labels.
     most : (str, str, int), optional
-        The most frequent change: given class, corrected class, and how many labels.
+        The most frequent change: given class, corrected class, and number of labels.
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
     found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
@@ -81,12 +81,12 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
             f"The most frequent change is from “{_short(given)}” to “{_short(corrected)}” ({counted(times, 'label')})."
         )
     if run.summary.noise_rate is not None and run.summary.audit is None:
-        found.append("The estimate of wrong labels takes noise that the inputs explain for truth; an audit does not.")
+        found.append("The estimate of wrong labels misses errors that depend on the inputs; an audit does not.")
     return found
 
 
 def percent(fraction: float) -> str:
-    """Return a fraction in per cent, with as many digits as make a difference."""
+    """Return a fraction in per cent, with suitable precision."""
     digits = ".2g" if 0 < fraction < 0.0005 else ".1f"
     return f"{100 * fraction:{digits}}\N{NO-BREAK SPACE}%"
 
@@ -97,11 +97,11 @@ def probability(value: float) -> str:
 
 
 def _audit(run: RunData) -> list[str]:
-    """Return what a person found who looked at a sample."""
+    """Return the result of the audit."""
     audit = run.summary.audit
     if audit is None:
         return []
-    looked = f"a person looked at {audit.rows:,} of {audit.population:,} labels without seeing them"
+    looked = f"a person labelled {audit.rows:,} of {audit.population:,} rows blind"
     return [f"{audit.sentence[:1].upper()}{audit.sentence[1:]} ({looked})."]
 
 
@@ -109,13 +109,13 @@ def _changes(run: RunData, counts: Counts) -> list[str]:
     kind = "known labels (a row and a class each)" if run.multilabel else "labels"
     if not counts.changed:
         return [
-            f"None of the {counts.labels:,} {kind} was changed: the labels are clean, or this method does not change "
-            "labels, or its epochs or its step were too few or too small."
+            f"None of the {counts.labels:,} {kind} changed: the labels are clean, this method does not change "
+            "labels, or it had too few epochs or too small a step."
         ]
     labels = run.summary.labels
     parts = ""
     if labels.held_out:
-        parts = f", {labels.changed:,} of training rows and {labels.held_out_changed:,} of held-out rows"
+        parts = f", {labels.changed:,} in training rows and {labels.held_out_changed:,} in held-out rows"
     fraction = percent(counts.changed / counts.labels)
     return [f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {fraction}{parts}."]
 
@@ -125,7 +125,8 @@ def _not_given(counts: Counts) -> list[str]:
         return []
     rows = "One row has" if counts.not_given == 1 else f"{counts.not_given:,} rows have"
     return [
-        f"{rows} no given label, because annotators disagree: labels are filled in, and count as neither changed nor "
+        f"{rows} no given label, because annotators disagree: their labels are filled in and count as neither "
+        "changed nor "
         "wrong."
     ]
 
@@ -134,11 +135,11 @@ def _unlabelled(run: RunData) -> list[str]:
     rows = run.labels.unlabelled
     if not len(rows):
         return []
-    came = "One row came" if len(rows) == 1 else f"{len(rows):,} rows came"
+    came = "One row has" if len(rows) == 1 else f"{len(rows):,} rows have"
     mean = percent(float(rows.confidence.mean()))
     return [
-        f"{came} without a label and took part in neither training nor evaluation; the label that the network has "
-        f"filled in has a mean confidence of {mean}."
+        f"{came} no given label and took part in neither training nor evaluation; the mean confidence of the labels "
+        f"that the network filled in is {mean}."
     ]
 
 
@@ -149,9 +150,11 @@ def _confidence(counts: Counts) -> list[str]:
             f"{counts.confident:,} of the changes ({percent(counts.confident / counts.changed)}) have a confidence of "
             f"at least {100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
         )
-    lead = f"its two most probable readings are less than {100 * CLOSE:.0f} points apart"
+    lead = f"the two highest probabilities differ by less than {100 * CLOSE:.0f} percentage points"
     found.append(
-        f"{_are(counts.undecided)} undecided, changed or not: {lead}." if counts.undecided else "No label is undecided."
+        f"{_are(counts.undecided)} undecided, whether changed or not: {lead}."
+        if counts.undecided
+        else "No label is undecided."
     )
     return found
 
@@ -159,13 +162,16 @@ def _confidence(counts: Counts) -> list[str]:
 def _truth(run: RunData, counts: Counts) -> list[str]:
     labels, rate, found = run.summary.labels, run.summary.injected_noise_rate, []
     if rate is not None:
-        found.append(f"Noise was injected: {percent(rate)} of the labels were made wrong.")
+        found.append(f"Noise was injected: {percent(rate)} of the labels were corrupted.")
     if labels.correct_before is not None and labels.correct_after is not None:
         before, after = percent(labels.correct_before), percent(labels.correct_after)
-        found.append(f"The clean labels are known: {before} of the training labels were right before, {after} are now.")
+        found.append(
+            f"The clean labels are known: {before} of the training labels were right before, {after} are right now."
+        )
     if counts.changed and labels.repaired is not None:
         found.append(
-            f"{labels.repaired:,} changes of training labels repaired a wrong one, {labels.broken:,} broke a right one."
+            f"{labels.repaired:,} changes of training labels repaired a wrong label, {labels.broken:,} broke a right "
+            "label."
         )
     return found
 
@@ -173,11 +179,11 @@ def _truth(run: RunData, counts: Counts) -> list[str]:
 def _scores(run: RunData) -> list[str]:
     summary, name = run.summary, "mAP" if run.multilabel else "accuracy"
     if summary.test is None:
-        return ["There is no test set, so the score of the network on clean labels is not known."]
+        return ["There is no test set, so the score of the network on clean labels is unknown."]
     text = f"The test {name} of the network is {percent(summary.test.last)} after the last epoch"
     if summary.validation is not None:
         text += (
-            f" and {percent(summary.test.best)} at epoch {summary.best_epoch}, the best one on the held-out rows "
+            f" and {percent(summary.test.best)} at epoch {summary.best_epoch}, the best epoch on the held-out rows "
             "(with noisy labels)"
         )
     return [text + "."]

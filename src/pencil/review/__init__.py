@@ -1,4 +1,4 @@
-"""Review: a person accepts corrections or keeps given labels on a local page; decisions are saved at once."""
+"""Review: a person accepts corrections or keeps given labels on a local page; decisions are saved immediately."""
 
 from pencil.decisions import REVIEWS, Decision, pinned_labels, read_reviews
 

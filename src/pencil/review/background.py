@@ -1,18 +1,18 @@
-"""Work that is done once, in a thread of its own, while the page is already there."""
+"""Work that runs once in its own thread while the page is already shown."""
 
 import threading
 from collections.abc import Callable
 
 
 class Background:
-    """A function that runs in a thread once somebody asks for it.
+    """A function that runs once in a thread, on first use.
 
     Parameters
     ----------
     work
         Called once, in the thread.
     name
-        Of the thread.
+        Name of the thread.
     """
 
     def __init__(self, work: Callable[[], None], name: str):

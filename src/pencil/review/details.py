@@ -1,4 +1,4 @@
-"""What stands beside a row: the probabilities of its classes, and rows like it of the classes in question."""
+"""Details shown next to a row: the probabilities of its classes, and similar rows of the relevant classes."""
 
 import threading
 from typing import Any
@@ -11,7 +11,7 @@ from pencil.review.queue import Queue
 
 
 class Details:
-    """The details of rows; what they need is read when it is first asked for.
+    """The details of rows, loaded lazily.
 
     Parameters
     ----------
@@ -56,14 +56,14 @@ class Details:
                 except RunError as error:
                     raise NotShown(str(error)) from error
         found = {one.code: one for one in self._top.of(row)}
-        if not self.queue.multilabel:  # a given class that is improbable is what it is all about
+        if not self.queue.multilabel:  # an improbable given class is the most relevant one
             given, probability = int(self.queue.given.codes[row]), self.queue.given_probability(row)
             if given not in found and probability is not None:
                 found[given] = Probability(given, probability)
         return sorted(found.values(), key=lambda one: -one.value)
 
     def _questions(self, row: int, probable: list[Probability]) -> dict[int, str]:
-        """Return the labels to compare the row with, by code: given and corrected, or the most probable other class."""
+        """Return the codes of the labels to compare: given and corrected, or the most probable other class."""
         given, corrected = int(self.queue.given.codes[row]), int(self.queue.corrected.codes[row])
         found = ({given: "given"} if given >= 0 else {}) | ({corrected: "corrected"} if corrected != given else {})
         others = [one.code for one in probable if one.code not in found]

@@ -1,7 +1,7 @@
-"""Vectors by which rows are compared: what is at hand without training, downloading or executing anything.
+"""Vectors for comparing rows, available without training, downloading or executing anything.
 
-In this order: the features that a head was trained on, if they are still in their folder; the vectors of a table's
-encoder; sketches of images; the numbers of a vector.
+In order of preference: the features that a head was trained on, if still cached; the vectors of a table's encoder;
+sketches of images; the numbers of a vector.
 """
 
 from collections.abc import Callable
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from pencil.recipe import Recipe
 
 Read = Callable[[Inputs, Tensor], tuple[np.ndarray, np.ndarray]]
-"""Returns the vectors of those rows that have one, and a mask of which rows those are."""
+"""Returns the vectors of the rows that have one, and a mask of these rows."""
 MOST_MISSING = 0.1
-"""Features are not used if more than this fraction of the rows has none."""
+"""Features are not used if more than this fraction of the rows lacks them."""
 SAMPLE = 200
-"""Rows that are looked at to find that out."""
+"""Number of rows checked for this."""
 MOST_DECODED = 20_000
-"""Encoded images are compared with at most this many: each has to be decoded once."""
+"""Maximum number of encoded images to compare with, because each has to be decoded."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Embedding:
     Parameters
     ----------
     name
-        What is compared, in words.
+        Description of what is compared.
     width
         Numbers of a vector.
     read
         Reads the vectors of some rows.
     standardised
-        Whether the values have one scale already.
+        Whether the values are already standardised.
     most
-        Compare with at most this many rows; None for no limit.
+        Maximum number of rows to compare with; None for no limit.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Embedding:
 
 
 def choose_embedding(run: Path, splits: Splits) -> Embedding:
-    """Return the best embedding of a run's rows that is at hand.
+    """Return the best available embedding of a run's rows.
 
     Raises
     ------
@@ -82,9 +82,9 @@ def choose_embedding(run: Path, splits: Splits) -> Embedding:
 
 
 def _of_features(reader: RunReader, splits: Splits) -> Embedding | None:
-    """The features of a frozen backbone; None if the run has none, or they are no longer in their folder."""
+    """The features of a frozen backbone; None if the run has none or they are no longer cached."""
     recipe = reader.recipe()
-    own_file = split_reference(recipe.model.name) is not None  # which would have to be executed
+    own_file = split_reference(recipe.model.name) is not None  # it would have to be executed
     if recipe.model.train != "head" or own_file or recipe.data.cache in ("none", "memory"):
         return None
     network = _network(reader, recipe)
@@ -111,14 +111,14 @@ def _of_features(reader: RunReader, splits: Splits) -> Embedding | None:
 
 
 def _decoded_digests(settings: DataSettings, inputs: Inputs, rows: Tensor) -> list[bytes]:
-    """Digests of decoded images: those of a run whose images were decoded into a folder before anything else."""
+    """Digests of decoded images, for a run whose images were decoded into a folder first."""
     loaded = prepare_inputs(inputs, settings).raw(rows)
     found = iter([content_digest(image.contiguous().numpy().tobytes()) for image in loaded.values])
     return [next(found) if kept else bytes(DIGEST) for kept in _kept(loaded.kept, rows).tolist()]
 
 
 def _network(reader: RunReader, recipe: "Recipe") -> FrozenNetwork | None:
-    """The network of a run with its backbone as saved; fine-tuning has changed it, and there are no such features."""
+    """The network of a run with its saved backbone; a fine-tuned backbone no longer matches the features."""
     shape, classes = reader.summary.data.input_shape, len(reader.summary.data.classes)
     network = build(recipe.model, shape, classes, recipe.seed, fresh=True)
     try:
@@ -130,7 +130,7 @@ def _network(reader: RunReader, recipe: "Recipe") -> FrozenNetwork | None:
 
 def _of_records(encoder: Encoder | None) -> Embedding:
     if encoder is None or encoder.plan.text_model != IN_BOX:
-        raise DataError("the rows of this table are not compared: that would need a language model, or its encoder")
+        raise DataError("the rows of this table cannot be compared without a language model or its encoder")
 
     def read(inputs: Inputs, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
         assert inputs.records is not None
@@ -141,10 +141,10 @@ def _of_records(encoder: Encoder | None) -> Embedding:
 
 def _of_images(train: Examples) -> Embedding:
     if train.inputs.resizable:
-        return Embedding("small copies of the pictures", SKETCH, _inspected, most=MOST_DECODED)
+        return Embedding("downscaled images", SKETCH, _inspected, most=MOST_DECODED)
     if look_at_arrays(train.inputs.raw(train.rows[:1]).values) is None:  # too small for a sketch
         return Embedding("their pixels", int(np.prod(train.input_shape)), _numbers)
-    return Embedding("small copies of the pictures", SKETCH, _sketches)
+    return Embedding("downscaled images", SKETCH, _sketches)
 
 
 def _inspected(inputs: Inputs, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 HTTP_PORT = "80"
 LONGEST_SHOWN = 100
-"""This many characters of a foreign Host header are repeated in the refusal."""
+"""Maximum characters of a foreign Host header that an error message repeats."""
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -37,8 +37,8 @@ HEADERS = {
 
 
 REFUSAL = (
-    "open the address that pencil printed: it has the token in it\n"
-    "(the address that it opened by itself works once; if somebody else was faster, stop and start again)"
+    "open the address that pencil printed: it contains the token\n"
+    "(the address opened automatically works only once; if another user opened it first, stop and start again)"
 )
 
 
@@ -47,10 +47,10 @@ def _secret() -> str:
 
 
 class OneTimeCode:
-    """A code that is accepted once, within a short time of its making.
+    """A code that is accepted once, within a short time after its creation.
 
-    The command that starts a browser is visible to all users of the machine, with the address in it. So the address in
-    it has this code, which is worth nothing after the browser has used it.
+    All users of the machine can see the command that starts a browser, including the address. The address therefore
+    contains this code, which is worthless after the browser has used it.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class OneTimeCode:
         self._lock = threading.Lock()
 
     def use(self, given: str) -> bool:
-        """Return whether this is the code, in time and for the first time."""
+        """Return whether this is the code, in time and unused."""
         with self._lock:
             if self._used or self._clock() > self._until or not _same(given, self.value):
                 return False
@@ -77,7 +77,7 @@ class OneTimeCode:
 
 @dataclass(frozen=True)
 class Access:
-    """Where the server listens, and the secrets of this start of it.
+    """Where the server listens, and the secrets of this session.
 
     ``address`` is for the person at the terminal and keeps working; ``one_time_address`` is for the command line of a
     browser.
@@ -107,7 +107,7 @@ class Access:
         return f"http://{name}:{self.port}/"
 
     def admits(self, query: str) -> bool:
-        """Return whether the query of an address has the token, or the one-time code, which is used up by this."""
+        """Return whether the query of an address has the token, or the one-time code, which is then used up."""
         given = parse_qs(query)
         return _same(given.get("token", [""])[0], self.token) or self.once.use(given.get("once", [""])[0])
 
@@ -117,21 +117,21 @@ class Access:
         return f"pencil_review_{self.port}"
 
     def knows(self, host: str) -> bool:
-        """Return whether a Host header is ours. An IP address cannot be rebound, as a name can."""
+        """Return whether a Host header is ours. Unlike a name, an IP address cannot be rebound."""
         name, _, port = host.rpartition(":")
-        if not port.isdecimal():  # "localhost" or "[::1]": browsers leave the port of plain HTTP out
+        if not port.isdecimal():  # "localhost" or "[::1]": browsers omit the default port of HTTP
             name, port = host, HTTP_PORT
         if port != str(self.port):
             return False
         return name in LOOPBACK or (self.remote and (name == self.host or _is_address(name.strip("[]"))))
 
     def describe_refusal(self, hosts: Sequence[str]) -> str:
-        """Return what to say to a request with these Host headers, which are not ours; they may be hostile."""
+        """Return the error message for a request with foreign Host headers, which may be hostile."""
         seen = " and ".join(ascii(host[:LONGEST_SHOWN]) for host in hosts) or "no host"
         own = f" (or this machine's address, port {self.port})" if self.remote else ""
         return (
             f"the request is for {seen}; expected localhost:{self.port} or 127.0.0.1:{self.port}{own}\n"
-            "open the address that pencil printed; through a tunnel, with the same port on your side:\n"
+            "open the address that pencil printed; through a tunnel, use the same local port:\n"
             f"ssh -L {self.port}:127.0.0.1:{self.port} MACHINE"
         )
 
@@ -181,12 +181,12 @@ class Guard:
         return self._refuse_foreign(headers, host) if method == "POST" else None
 
     def _refuse_foreign(self, headers: Headers, host: str) -> Response | None:
-        """Refuse writes that are not from our own page: the Origin header and the page's token must be ours."""
+        """Refuse writes that do not come from our page: the Origin header and the page's token must match."""
         ours = headers.get("origin") == f"http://{host}"
         if not ours or headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return PlainTextResponse("decisions are taken from the review page only", 403)
+            return PlainTextResponse("decisions are only accepted from the review page", 403)
         if not _same(headers.get("x-csrf-token", ""), self.access.csrf):
-            return PlainTextResponse("the request lacks this page's own token; load the page again", 403)
+            return PlainTextResponse("the request lacks the page's token; reload the page", 403)
         return None
 
 

@@ -1,6 +1,6 @@
-"""The inputs of the rows, from the data that the run was trained on: pictures encoded again, or a few numbers.
+"""The inputs of the rows, from the data that the run was trained on: re-encoded images, or a few numbers.
 
-The data is loaded in a thread, as it needs torch and may take a while; the page works meanwhile, and without it.
+The data is loaded in a thread, because it needs torch and may take a while; the page works without it.
 """
 
 import io
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pencil.data.examples import Examples, Splits
 
 MAX_SIDE = 512
-"""No side of a picture is longer than this on the page."""
+"""Maximum side of an image on the page."""
 SMALL_SIDE = 128
-"""Beside others a picture has at most this side; up to it pictures are sent without loss."""
+"""Maximum side of a thumbnail; images up to this size are sent without loss."""
 MAX_NUMBERS = 64
-"""This many numbers of a vector are shown."""
+"""Maximum numbers of a vector to show."""
 
 
 class NotShown(Exception):  # noqa: N818 - not an error: the page shows it in place of a picture
@@ -48,7 +48,7 @@ class Pictures:
     load : callable
         Loads the data.
     by_class : bool
-        Show the cells of a table that are unusual for the given class first, which tells something about that class.
+        Show the cells of a table that are unusual for the given class first, which reveals something about that class.
     """
 
     def __init__(self, load: "Callable[[], Splits]", *, by_class: bool = True):
@@ -80,11 +80,11 @@ class Pictures:
         except (PencilError, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
             self.state = State("none", f"no pictures: {error}")
         finally:
-            if self.state.kind == "loading":  # an unforeseen error, whose traceback is in the terminal
+            if self.state.kind == "loading":  # an unexpected error; see the traceback in the terminal
                 self.state = State("none", "no pictures: the data cannot be loaded; see the terminal")
 
     def picture(self, where: Where, side: int = MAX_SIDE) -> tuple[bytes, str]:
-        """Return the picture of a row and its media type, encoded from its pixels: nothing else of a file is sent.
+        """Return the picture of a row and its media type, encoded from its pixels; nothing else of the file is sent.
 
         No side is longer than ``side``.
         """
@@ -94,7 +94,7 @@ class Pictures:
         except PencilError as error:
             raise NotShown(str(error)) from error
         if pixels is None:
-            raise NotShown("this row is no image")
+            raise NotShown("this row is not an image")
         return _encoded(pixels, side)
 
     def numbers(self, where: Where) -> dict[str, Any]:
@@ -122,11 +122,11 @@ class Pictures:
         return {"cells": [cell._asdict() for cell in cells[:MAX_NUMBERS]], "count": len(cells)}
 
     def find(self, where: Where) -> "tuple[Examples, int]":
-        """Return the examples that a row is of, and its place in them; raise :class:`NotShown` if there are none."""
+        """Return the examples that contain a row, and its position; raise :class:`NotShown` if there are none."""
         key, split = where
         if self.state.kind not in ("pictures", "numbers"):
             raise NotShown(self.state.reason or "the data is still loading")
-        part, places = self._parts.get(split) or self._parts["train"]  # held out of it, mostly
+        part, places = self._parts.get(split) or self._parts["train"]  # held-out rows usually come from train
         if key not in places:
             raise NotShown("the data no longer has this row")
         return part, places[key]
@@ -142,7 +142,7 @@ class Pictures:
 
 
 def pictures_of(run: Path, *, by_class: bool = True) -> Pictures:
-    """Return the pictures of a run, from the data that its recipe names; see :class:`Pictures` for ``by_class``."""
+    """Return the pictures of a run, from the data of its recipe; see :class:`Pictures` for ``by_class``."""
 
     def load() -> "Splits":
         from pencil.data import read as sources

@@ -1,7 +1,7 @@
-"""The rows that are most like a row: class by class, among rows whose given label was kept, and duplicates of it.
+"""The rows most similar to a row, per class and among rows whose given label was kept, and its duplicates.
 
-Vectors are computed once, in a thread, chunk by chunk and in a limited amount of memory; every class gets its share
-early. Until all are there, a row is compared with those that are.
+Vectors are computed once in a thread, in chunks and with limited memory; every class is covered early. Until all are
+computed, a row is compared with the available ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 NEAREST = 3
 TWINS = 4
-"""So many of the rows most like a row that have another label are compared with it in full."""
+"""Number of most similar rows with another label that are compared in full."""
 MOST_BYTES = 128 * 2**20
-"""Vectors, in half precision, take at most this much memory."""
+"""Maximum memory of the vectors, in half precision."""
 CHUNK = 256
 BLOCK = 8192
-"""Rows that a row is compared with at a time."""
+"""Number of rows compared at a time."""
 LARGEST = 100.0
-"""No standardised value is further from 0, so that half precision can hold it."""
+"""Standardised values are clipped to this range, which half precision can represent."""
 
 
 def in_turns(codes: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return positions so that classes take turns, each in random order: any beginning has the same number of each.
+    """Return positions that alternate between classes, each in random order, so that every prefix is balanced.
 
     Parameters
     ----------
     codes : ndarray
         The class of each position.
     seed : int
-        Draws the order within a class.
+        Seed of the order within a class.
     """
     order = np.random.default_rng(seed).permutation(len(codes))
     by_class = order[np.argsort(codes[order], kind="stable")]
@@ -59,7 +59,7 @@ def nearest(vectors: np.ndarray, target: np.ndarray, count: int = NEAREST) -> np
 
 
 class Neighbours:
-    """Finds rows that are like a row; ``start`` computes the vectors once, in a thread.
+    """Finds similar rows; ``start`` computes the vectors once, in a thread.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Neighbours:
         self._background.start()
 
     def wait(self) -> None:
-        """Wait until all vectors are computed, or cannot be."""
+        """Wait until all vectors are computed or have failed."""
         self._background.wait()
 
     def _run(self) -> None:
@@ -102,14 +102,14 @@ class Neighbours:
         except (PencilError, NotShown, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
             self.kind, self.reason = "none", str(error)
         finally:
-            if self.kind == "loading":  # an unforeseen error, whose traceback is in the terminal
+            if self.kind == "loading":  # an unexpected error; see the traceback in the terminal
                 self.kind, self.reason = "none", "rows cannot be compared; see the terminal"
 
     def _compute(self, embedding: "Embedding") -> None:
         given, changed = self.queue.given.codes, np.flatnonzero(self.queue.changed & (self.queue.given.codes >= 0))
         kept = np.flatnonzero(~self.queue.changed & (given >= 0))
         most = min(MOST_BYTES // (2 * embedding.width), embedding.most or len(self.queue))
-        changed = changed[: most // 2]  # they can only be duplicates: most memory is for examples of the classes
+        changed = changed[: most // 2]  # only needed to find duplicates: most memory is for examples of the classes
         order = np.concatenate([kept[in_turns(given[kept])][: most - len(changed)], changed])
         self._rows = np.empty(len(order), dtype=np.int64)
         self._vectors = np.empty((len(order), embedding.width), dtype=np.float16)
@@ -121,7 +121,7 @@ class Neighbours:
                 self._shift, self._scale = values.mean(axis=0), np.where(deviation < 1e-6, 1.0, deviation)
             stop = self.done + len(rows)
             self._vectors[self.done : stop], self._rows[self.done : stop] = self._scaled(values), rows
-            self.done = stop  # last: only rows before it are read
+            self.done = stop  # last, because only rows before it are read
         self.total = self.done
 
     def _read(self, embedding: "Embedding", rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +150,7 @@ class Neighbours:
         return scaled
 
     def of(self, row: int, codes: Sequence[int]) -> dict[int, list[int]]:
-        """Return the rows nearest to a row among those of each class, as far as vectors are computed."""
+        """Return the rows of each class nearest to a row, among the vectors computed so far."""
         done, embedding = self.done, self._embedding
         if not done or embedding is None:
             return {}
@@ -162,7 +162,7 @@ class Neighbours:
         return {code: self._nearest(np.flatnonzero(kept & (given == code)), target) for code in codes}
 
     def twins(self, row: int) -> "list[Twin]":
-        """Return the duplicates of a row that have another given label, as far as vectors are computed."""
+        """Return the duplicates of a row with another given label, among the vectors computed so far."""
         from pencil.review.twins import find_twins
 
         done, embedding = self.done, self._embedding
@@ -183,13 +183,13 @@ class Neighbours:
         return found
 
     def state(self) -> dict[str, Any]:
-        """Return how far it is: ``loading``, ``ready`` or ``none`` with the reason; and what is compared."""
+        """Return the state (``loading``, ``ready``, or ``none`` with the reason) and what is compared."""
         name = "" if self._embedding is None else self._embedding.name
         return {"kind": self.kind, "reason": self.reason, "by": name, "done": self.done, "total": self.total}
 
 
 def neighbours_of(queue: Queue, pictures: Pictures) -> Neighbours:
-    """Return the neighbours of the rows of a run, by the best vectors that are at hand."""
+    """Return the neighbours of the rows of a run, by the best available vectors."""
 
     def choose(splits: "Splits") -> "Embedding":
         from pencil.review.embedding import choose_embedding

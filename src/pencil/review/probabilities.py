@@ -19,7 +19,7 @@ BLOCK = 16384
 
 
 class Probability(NamedTuple):
-    """The position of a class, and the probability that the row is of it."""
+    """The index of a class, and its probability for a row."""
 
     code: int
     value: float
@@ -38,7 +38,7 @@ class TopClasses:
 
 
 def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
-    """Return the classes that are most probable, or given where that is another matter (multi-label data).
+    """Return the most probable classes, and for multi-label data also the given classes.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count:
     given_probs : ndarray, optional
         The given probabilities of multi-label data, (rows, classes), NaN where unknown.
     count : int
-        At most this many classes of each row.
+        Maximum number of classes per row.
     """
     matter = probs if given_probs is None else np.fmax(probs, given_probs)
     count = min(count, probs.shape[1])
@@ -59,7 +59,7 @@ def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count:
 
 
 def read_top_classes(run: Path) -> TopClasses:
-    """Return the most probable classes of all rows of a run; no more than a block of distributions is in memory.
+    """Return the most probable classes of all rows of a run, with one block of distributions in memory at a time.
 
     Raises
     ------

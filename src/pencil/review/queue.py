@@ -1,6 +1,6 @@
-"""The rows to review, the most useful first: a few compact columns of ``labels.parquet``, never the whole of it.
+"""The rows to review, the most useful first: a few compact columns of ``labels.parquet``, never the whole file.
 
-The order is that of the issue score: the label that is most probably wrong comes first.
+Rows are sorted by decreasing issue score.
 A million rows take a few dozen megabytes here, and the browser has one page of them at a time.
 """
 
@@ -19,11 +19,11 @@ from pencil.runs.summary import CLOSE
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
 OPTIONAL = ("candidates", "given_probability", "margin")
-"""Read where there are such columns: of annotators' labels, and of single-label data."""
+"""Optional columns: for annotators' labels, and for single-label data."""
 PAIRS = 500
-"""At most this many pairs of given and corrected label are offered, the most frequent first."""
+"""Maximum number of (given, corrected) pairs offered, the most frequent first."""
 TO_LOOK_AT = "look"
-"""The rows that a person should look at: their label changed, or another one is almost as probable."""
+"""The rows to review: their label changed, or another label is almost as probable."""
 SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided")
 
 
@@ -32,7 +32,7 @@ class Filter:
     """Which rows are shown: to look at, changed or kept; one pair of given and corrected (by code); a confidence.
 
     Undecided rows have no given label, because there is none or annotators disagree: neither changed nor kept.
-    ``key`` is a part of the key, in capitals or not. ``decided`` keeps the rows with a decision, or those without.
+    ``key`` is a part of the key, case-insensitive. ``decided`` selects the rows with or without a decision.
     """
 
     show: str = "all"
@@ -77,7 +77,7 @@ class Queue:
         return self.labels.find_rows(wanted)
 
     def _close(self) -> np.ndarray:
-        """Return the rows whose label, or one of whose entries, is undecided in the sense of the summary."""
+        """Return the rows with an undecided label or entry, as defined by the summary."""
         least_sure_entry = self.confidence < 0.5 + CLOSE / 2
         close: np.ndarray = least_sure_entry if self.multilabel else self.labels["margin"].to_numpy() < CLOSE
         return close
@@ -102,7 +102,7 @@ class Queue:
         return self.order if kept.all() else self.order[kept[self.order]]
 
     def pairs(self) -> list[dict[str, Any]]:
-        """Return which label became which and how often, the most frequent changes first."""
+        """Return the changes between labels and their counts, the most frequent first."""
         width = len(self.corrected.names)
         both = self.given.codes[self.changed].astype(np.int64) * width + self.corrected.codes[self.changed]
         found, counts = np.unique(both, return_counts=True)
@@ -118,12 +118,12 @@ class Queue:
         ]
 
     def candidates(self, row: int) -> list[str]:
-        """Return the classes between which annotators are divided; none for a row with a given label."""
+        """Return the classes on which annotators are divided; empty for a row with a given label."""
         found: list[str] = self.labels["candidates"][row].as_py() if "candidates" in self.labels.column_names else []
         return found
 
     def given_probability(self, row: int) -> float | None:
-        """Return the probability of the given class of single-label data; None where there is none."""
+        """Return the probability of the given class of single-label data; None if there is none."""
         if "given_probability" not in self.labels.column_names:
             return None
         value = float(self.labels.given_probability[row])
@@ -147,10 +147,10 @@ class Queue:
 
 
 def _by_issue(scores: np.ndarray) -> np.ndarray:
-    """Order rows by falling issue score, then by row.
+    """Sort rows by decreasing issue score, then by row.
 
-    Both are one integer, whose plain sort is several times as fast as sorting positions: the bits of a float that is
-    not negative are in the order of its value.
+    Both are packed into one integer, because a plain sort is several times as fast as an argsort; the bits of
+    non-negative floats sort like their values.
     """
     falling = 1 - np.nan_to_num(scores.astype(np.float32)).clip(0, 1)
     packed = falling.astype(np.float32).view(np.uint32).astype(np.uint64) << np.uint64(32)

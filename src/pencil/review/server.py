@@ -1,4 +1,4 @@
-"""The server of the review page: pages of rows, pictures, and decisions that are saved before they are answered."""
+"""The server of the review page: pages of rows, images, and decisions that are saved before the response."""
 
 import json
 import socket
@@ -24,9 +24,9 @@ from pencil.review.session import RefusedError, Review
 
 MAX_ROWS, MAX_BODY, MAX_KEY = 200, 65536, 500
 SCRIPTS = ("common.js", "draw.js", "details.js", "lot.js", "app.js")
-"""The parts of the page's script, which is sent as one: a request takes longer than its content."""
+"""The parts of the page's script, which is sent as one file to save requests."""
 PAGE_ROWS = 48
-"""As many rows are shown at a time; the first are in the page itself, so that it need not ask for them."""
+"""Number of rows per page; the first rows are embedded in the page to save a request."""
 PLACE = b"{{first}}"
 DECIDED = {"any": None, "yes": True, "no": False}
 MEDIA = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -74,7 +74,7 @@ def build_app(review: Review, access: Access) -> ASGIApp:
 
 
 def guarded(routes: list[Route], access: Access) -> ASGIApp:
-    """Return a page with these addresses behind its guard; what is refused or cannot be shown has its own status."""
+    """Return a page with these addresses behind its guard; refusals and missing inputs have their own status."""
     faults: Any = {RefusedError: _respond(400), NotShown: _respond(404), RunError: _respond(507)}
     return Guard(Starlette(routes=routes, exception_handlers=faults), access)
 
@@ -88,7 +88,7 @@ class _Answers:
         self._index = read_static("index.html")
 
     async def first(self, _request: Request) -> Response:
-        """The page, with what it would ask for first: that is one wait less."""
+        """The page, with the data of its first request embedded."""
         first = json.dumps(
             {
                 "begin": await self._begin(),
@@ -111,7 +111,7 @@ class _Answers:
         return JSONResponse(await run_in_threadpool(self.review.page, _filter(request), count, start, row, after))
 
     async def pictures(self, _request: Request) -> Response:
-        self.review.pictures.start()  # only now that the page is shown: the data needs torch
+        self.review.pictures.start()  # not before the page is shown, because the data needs torch
         state = self.review.pictures.state
         return JSONResponse({"kind": state.kind, "reason": state.reason})
 
@@ -174,7 +174,7 @@ def read_static(name: str, package: str = "pencil.review") -> bytes:
 
 
 async def nothing(_request: Request) -> Response:
-    """Respond with nothing."""
+    """Return an empty response."""
     return Response(status_code=204)
 
 
@@ -184,12 +184,12 @@ def _respond(status: int) -> Callable[[Request, Exception], Response]:
 
 
 async def body(request: Request) -> dict[str, Any]:
-    """Return the JSON object that a request holds."""
+    """Return the JSON object of a request."""
     content = b""
     async for part in request.stream():
         content += part
         if len(content) > MAX_BODY:
-            raise HTTPException(413, "too long")
+            raise HTTPException(413, "the request is too long")
     try:
         asked = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -17,9 +17,7 @@ from pencil.review.queue import Filter, Queue
 from pencil.runs.lock import RunLock
 
 SAMPLES = 200
-"""A person looks at all rows of a lot before it is accepted; of a larger lot, at this many.
-
-About as many as one can look through in a few minutes; nobody would scroll through thousands."""
+"""Maximum rows of a lot that a person must see before accepting it: about as many as one can check in a few minutes."""
 
 
 class RefusedError(ValueError):
@@ -27,14 +25,14 @@ class RefusedError(ValueError):
 
 
 class Review:
-    """The queue of a run and the decisions about it; as a context manager it holds the lock of the run.
+    """The queue of a run and its decisions; as a context manager it holds the lock of the run.
 
     Parameters
     ----------
     run : Path
         The run directory.
     pictures : Pictures, optional
-        The inputs to show; by default those of the data that the run's recipe names.
+        The inputs to show; by default loaded from the data of the run's recipe.
     """
 
     def __init__(self, run: Path, pictures: Pictures | None = None):
@@ -65,7 +63,7 @@ class Review:
         self._run_lock.__exit__()
 
     def begin(self) -> dict[str, Any]:
-        """Return what the page needs once."""
+        """Return the initial data of the page."""
         queue = self.queue
         return {
             "run": self.run.resolve().name,
@@ -87,13 +85,13 @@ class Review:
         chosen : Filter
             Which rows are listed.
         count : int
-            How many a page has.
+            Number of rows per page.
         start : int, optional
             A position in the list.
         row : int, optional
-            A row; where the list lacks it, ``start`` counts.
+            A row; if it is not in the list, ``start`` is used.
         after : int, optional
-            Look for the next row without a decision behind this one; by default from the beginning.
+            Find the next row without a decision after this one; by default from the beginning.
         """
         rows = self._listed(chosen)
         found = [] if row is None else np.flatnonzero(rows == row).tolist()
@@ -112,7 +110,7 @@ class Review:
         return self.queue.rows(replace(chosen, decided=None))
 
     def _next_open(self, chosen: Filter, listed: np.ndarray, after: int | None) -> int:
-        """Return the position in the list of the first row without a decision behind a row, or else of all."""
+        """Return the list position of the first row without a decision after a row, or else in the whole list."""
         rows = self._all_of(chosen)
         behind = 0 if after is None else int(np.flatnonzero(rows == after).max(initial=-1)) + 1
         undecided = np.flatnonzero(~self.decided[rows])
@@ -123,7 +121,7 @@ class Review:
         return int(np.argmax(listed == wanted)) if len(listed) else 0
 
     def progress(self, chosen: Filter) -> dict[str, int]:
-        """Return how many rows are decided, of the filter and of all that a person should look at."""
+        """Return how many rows are decided, in the filter and among all rows to review."""
         rows, wanted = self._all_of(chosen), self.queue.to_look_at
         return {
             "of": len(rows),
@@ -140,7 +138,7 @@ class Review:
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
         """Save a decision, then return the row as the page shows it."""
         queue = self.queue
-        if kind not in KINDS or kind in ("none", "undo"):  # the first is of an audit, the second has its own function
+        if kind not in KINDS or kind in ("none", "undo"):  # "none" belongs to audits, "undo" has its own function
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         if kind == "reject" and given is None:
@@ -161,7 +159,7 @@ class Review:
         Returns
         -------
         tuple
-            The row as the page shows it, None where nothing is left to withdraw; and how many were withdrawn.
+            The row as the page shows it, None if nothing is left to withdraw; and the number of withdrawn decisions.
         """
         with self._writing:
             last = self.history.last() if row is None else self.history.get(self.queue.where(row))
@@ -187,7 +185,7 @@ class Review:
             self.history.add(decision)
 
     def lot(self, chosen: Filter) -> dict[str, Any]:
-        """Return how many changes of a filter have no decision, and all of them to look at, or many of very many."""
+        """Return how many changes of a filter have no decision, and the rows to check: all, or a sample."""
         rows = self._lot_rows(chosen)
         return {"count": len(rows), "rows": [self._describe(int(row)) for row in self._samples(rows)]}
 
@@ -195,29 +193,29 @@ class Review:
         return self._listed(replace(chosen, show="changed", decided=False))
 
     def _samples(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows of a lot at even distances in the order of confidence, from the least confident one on."""
+        """Return evenly spaced rows of a lot in order of increasing confidence."""
         ordered = rows[np.argsort(self.queue.confidence[rows], kind="stable")]
         return ordered[np.unique(np.linspace(0, len(rows) - 1, min(SAMPLES, len(rows))).astype(np.int64))]
 
     def accept_lot(self, chosen: Filter, count: int, seen: Sequence[int], without: Sequence[int] = ()) -> int:
-        """Accept all changes of a filter that have no decision, in one write, and return how many those are.
+        """Accept all changes of a filter that have no decision, in one write, and return their number.
 
         Parameters
         ----------
         chosen : Filter
-            Which changes.
+            The filter of the changes.
         count : int
-            How many rows the person was told.
+            The number of rows shown to the person.
         seen : sequence of int
             The rows that :meth:`lot` returned and the person saw.
         without : sequence of int
-            Those of them that are wrong: they stay without a decision.
+            Wrong rows among these, which stay without a decision.
         """
         queue, lot = self.queue, secrets.token_hex(6)
         with self._writing:
             rows = self._lot_rows(chosen)
             if len(rows) != count or set(seen) != set(self._samples(rows).tolist()):
-                raise RefusedError(f"the lot has changed, it has {len(rows)} rows now; look at it again")
+                raise RefusedError(f"the lot has changed and has {len(rows)} rows now; check it again")
             rows = rows[~np.isin(rows, list(without))]
             if not len(rows):
                 raise RefusedError("the lot has no rows")

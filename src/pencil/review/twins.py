@@ -1,4 +1,4 @@
-"""Duplicates with another label: rows whose input is the same, or almost the same picture, as the input of a row."""
+"""Duplicates with another label: rows with the same input, or a nearly identical image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from pencil.data.inputs.base import InspectedRow
 
 Place = tuple["Examples", int]
-"""The examples that a row is of, and its place in them."""
+"""The examples that contain a row, and its position in them."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A row that is a duplicate of another; ``exact`` if the input is the same, else a picture that is nearly so."""
+    """A duplicate of a row; ``exact`` if the input is identical, otherwise a nearly identical image."""
 
     row: int
     exact: bool
 
 
 def find_twins(own: Place, others: Sequence[tuple[int, Place]]) -> list[Twin]:
-    """Return those of the other rows that are duplicates of a row, as ``pencil check`` compares them.
+    """Return the other rows that are duplicates of a row, with the comparison of ``pencil check``.
 
     Parameters
     ----------
     own : (Examples, int)
-        Where the row is.
+        The position of the row.
     others : sequence of (int, (Examples, int))
-        Each other row, and where it is.
+        Each other row and its position.
     """
     first = _inspect(own)
     found = []

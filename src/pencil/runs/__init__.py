@@ -1,1 +1,1 @@
-"""Run directories: their layout, the label table, the summary, checkpoints; and finished runs as objects."""
+"""Run directories: layout, label table, summary and checkpoints; and finished runs as objects."""

@@ -1,4 +1,4 @@
-"""The results of an audit written into a finished run: ``summary.json``, ``labels.parquet`` and its digest."""
+"""Writes the results of an audit to a finished run: ``summary.json``, ``labels.parquet`` and its digest."""
 
 from pathlib import Path
 
@@ -16,14 +16,14 @@ from pencil.runs.summary import AuditSummary
 
 COLUMN = "audited_confidence"
 BEFORE = "{} before the audit"
-"""Under this name the manifest has the digest of the label table, or the part of it, that an audit replaces."""
+"""Name under which the manifest keeps the digest of the label table, or part of it, that an audit replaces."""
 
 
 def write_audit(run: Path, audit: AuditSummary, confidence: np.ndarray | None) -> None:
-    """Write what an audit found; the caller holds the lock of the run.
+    """Write the results of an audit; the caller holds the lock of the run.
 
-    The manifest is written before the label table and has the digests of both tables: a process that is killed between
-    the two leaves a run whose audit can be repeated.
+    The manifest is written before the label table and has the digests of the old and the new table. If the process is
+    killed in between, the audit can be repeated.
 
     Parameters
     ----------
@@ -32,12 +32,12 @@ def write_audit(run: Path, audit: AuditSummary, confidence: np.ndarray | None) -
     audit : AuditSummary
         The results.
     confidence : ndarray or None
-        The column ``audited_confidence``, one number for each row; None for no such column.
+        The column ``audited_confidence``, one number per row; None to remove the column.
 
     Raises
     ------
     RunError
-        If the label table is not what the run wrote.
+        If the label table was modified after the run wrote it.
     """
     reader = RunReader(run)
     summary = reader.summary.model_copy(update={"audit": audit})
@@ -47,7 +47,7 @@ def write_audit(run: Path, audit: AuditSummary, confidence: np.ndarray | None) -
 
 
 def _replace_labels(run: Path, confidence: np.ndarray | None) -> None:
-    """Write the label table again with the column, file by file where it is in parts; else without the column."""
+    """Rewrite the label table with the column, or without it if None, one part at a time."""
     names = [name for name in listed_files(run) if name == LABELS or name.startswith(f"{LABELS}/")]
     for name in names:
         refuse_links((run / name).parent, run)  # before the manifest is written
@@ -61,8 +61,8 @@ def _replace_labels(run: Path, confidence: np.ndarray | None) -> None:
         known = isinstance(manifest, dict) and seen[name] in (manifest.get(name), manifest.get(BEFORE.format(name)))
         if not known:
             raise RunError(
-                f"{run / name} is not what was written: its SHA-256 differs from {MANIFEST}; restore the file from a "
-                "copy, then repeat the audit with --results."
+                f"{run / name} was modified: its SHA-256 differs from {MANIFEST}; restore the file from a copy, then "
+                f"run `pencil audit {run} --results`."
             )
     waiting = {name: run / f".{Path(name).name}.audited" for name in names}
     try:
@@ -78,7 +78,7 @@ def _replace_labels(run: Path, confidence: np.ndarray | None) -> None:
 
 
 def _with_column(file: Path, confidence: np.ndarray | None) -> pa.Table:
-    """Return the rows of a label file with their values of the column, or without it."""
+    """Return the rows of a label file with the column added or removed."""
     with pq.ParquetFile(file) as stored:
         table = stored.read()
     if COLUMN in table.column_names:

@@ -1,11 +1,12 @@
-"""Checkpoints of training: written completely or not at all, verified before use, never a pickle.
+"""Training checkpoints: written atomically, verified before use, never pickled.
 
 A checkpoint is a directory ``step-0000000123`` of parts. A part is a tree of dicts, lists, tuples, tensors, numbers,
-strings and None: NAME.safetensors has its tensors, each under its path (``optimizer/state/0/exp_avg``), NAME.json has
-the rest. ``manifest.json``, written last, has the SHA-256 and size of every file: safetensors has no checksum.
+strings and None: NAME.safetensors holds its tensors, each under its path (``optimizer/state/0/exp_avg``), NAME.json
+holds the rest. ``manifest.json``, written last, holds the SHA-256 and size of every file, because safetensors has no
+checksum.
 
-What is read equals what was written, in plain types: tensors are on the CPU, without gradients, and share no storage;
-an instance of a subclass (Parameter, OrderedDict, a named tuple) becomes one of its base.
+Reading returns what was written, in plain types: tensors are on the CPU, without gradients, and share no storage; an
+instance of a subclass (Parameter, OrderedDict, a named tuple) becomes an instance of its base class.
 """
 
 import hashlib
@@ -30,21 +31,23 @@ from pencil.files import move, read_regular, refuse_links, remove, sync_folder
 from pencil.runs.layout import FileStatus
 
 Tree = Any
-Digest = dict[str, Any]  # {"sha256": ..., "bytes": ...}: what a file must be
+Digest = dict[str, Any]  # {"sha256": ..., "bytes": ...}expected of a file
 FORMAT, MANIFEST, TENSORS, REST = 1, "manifest.json", ".safetensors", ".json"
-DEPTH = 64  # of a tree; what is deeper contains itself
-UNHARMED = "the earlier checkpoints are unharmed; make room or fix the access, then resume"
+DEPTH = 64  # maximum depth of a tree; a deeper one contains itself
+UNHARMED = "the earlier checkpoints are intact; free space or check the permissions, then resume"
 ODD = (AttributeError, LookupError, OSError, OverflowError, RuntimeError, SafetensorError, TypeError, ValueError)
 STEP = re.compile(r"step-\d{10,}")
 ASIDE = re.compile(r"\.(step-\d{10,})\.(partial|old)")
-PART = re.compile(r"(?!manifest$)[a-z0-9][a-z0-9_-]{0,99}")  # lower case: no two are one file on any system
+PART = re.compile(
+    r"(?!manifest$)[a-z0-9][a-z0-9_-]{0,99}"
+)  # lower case: names stay distinct on case-insensitive file systems
 CODES = {torch.bool: "BOOL", torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.float64: "F64"}
 CODES |= {getattr(torch, f"{u}int{bits}"): f"{u or 'i'}{bits}".upper() for u in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint to read. It can be sent to other processes, so that one of them verifies it for all."""
+    """A checkpoint to read. It can be sent to other processes, so that only one has to verify it."""
 
     path: Path
     step: int
@@ -55,7 +58,7 @@ class Checkpoint:
         return sorted(name.removesuffix(REST) for name in self.files if name.endswith(REST))
 
     def part(self, name: str) -> Tree:
-        """Return the tree of a part; the bytes that are decoded are the bytes that were checked."""
+        """Return the tree of a part; the same bytes are checked and decoded."""
         rest, raw = self.read(name + REST), self.read(name + TENSORS)
         with _explained(f"cannot read part {name!r} of {self.path}"):
             tensors = safetensors.torch.load(raw)
@@ -69,7 +72,7 @@ class Checkpoint:
                 raise RunError(f"{file} has {size:,} bytes; expected {expected['bytes']:,}.")
             content = read_regular(file)
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
-            raise RunError(f"{file} is not what was written: expected the SHA-256 that {MANIFEST} has.")
+            raise RunError(f"{file} was modified: its SHA-256 differs from {MANIFEST}.")
         return content
 
     def _file(self, name: str) -> Path:
@@ -79,29 +82,30 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit and recover.
+    """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit or recover.
 
-    With several ranks, rank 0 begins, each rank writes parts with `write_part`, and rank 0 commits the digests of all,
-    or recovers if one has failed. The barrier after the first step and the all_gather of the digests are the caller's.
+    With several ranks, rank 0 begins, each rank writes parts with `write_part`, and rank 0 commits all digests, or
+    recovers if a rank failed. The caller is responsible for the barrier after the first step and the all_gather of the
+    digests.
 
     Parameters
     ----------
     folder : Path
-        Where the checkpoints are.
+        Folder of the checkpoints.
     keep : int
-        How many complete checkpoints are kept; at least 2, so that one may be damaged.
+        Number of complete checkpoints to keep; at least 2, in case one is damaged.
     run : Path, optional
-        The run directory, which ``folder`` is in: no symbolic link may be between them.
+        The run directory that contains ``folder``; the path between them may not contain symbolic links.
     """
 
     def __init__(self, folder: Path, keep: int = 2, run: Path | None = None):
         if keep < 2:
-            raise RecipeError(f"keep is {keep} checkpoints; expected 2 or more, so that one may be damaged.")
+            raise RecipeError(f"keep is {keep}; expected at least 2 checkpoints, in case one is damaged.")
         self.folder, self.keep, self.run = folder, keep, run
-        self._whole: set[Path] = set()  # as far as this process has written or verified them
+        self._whole: set[Path] = set()  # written or verified by this process
 
     def save(self, step: int, parts: Mapping[str, Tree]) -> Checkpoint:
-        """Write a checkpoint. If that fails or is interrupted, nothing of it is left and earlier ones are intact."""
+        """Write a checkpoint. If that fails or is interrupted, no partial checkpoint remains."""
         try:
             partial = self.begin(step)
             written = [write_part(partial, name, tree).items() for name, tree in parts.items()]
@@ -111,7 +115,7 @@ class Checkpoints:
             raise
 
     def begin(self, step: int) -> Path:
-        """Return a directory to write parts into, on the file system where the checkpoint will be."""
+        """Return a directory for parts, on the file system of the checkpoints."""
         if step < 0:
             raise RunError(f"step is {step}; expected 0 or more.")
         partial = self.folder / f".step-{step:010d}.partial"
@@ -122,29 +126,29 @@ class Checkpoints:
         return partial
 
     def write_part(self, partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
-        """Write one part of a checkpoint that has begun; any process may write its own."""
+        """Write one part of a checkpoint; any process may write its own part."""
         return write_part(partial, name, tree)
 
     def commit(self, partial: Path, digests: Mapping[str, Digest]) -> Checkpoint:
-        """Make the parts a checkpoint, which replaces one of the same step, and remove the oldest."""
+        """Turn the parts into a checkpoint, replacing one of the same step, and remove the oldest."""
         target = self.folder / partial.name.removeprefix(".").removesuffix(".partial")
         with _explained(f"cannot write {partial}", UNHARMED):
-            for name, digest in digests.items():  # if others wrote to disks of their own, nothing may be pruned
+            for name, digest in digests.items():  # detects ranks that wrote to other disks, before anything is pruned
                 if (partial / name).stat().st_size != digest["bytes"]:
                     raise RunError(f"{partial / name} is not {digest['bytes']:,} bytes long, as its writer reported.")
             _write(partial / MANIFEST, [_manifest(target.name, digests)])
             sync_folder(partial)
             if os.path.lexists(target):
-                move(target, self.folder / f".{target.name}.old")  # `recover` would restore it from there
+                move(target, self.folder / f".{target.name}.old")  # `recover` can restore it from there
             move(partial, target)
             sync_folder(self.folder)
-            sync_folder(self.folder.parent)  # in which it may be new
+            sync_folder(self.folder.parent)  # the folder may be new
             self.recover()
             self._prune(target)
         return Checkpoint(target, _step(target), dict(digests))
 
     def recover(self) -> None:
-        """Remove what killed processes left half-written; restore a checkpoint whose replacement was not completed."""
+        """Remove partial checkpoints of killed processes; restore a checkpoint whose replacement was not completed."""
         refuse_links(self.folder, self.run)
         for path in self.folder.glob(".step-*"):
             if match := ASIDE.fullmatch(path.name):
@@ -154,7 +158,7 @@ class Checkpoints:
                     _remove(path)
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, verified; None if none was written. Nothing on disk changes."""
+        """Return the newest intact checkpoint, verified; None if none was written. Does not modify files."""
         damaged: list[str] = []
         for path in self._paths():
             found, reason = self._examine(path)
@@ -162,19 +166,19 @@ class Checkpoints:
                 for each in damaged:
                     warnings.warn(f"a checkpoint is damaged: {each} Using {path}.", stacklevel=2)
                 return found
-            if path.exists():  # else the run is still training, and has pruned it meanwhile
+            if path.exists():  # otherwise the run is still training and has pruned it
                 damaged.append(reason)
         if damaged:
             raise RunError(f"every checkpoint is damaged: {' '.join(damaged)} Restore a copy, or train again.")
         return None
 
     def verify(self) -> list[FileStatus]:
-        """Return the status of every checkpoint, the newest first. Nothing on disk changes; the run may be training."""
+        """Return the status of every checkpoint, newest first. Does not modify files; the run may be training."""
         examined = [(path, *self._examine(path)) for path in self._paths()]
         return [FileStatus(path, found is not None, why) for path, found, why in examined if path.exists()]
 
     def _examine(self, path: Path) -> tuple[Checkpoint | None, str]:
-        """Return the checkpoint, or what is wrong with it."""
+        """Return the checkpoint, or a description of its damage."""
         try:
             checkpoint = Checkpoint(path, _step(path), _read_manifest(path))
             for name in checkpoint.files:
@@ -189,7 +193,7 @@ class Checkpoints:
         return sorted(paths, key=_step, reverse=True)
 
     def _prune(self, written: Path) -> None:
-        """Remove checkpoints beyond the ones kept; damaged ones, and later ones than ``written``, do not count."""
+        """Remove all but the newest ``keep`` checkpoints; damaged ones and ones later than ``written`` do not count."""
         self._whole.add(written)
         kept = 0
         for path in self._paths():
@@ -202,7 +206,9 @@ class Checkpoints:
 def write_part(partial: Path, name: str, tree: Tree) -> dict[str, Digest]:
     """Write one part of a checkpoint, from any process; return the digest of each file."""
     if not PART.fullmatch(name):
-        raise RunError(f"a part is named {name!r}; expected lower-case letters, digits, - and _, and not 'manifest'.")
+        raise RunError(
+            f"part name {name!r} is not valid; expected lower-case letters, digits, - and _, and not 'manifest'."
+        )
     tensors: dict[str, Tensor] = {}
     with _explained(f"cannot write {partial / name}", UNHARMED):
         text = json.dumps(_encode(tree, (), tensors)).encode()
@@ -230,19 +236,22 @@ def _encode(value: Tree, path: tuple[str, ...], tensors: dict[str, Tensor]) -> A
 
 
 def _collect(tensor: Tensor, path: tuple[str, ...], tensors: dict[str, Tensor]) -> str:
-    """Add a tensor under its path, or one near it if that is taken, as in ``{"a": {"b": x}, "a/b": y}``."""
+    """Add a tensor under its path, or under a similar name if that is taken, as in ``{"a": {"b": x}, "a/b": y}``."""
     name = "/".join(path).encode(errors="backslashreplace").decode()
-    while name in tensors or name == "__metadata__":  # which safetensors reserves
+    while name in tensors or name == "__metadata__":  # reserved by safetensors
         name += "~"
     if tensor.dtype not in CODES or tensor.layout != torch.strided or tensor.is_meta:
         seen = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
-        raise RunError(f"the tensor {name} is {seen}; expected numbers or bool, dense, with values; convert it.")
+        raise RunError(
+            f"the tensor {name} is {seen}; expected a dense tensor of numbers or bool, not on the meta device; "
+            "convert it."
+        )
     tensors[name] = tensor.detach()
     return name
 
 
 def _revive(found: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tree:
-    """Return what a mark in the JSON stands for; no name in it is ever imported, called or opened."""
+    """Return the value of a mark in the JSON; no name in it is ever imported, called or opened."""
     match list(found.items()):
         case [("$tensor", str(name))]:
             return tensors[name]
@@ -256,8 +265,8 @@ def _revive(found: dict[str, Any], tensors: Mapping[str, Tensor]) -> Tree:
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the file, to be hashed while they are written: faster than to read it again."""
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps each aligned when mapped
+    """Yield the bytes of the file, so that they are hashed while being written."""
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps each tensor aligned when mapped
     header, end = dict[str, Any](), 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
@@ -265,7 +274,7 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:  # strided again: a contiguous tensor may have any stride if a side is 0 or 1
+    for _, tensor in ordered:  # normalise strides: a contiguous tensor may have any stride where a side is 0 or 1
         yield tensor.cpu().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
@@ -285,7 +294,7 @@ def _manifest(name: str, files: Mapping[str, Digest]) -> bytes:
 
 
 def _read_manifest(path: Path) -> dict[str, Digest]:
-    """Return the digest of each file. The manifest must be byte for byte what we write, so no flipped bit is missed."""
+    """Return the digest of each file. The manifest must match our format byte for byte."""
     with _explained(f"cannot read {path / MANIFEST}"):
         text = read_regular(path / MANIFEST)
         found = json.loads(text)["files"].items()
@@ -293,18 +302,18 @@ def _read_manifest(path: Path) -> dict[str, Digest]:
         parts = {name.removesuffix(REST) for name in files if PART.fullmatch(name.removesuffix(REST))}
         pairs = {part + kind for part in parts for kind in (REST, TENSORS)}
         if files.keys() != pairs or text != _manifest(path.name, files):
-            raise ValueError(f"expected format {FORMAT}, two files for each part, and not a byte changed")
+            raise ValueError(f"expected format {FORMAT}, two files per part, and no modified bytes")
         return files
 
 
 def _remove(path: Path) -> None:
     try:
         doomed = path.with_name(f".{path.name.removeprefix('.')}").with_suffix(".partial")
-        move(path, doomed)  # first: a process killed here leaves no half of a checkpoint
+        move(path, doomed)  # first, so that a killed process leaves no partial checkpoint
         remove(doomed)
     except RunError:
         raise
-    except OSError as error:  # one checkpoint too many is no reason to stop training
+    except OSError as error:  # a superfluous checkpoint must not stop training
         warnings.warn(f"cannot remove {path}: {error.strerror or error}; remove it by hand.", stacklevel=2)
 
 
@@ -314,7 +323,7 @@ def _step(path: Path) -> int:
 
 @contextmanager
 def _explained(what: str, advice: str = "use an earlier checkpoint") -> Iterator[None]:
-    """Raise one kind of error for a full disk and for everything that odd or hostile files lead to."""
+    """Raise RunError for a full disk and for every error caused by damaged or hostile files."""
     try:
         yield
     except RunError:

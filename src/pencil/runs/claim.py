@@ -1,4 +1,4 @@
-"""The directory of a run is taken before anything else is done: what is wrong with it is said at once."""
+"""Claims the run directory before anything else, so that its problems are reported immediately."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from pencil.runs.lock import InUseError, RunLock
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run is written, and whether it is started, resumed, or finished already.
+    """The directory of a run, and whether the run is started, resumed or already finished.
 
     ``claims_later``: the directory is inside of the data, so it is claimed after these are read. Only rank 0 has the
     ``writer``.
@@ -43,14 +43,14 @@ class Start:
 def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: ExitStack) -> Start:
     """Decide between start and resume. Both need the lock of the directory, which the stack holds until the end.
 
-    Only under the lock it is known whether a run has finished: another process may be finishing it.
+    Whether a run has finished is known only under the lock, because another process may be finishing it.
 
     Parameters
     ----------
     path : Path or None
-        The run directory; without one there is nothing to decide.
+        The run directory; None if nothing is written.
     resume : bool
-        Resume the run in it, where there is one.
+        Resume the run in it, if there is one.
     data : DataSettings
         The data section of the recipe.
     stack : ExitStack
@@ -73,9 +73,9 @@ def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: 
 
 
 def clear_finished(path: Path) -> None:
-    """Remove what a process left in a finished run that was killed after its summary: checkpoints and the lock file.
+    """Remove the checkpoints and the lock file of a finished run whose process was killed after writing the summary.
 
-    Nothing is done where another process holds the lock: it does that itself, or has the run open for a review.
+    Do nothing if another process holds the lock: it cleans up itself, or has the run open for a review.
     """
     if not left_checkpoints(path) and not os.path.lexists(path / LOCK):
         return
@@ -84,16 +84,16 @@ def clear_finished(path: Path) -> None:
             stack.enter_context(RunLock(path))
         except InUseError:
             return
-        except RunError as error:  # as on a disk that can only be read
-            warnings.warn(f"what is left in a finished run stays: {error}", stacklevel=3)
+        except RunError as error:  # for example on a read-only disk
+            warnings.warn(f"cannot clean up a finished run: {error}", stacklevel=3)
             return
         remove_checkpoints(path)
 
 
 def is_inside_data(path: Path, settings: DataSettings) -> bool:
-    """Return whether a run directory is in a folder of its data, where a new folder would look like a class."""
+    """Return whether a run directory is inside a folder of its data, where a new folder would look like a class."""
     named = [str(name) for name in (settings.source, settings.test, settings.root) if name]
-    # os.path has an answer for every name, also for one that is no path at all; Path raises for some
+    # os.path accepts any name, even one that is not a valid path; Path raises for some
     listed = [os.path.expanduser(name) for name in named]  # noqa: PTH111
     folders = [os.path.realpath(name) for name in listed if os.path.isdir(name)]  # noqa: PTH112
     return any(Path(os.path.realpath(path)).is_relative_to(folder) for folder in folders)

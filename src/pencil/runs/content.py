@@ -1,6 +1,7 @@
-"""The content of single files of a run directory, checked; what is wrong with one is a ValueError or an OSError.
+"""Reads and checks single files of a run directory; raises ValueError or OSError for a bad file.
 
-A file may come from anybody: wrong types, empty cells, pipes in place of files, and nesting without end are refused.
+A file may come from an untrusted source: wrong types, empty cells, pipes in place of files, and excessive nesting are
+rejected.
 """
 
 import math
@@ -19,17 +20,17 @@ from pencil.files import parse_json, read_regular, refuse_deep, refuse_irregular
 from pencil.runs.label_table import LabelTable
 
 LARGEST = 1e100
-"""No metric is as large; a larger one cannot be drawn."""
+"""Largest valid metric; larger values cannot be plotted."""
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Return the tables of the recipe of a run; one that does not say how rows are numbered counts them from 0."""
+    """Return the tables of a run's recipe; if the numbering of rows is not set, rows are counted from 0."""
     tree = tomllib.loads(read_regular(path).decode())
     refuse_deep(tree)
     data = tree.get("data")
     columns = data.setdefault("columns", {}) if isinstance(data, dict) else None
     if isinstance(columns, dict) and not {"key", "numbering"} & columns.keys():
-        columns["numbering"] = "places"  # written before ids and lines were the keys
+        columns["numbering"] = "places"  # written before ids and line numbers became the keys
     return tree
 
 
@@ -43,7 +44,7 @@ def read_rows(path: Path) -> pa.Table:
         kind = table.schema.field(name).type
         text = pa.types.is_string(kind.value_type if pa.types.is_dictionary(kind) else kind)
         if not text or table[name].null_count:
-            raise ValueError(f"the column {name!r} has the type {kind} or empty cells; expected text in each")
+            raise ValueError(f"the column {name!r} has type {kind} or empty cells; expected text in each cell")
     return table
 
 
@@ -58,14 +59,14 @@ def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:
     """Return the label table, or only some of its columns."""
     try:
         return LabelTable.read(path, columns)
-    except RunError as error:  # without the file, which the reader names
+    except RunError as error:  # without the file name, which the reader adds
         raise ValueError(
-            str(error).removeprefix(f"{path} is no label table: ").removesuffix("; read the file of a run.")
+            str(error).removeprefix(f"{path} is not a label table: ").removesuffix("; read the file of a run.")
         ) from error
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Return the metrics of a line: numbers, except the name of the phase; unknown ones are null."""
+    """Return the metrics of a line: numbers, except the phase name; unknown metrics are null."""
     record = parse_json(line)
     if not isinstance(record, dict):
         raise ValueError(f"it is a {type(record).__name__}; expected a JSON object")

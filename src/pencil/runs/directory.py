@@ -1,4 +1,4 @@
-"""The run directory: the one class that reads it and the one class that writes it. Importing them needs no torch."""
+"""The run directory: the class that reads it and the class that writes it. Importing them does not import torch."""
 
 import hashlib
 import json
@@ -75,12 +75,12 @@ Record = dict[str, Any]
 
 
 class DamagedError(RunError):
-    """A file of a run directory is missing, or is not what was written."""
+    """A file of a run directory is missing or was modified."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """A finished run without its network; ``environment`` is empty and ``path`` None if it has no directory."""
+    """A finished run without its network; if it has no directory, ``environment`` is empty and ``path`` is None."""
 
     labels: LabelTable
     metrics: list[Record] = field(repr=False)
@@ -91,7 +91,7 @@ class RunData:
 
     @property
     def name(self) -> str:
-        """The name of the directory, or that of the recipe."""
+        """The name of the directory, or the name of the recipe."""
         return self.recipe.name if self.path is None else self.path.absolute().name
 
     @property
@@ -106,27 +106,27 @@ class RunData:
 
 
 class RunReader:
-    """Reads the files of a run directory, each when it is first asked for.
+    """Reads the files of a run directory lazily.
 
     Parameters
     ----------
     path : Path or str
         The run directory.
     finished : bool
-        Refuse a run that has not finished.
+        Raise for a run that has not finished.
 
     Raises
     ------
     RunError
-        If the directory is not a run, is of another format, or a file is missing or damaged: one line that names the
-        file, what was seen and what to do.
+        If the directory is not a run, has another format, or a file is missing or damaged. The message is one line that
+        names the file, what was seen and what to do.
     """
 
     def __init__(self, path: Path | str, *, finished: bool = True):
         self.path = Path(path)
         if not is_run(self.path):
             raise RunError(
-                f"{self.path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made."
+                f"{self.path} is not a run directory (it has no {RECIPE}); name a directory that `pencil train` wrote."
             )
         if finished and is_unfinished(self.path):
             raise RunError(
@@ -137,7 +137,7 @@ class RunReader:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Format version, versions of libraries, machine, and fingerprints of the data."""
+        """Format version, library versions, machine, and fingerprints of the data."""
         tree = self._read(ENVIRONMENT, read_json)
         if not isinstance(tree, dict):
             raise self._damaged(ENVIRONMENT, f"it holds a {type(tree).__name__} instead of a JSON object")
@@ -162,14 +162,14 @@ class RunReader:
         Parameters
         ----------
         with_method : bool
-            Check the settings of the method too, which imports a method of the user's own.
+            Also check the settings of the method, which imports a user-defined method.
         trust : bool or Trust
             Which Python files the recipe may execute; none by default.
         """
         from pencil.recipe import parse
 
         data = self.recipe_tree.get("data")
-        if not isinstance(data, dict) or not data.get("source"):  # an empty one would be the current folder
+        if not isinstance(data, dict) or not data.get("source"):  # an empty source would be the current folder
             raise self._damaged(RECIPE, "it does not name its data (data.source)")
         try:
             stored = parse(self.recipe_tree, str(self.path / RECIPE), with_method=False)
@@ -180,7 +180,7 @@ class RunReader:
 
     @cached_property
     def verdict(self) -> tuple[str, list[str]] | None:
-        """The verdict of the run and its reasons, without the rest of the summary; None if it has none."""
+        """The verdict of the run and its reasons, without the rest of the summary; None if there is none."""
         tree = self._read(SUMMARY, read_json)
         found = tree.get("verdict") if isinstance(tree, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):
@@ -189,7 +189,7 @@ class RunReader:
 
     @cached_property
     def failure(self) -> str | None:
-        """Why training failed; None for a run that did not."""
+        """Why training failed; None if it did not."""
         if not (self.path / FAILURE).exists():
             return None
         tree = self._read(FAILURE, read_json)
@@ -199,12 +199,12 @@ class RunReader:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """The key and the split (train, validation, unlabelled or unused) of every row, in the order they came."""
+        """The key and the split (train, validation, unlabelled or unused) of every row, in the original order."""
         return self._read(ROWS, read_rows)
 
     @cached_property
     def encoder(self) -> "Encoder | None":
-        """What makes vectors of the rows of a table; None for a run on other inputs. This imports torch."""
+        """Encoder of table rows as vectors; None for other inputs. This imports torch."""
         from pencil.data.inputs.encoding import read_encoder
 
         if not has_encoder(self.path):
@@ -220,7 +220,9 @@ class RunReader:
             try:
                 found.append(parse_record(line))
             except ValueError as error:
-                raise self._damaged(METRICS, f"line {number} has no metrics of an epoch ({error})") from error
+                raise self._damaged(
+                    METRICS, f"line {number} does not contain the metrics of an epoch ({error})"
+                ) from error
         return found
 
     @cached_property
@@ -229,7 +231,7 @@ class RunReader:
         return self.read_labels()
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
-        """Return the label table; with ``columns`` only those, and key, split and given."""
+        """Return the label table, with ``columns`` restricted to those plus key, split and given."""
         return self._read(LABELS, lambda path: read_label_table(path, columns))
 
     def label_names(self) -> list[str]:
@@ -262,7 +264,7 @@ class RunReader:
         """Return the whole run except its network. This imports torch."""
         named = self.summary.data.classes, self.summary.data.multilabel
         if named != (self.labels.classes, self.labels.multilabel):
-            raise self._damaged(SUMMARY, f"it has other classes than {LABELS}")
+            raise self._damaged(SUMMARY, f"its classes differ from {LABELS}")
         return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
 
     def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:
@@ -281,7 +283,7 @@ class RunReader:
 
 
 class RunWriter:
-    """Writes a run directory while training runs. No other process can write to it meanwhile.
+    """Writes a run directory during training. No other process can write to it at the same time.
 
     Use it as a context manager, which holds the lock of the directory. No existing file is overwritten, and no file is
     left half-written. If no run has begun in the directory at the end, it is removed again, with the folders above it
@@ -292,7 +294,7 @@ class RunWriter:
     path : Path
         The directory, which must be new or empty.
     resume : bool
-        Continue the run that is in the directory.
+        Resume the run in the directory.
     """
 
     def __init__(self, path: Path, *, resume: bool = False):
@@ -316,7 +318,7 @@ class RunWriter:
     def _check_empty(self) -> None:
         if not self.resume and not is_empty(self.path):
             hint = f"; resume with `pencil resume {self.path}`, or choose" if is_unfinished(self.path) else "; choose"
-            raise RunError(f"{self.path} is not empty; expected a new directory{hint} another with --out.")
+            raise RunError(f"{self.path} is not empty; expected a new or empty directory{hint} another with --out.")
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()
@@ -324,7 +326,7 @@ class RunWriter:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What `begin` wrote to ``environment.json``, now or before the run was stopped."""
+        """The content of ``environment.json``, as written by `begin` now or before an interruption."""
         if self._environment is None:
             self._environment = RunReader(self.path, finished=False).environment
         return self._environment
@@ -332,8 +334,7 @@ class RunWriter:
     def begin(
         self, recipe: "Recipe", environment: Mapping[str, Any], rows: pa.Table, encoder: "Encoder | None" = None
     ) -> None:
-        """Write what is known before training: environment and format version, rows, the encoder of a table, their
-        digests, the recipe last."""
+        """Write the initial files: environment, rows, table encoder, digests, and the recipe last."""
         refuse_links(self.path / CHECKPOINTS, self.path)
         make_folder(self.path / CHECKPOINTS, empty=False)
         self._environment = {"format": FORMAT, **environment}
@@ -345,10 +346,10 @@ class RunWriter:
         text = recipe.to_toml()
         digests = {name: digest(self.path / name) for name in first_files(self.path) if name != RECIPE}
         write_json(self.path / MANIFEST, {**digests, RECIPE: hashlib.sha256(text.encode()).hexdigest()})
-        write_text(self.path / RECIPE, text)  # last: a directory that has it can be resumed
+        write_text(self.path / RECIPE, text)  # last: a directory with a recipe can be resumed
 
     def truncate_metrics(self, records: Iterable[Record]) -> None:
-        """Return to the epochs that a checkpoint knows: later lines of the metrics are removed."""
+        """Truncate the metrics to the epochs of a checkpoint."""
         write_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
     def append_metrics(self, record: Record) -> None:
@@ -357,21 +358,21 @@ class RunWriter:
         try:
             with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(json.dumps(record) + "\n")
-        except OSError as error:  # checkpoints have the metrics too, and `finish` writes all of them again
+        except OSError as error:  # checkpoints also contain the metrics, and `finish` rewrites all of them
             warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)
 
     def record_failure(self, error: Exception) -> None:
-        """Write down why training failed; without room on the disk there is only the error itself."""
+        """Record why training failed; on a full disk only the exception itself reports it."""
         with suppress(RunError):
             write_json(self.path / FAILURE, {"kind": type(error).__name__, "error": str(error) or type(error).__name__})
 
     def forget_failure(self) -> None:
-        """Remove the reason of an earlier failure: training goes on."""
-        with suppress(OSError):  # what is no file was not written by us
+        """Remove the record of an earlier failure, because training continues."""
+        with suppress(OSError):  # anything but a file was not written by us
             (self.path / FAILURE).unlink(missing_ok=True)
 
     def begin_label_parts(self) -> Path:
-        """Return a new folder, into which every rank writes its part of the label table."""
+        """Return a new folder for the label table parts of all ranks."""
         return make_folder(self.path / PARTS)
 
     def finish(
@@ -382,10 +383,10 @@ class RunWriter:
         best_weights: "dict[str, Tensor]",
         summary: Summary,
     ) -> None:
-        """Write the results, the summary last; then remove the checkpoints, as nothing is left to resume.
+        """Write the results, the summary last; then remove the checkpoints, which are no longer needed.
 
-        Where the ranks have written the labels in parts (:meth:`begin_label_parts`), ``labels`` are the digests of the
-        parts by their names.
+        If the ranks wrote the labels in parts (:meth:`begin_label_parts`), ``labels`` maps the name of each part to its
+        digest.
         """
         self.truncate_metrics(metrics)
         digests = self._write_labels(labels)
@@ -399,7 +400,9 @@ class RunWriter:
     def _write_labels(self, labels: LabelTable | Mapping[str, str]) -> dict[str, str]:
         """Put the label table in place; return the digests of its parts, by their names in the manifest."""
         target = self.path / LABELS
-        if target.is_dir() or not isinstance(labels, LabelTable):  # one of a process that was killed before the summary
+        if target.is_dir() or not isinstance(
+            labels, LabelTable
+        ):  # left by a process that was killed before the summary
             remove(target)
         if isinstance(labels, LabelTable):
             labels.write(target)
@@ -417,13 +420,13 @@ def _check_format(path: Path, environment: Mapping[str, Any]) -> None:
         short = isinstance(version, str) and len(version) <= 40 and version.isprintable()
         writer = f"pencil {version}" if short else "the version of pencil that wrote it"
         raise RunError(
-            f"the run in {path} has {has} in {ENVIRONMENT}; this version of pencil reads format {FORMAT}; open it with "
+            f"the run in {path} has {has} in {ENVIRONMENT}; expected format {FORMAT}; open the run with "
             f"{writer}, or train again."
         )
 
 
 def _save_weights(weights: "dict[str, Tensor]", target: Path) -> None:
-    """Save plain tensors, which torch and timm load without pencil; tied weights are stored once per name."""
+    """Save plain tensors that torch and timm can load without pencil; tied weights are stored once per name."""
     import safetensors.torch
 
     safetensors.torch.save_file({name: value.cpu().contiguous().clone() for name, value in weights.items()}, target)

@@ -1,6 +1,6 @@
-"""The columns of ``labels.parquet``: what each must be, checked once when a file is read.
+"""The columns of ``labels.parquet`` and their types, checked once when a file is read.
 
-A file may come from anybody. After this check every property of `LabelTable` finds the types that it works with.
+A file may come from an untrusted source. After this check every property of `LabelTable` can rely on the types.
 """
 
 import json
@@ -15,10 +15,10 @@ MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "is
               "distribution")  # fmt: skip
 """The columns of a whole table; more may follow."""
 ALWAYS = ("key", "split", "given")
-"""The columns that are always read: the name of a row, and the type of its labels."""
+"""The columns that are always read: they identify a row and the type of its labels."""
 PROBS, GIVEN_PROBS, TOP = "distribution", "given_probabilities", ("top_classes", "top_probabilities")
-"""Columns with a number for each class. Top-k labels in parts have ``TOP`` in place of ``PROBS``: the most probable
-classes, by number, and their probabilities; the other classes share the rest."""
+"""Columns with one number per class. Top-k labels in parts have ``TOP`` instead of ``PROBS``: the indices of the most
+probable classes and their probabilities; the other classes share the rest."""
 WIDE = (PROBS, GIVEN_PROBS, *TOP)
 FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement",
           "audited_confidence")  # fmt: skip
@@ -26,24 +26,24 @@ CLASSES = b"classes"
 
 
 def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
-    """Return the columns that are wanted, and key, split and given; their names and types are checked.
+    """Return the wanted columns plus key, split and given, after checking their names and types.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        Of the file.
+        Schema of the file.
     wanted : iterable of str, optional
-        The columns that are asked for; all by default. Probabilities are wanted in either form.
+        The wanted columns; all by default. Probabilities are returned in either form.
 
     Raises
     ------
     ValueError
-        With what was seen and what was expected.
+        If a column is missing, duplicated or has the wrong type.
     """
     names = schema.names
     double = next((name for name in names if names.count(name) > 1), None)
     if double is not None:
-        raise ValueError(f"the column {double!r} is there {names.count(double)} times; expected it once")
+        raise ValueError(f"the column {double!r} occurs {names.count(double)} times; expected it once")
     multilabel = "given" in names and pa.types.is_list(schema.field("given").type)
     expected = (MULTILABEL if multilabel else SINGLE_LABEL) if wanted is None else (*ALWAYS, *wanted)
     if PROBS in expected and PROBS not in names and set(TOP) & set(names):
@@ -59,25 +59,25 @@ def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
 
 
 def check_values(table: pa.Table) -> None:
-    """Raise a ValueError about values that the columns of a label file cannot have, whose types are as expected."""
+    """Raise ValueError for invalid values in the columns of a label file whose types are correct."""
     classes = read_classes(table.schema.metadata)
-    table.validate(full=True)  # text that is not UTF-8, lists that end outside
+    table.validate(full=True)  # detects text that is not UTF-8 and list offsets out of range
     for name in table.column_names:
         multilabel = name == "given" and pa.types.is_list(table.schema.field(name).type)
         filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "audited_confidence"}
-        may_be_empty = name == "given" and not multilabel  # where annotators disagree, or there is no label
+        may_be_empty = name == "given" and not multilabel  # if annotators disagree, or there is no label
         if name in filled and not may_be_empty and _nulls(table[name]):
-            raise ValueError(f"the column {name!r} has empty cells; expected a value in each")
+            raise ValueError(f"the column {name!r} has empty cells; expected a value in each cell")
     for name in {"given", "corrected", "candidates"}.intersection(table.column_names):
         _check_classes(table[name], name, classes)
     if TOP[0] in table.column_names:
         places = pc.min_max(pc.list_flatten(table[TOP[0]]))
         if table.num_rows and not 0 <= places["min"].as_py() <= places["max"].as_py() < len(classes):
-            raise ValueError(f"the column {TOP[0]!r} names a class that there is not; expected 0 to {len(classes) - 1}")
+            raise ValueError(f"the column {TOP[0]!r} contains an unknown class; expected 0 to {len(classes) - 1}")
 
 
 def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
-    """Return the class names in the metadata of a table; a ValueError where there are none."""
+    """Return the class names in the metadata of a table; raise ValueError if there are none."""
     text = (metadata or {}).get(CLASSES)
     if text is None:
         raise ValueError("there are no class names in its metadata")
@@ -88,16 +88,16 @@ def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
     if not isinstance(classes, list) or not classes or not all(isinstance(name, str) for name in classes):
         raise ValueError("the class names in its metadata are not a list of names")
     if len(set(classes)) < len(classes):
-        raise ValueError("the class names in its metadata are not different from each other")
+        raise ValueError("the class names in its metadata are not unique")
     try:
         "".join(classes).encode()
     except UnicodeEncodeError:
-        raise ValueError("the class names in its metadata are not text (half a character)") from None
+        raise ValueError("the class names in its metadata are not valid text (lone surrogate)") from None
     return tuple(classes)
 
 
 def table_of(multilabel: bool) -> str:
-    """Return what a table is called in messages."""
+    """Return how messages refer to a table."""
     return "multi-label data" if multilabel else "single-label data"
 
 
@@ -115,13 +115,13 @@ def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
     elif name == "pinned" and not pa.types.is_boolean(kind):
         expected = "bool"
     elif name in (PROBS, GIVEN_PROBS) and not kind.equals(pa.list_(pa.float32(), classes)):
-        expected = f"lists of {classes} floats, one for each class"
+        expected = f"lists of {classes} floats, one per class"
     elif name in TOP:
         number = pa.int32() if name == TOP[0] else pa.float32()
         fits = pa.types.is_fixed_size_list(kind) and kind.value_type == number and 0 < kind.list_size <= classes
-        expected = "" if fits else f"lists of {number}, at most one for each class"
+        expected = "" if fits else f"lists of {number}, at most one per class"
     if expected:
-        raise ValueError(f"the column {name!r} has the type {kind}; expected {expected}")
+        raise ValueError(f"the column {name!r} has type {kind}; expected {expected}")
 
 
 def _check_classes(column: pa.ChunkedArray, name: str, classes: Sequence[str]) -> None:
@@ -134,7 +134,7 @@ def _check_classes(column: pa.ChunkedArray, name: str, classes: Sequence[str]) -
 
 
 def _nulls(column: pa.ChunkedArray) -> int:
-    """Return the number of empty cells, those inside of lists included."""
+    """Return the number of empty cells, including those inside lists."""
     inside = 0
     for chunk in column.chunks:
         if pa.types.is_list(chunk.type) or pa.types.is_fixed_size_list(chunk.type):

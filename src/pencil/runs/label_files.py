@@ -1,7 +1,7 @@
 """The label table on disk: one Parquet file, or a folder of parts that several ranks wrote, read as one table.
 
-A part has the columns of the table and one more, ``row``: the place of each row in the whole table. So the table is the
-same whichever rank wrote which row. Columns, and row groups of them, are read when they are asked for.
+A part has the columns of the table and an additional column ``row``: the index of each row in the whole table. The
+table therefore does not depend on which rank wrote which row. Columns and row groups are read lazily.
 """
 
 import re
@@ -19,17 +19,17 @@ from pencil.files import atomic_write, digest, refuse_irregular
 from pencil.runs.label_columns import check_schema, check_values
 
 ROW = "row"
-"""The column of a part that has the place of each row in the whole table."""
+"""The column of a part with the index of each row in the whole table."""
 PART = re.compile(r"part-(\d{5})-of-(\d{5})\.parquet")
 GROUP_ROWS, GROUP_BYTES = 2**16, 2**25
-"""A row group of a part has at most about this many rows, and bytes in memory."""
+"""Approximate maximum rows of a row group, and bytes in memory."""
 SMALL = 2**28
-"""Columns of up to this many bytes are read at once; of larger tables each when it is asked for."""
+"""Columns of up to this many bytes in total are read at once; columns of larger tables are read lazily."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """A row group: its file and number, how many rows it has, the first and the last of them, and bytes by column."""
+    """A row group: its file and index, its number of rows, the first and the last row, and bytes by column."""
 
     path: Path
     number: int
@@ -40,14 +40,14 @@ class _Group:
 
 
 class LabelFile:
-    """``labels.parquet``, a file or a folder of parts. A ValueError or an OSError says what is wrong with it.
+    """``labels.parquet``, a file or a folder of parts. Raises ValueError or OSError if it is damaged.
 
     Parameters
     ----------
     path : Path
         The file or the folder.
     columns : iterable of str, optional
-        The columns that are wanted besides key, split and given; all by default.
+        The wanted columns in addition to key, split and given; all by default.
     """
 
     def __init__(self, path: Path, columns: Iterable[str] | None = None):
@@ -77,17 +77,17 @@ class LabelFile:
             if self.in_parts:
                 found = [chunk.statistics for chunk in chunks if chunk.path_in_schema == ROW]
                 if not found or found[0] is None or not found[0].has_min_max:
-                    raise ValueError(f"{part.name} does not say which rows it has; expected a column {ROW!r}")
+                    raise ValueError(f"{part.name} does not identify its rows; expected a column {ROW!r}")
                 first, last = int(found[0].min), int(found[0].max)
             start += group.num_rows
             yield _Group(part, number, group.num_rows, first, last, sizes)
 
     def is_small(self) -> bool:
-        """Return whether all columns that are wanted can be read at once."""
+        """Return whether all wanted columns are small enough to be read at once."""
         return sum(group.bytes.get(name, 0) for group in self._groups for name in self.schema.names) <= SMALL
 
     def read(self, names: Sequence[str], rows: np.ndarray | None = None) -> pa.Table:
-        """Return columns of the rows at these places, of all by default, in this order; their values are checked."""
+        """Return columns of the rows at these positions, by default all, in this order, after checking their values."""
         names = list(names)
         if rows is None and not self.in_parts:
             with pq.ParquetFile(self.path) as file:
@@ -98,7 +98,7 @@ class LabelFile:
         return table
 
     def _read_rows(self, names: list[str], rows: np.ndarray | None) -> pa.Table:
-        """Return columns of rows from the row groups that have some of them."""
+        """Return columns of rows from the row groups that contain them."""
         wanted = None if rows is None else np.unique(rows)
         tables, places = [], [np.empty(0, dtype=np.int64)]
         for group in self._groups:
@@ -117,7 +117,7 @@ class LabelFile:
         order = np.argsort(found, kind="stable")
         expected = np.arange(self.num_rows) if wanted is None else wanted
         if not np.array_equal(found[order], expected):
-            raise ValueError("rows are missing or there twice; expected each row once")
+            raise ValueError("rows are missing or duplicated; expected each row once")
         if not tables:
             return pa.schema([self.schema.field(name) for name in names], self.schema.metadata).empty_table()
         if rows is not None:
@@ -126,29 +126,29 @@ class LabelFile:
         return table if np.array_equal(order, np.arange(len(found))) else table.take(positions(order))
 
     def _read_group(self, group: _Group, names: list[str]) -> tuple[pa.Table, np.ndarray]:
-        """Return columns of a row group, and the place of each of its rows in the whole table."""
+        """Return columns of a row group, and the index of each of its rows in the whole table."""
         with pq.ParquetFile(group.path) as file:
             table = file.read_row_group(group.number, columns=[*names, ROW] if self.in_parts else names)
         if not self.in_parts:
             return table.select(names), np.arange(group.first, group.last + 1)
         if not pa.types.is_int64(table.schema.field(ROW).type) or table[ROW].null_count:
-            raise ValueError(f"the column {ROW!r} of {group.path.name} is no number in each row")
+            raise ValueError(f"the column {ROW!r} of {group.path.name} does not contain a number in each row")
         return table.select(names), numbers(table[ROW])
 
 
 def _common_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """The columns that all parts have: a stopped audit leaves parts with one more column than the others."""
+    """The columns that all parts have in common: an interrupted audit leaves some parts with an additional column."""
     common = set.intersection(*(set(one.names) for one in schemas)) - {ROW}
     first = pa.schema([field for field in schemas[0] if field.name in common], schemas[0].metadata)
     for other in schemas:
         if other.metadata != first.metadata or any(other.field(name).type != first.field(name).type for name in common):
-            raise ValueError("its parts have different classes or types of columns; expected those of one run")
+            raise ValueError("its parts differ in their classes or column types; expected the parts of one run")
     return first
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some rows of a label file, all by default, whose columns are read when they are asked for."""
+    """Some rows of a label file, by default all, whose columns are read lazily."""
 
     file: LabelFile
     rows: np.ndarray | None = None
@@ -157,21 +157,21 @@ class StoredRows:
         return self.file.num_rows if self.rows is None else len(self.rows)
 
     def take(self, places: np.ndarray) -> "StoredRows":
-        """Return the rows at these places among these."""
+        """Return the rows at these positions."""
         return replace(self, rows=places if self.rows is None else self.rows[places])
 
     def slice(self, offset: int, length: int | None) -> "StoredRows":
-        """Return ``length`` of these rows from ``offset`` on."""
+        """Return ``length`` rows starting at ``offset``."""
         end = len(self) if length is None else min(len(self), offset + length)
         return self.take(np.arange(offset, end) if self.rows is None else np.arange(len(self))[offset:end])
 
     @property
     def is_whole_file(self) -> bool:
-        """Whether these are all rows of a single file, which can be read from its beginning to its end."""
+        """Whether these are all rows of a single file, which can then be read sequentially."""
         return self.rows is None and not self.file.in_parts
 
     def batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield columns of a whole file, this many rows at a time; row groups may be far larger."""
+        """Yield columns of a whole file, this many rows at a time, even if its row groups are larger."""
         try:
             with pq.ParquetFile(self.file.path, pre_buffer=False) as file:
                 for batch in file.iter_batches(rows, columns=list(names)):
@@ -187,7 +187,7 @@ class StoredRows:
         Raises
         ------
         RunError
-            If the file is damaged, or is no longer there.
+            If the file is damaged or no longer exists.
         """
         try:
             return self.file.read(names, self.rows)
@@ -196,9 +196,9 @@ class StoredRows:
 
 
 def describe_damage(path: Path | str, error: Exception) -> str:
-    """Return the message about a file that is no label table."""
+    """Return the message about a file that is not a label table."""
     seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
-    return f"{path} is no label table: {seen.rstrip('.')}; read the file of a run."
+    return f"{path} is not a label table: {seen.rstrip('.')}; read the file of a run."
 
 
 def part_name(rank: int, size: int) -> str:
@@ -207,19 +207,19 @@ def part_name(rank: int, size: int) -> str:
 
 
 def part_paths(folder: Path) -> list[Path]:
-    """Return the parts in a folder in order; a ValueError if one is missing."""
+    """Return the parts in a folder in order; raise ValueError if one is missing."""
     found = sorted(path for path in folder.iterdir() if PART.fullmatch(path.name))
     names = [path.name for path in found]
     expected = [part_name(rank, len(found)) for rank in range(len(found))]
     if not found or names != expected:
-        raise ValueError(f"it is a folder of the parts {names}; expected those of all ranks of one run")
+        raise ValueError(f"it contains the parts {names}; expected one part per rank")
     return found
 
 
 def write_part(folder: Path, rank: int, size: int, tables: Iterable[pa.Table]) -> dict[str, str]:
-    """Write the part of a rank, of tables with a column ``row``; return its digest under its name.
+    """Write a rank's part from tables with a column ``row``; return its digest by name.
 
-    Tables are held only until they fill a row group.
+    Tables are kept in memory only until they fill a row group.
     """
     path = folder / part_name(rank, size)
     waiting: list[pa.Table] = []

@@ -1,4 +1,4 @@
-"""The label table of a run on many ranks: each writes the rows whose results it has, some at a time."""
+"""The label table of a run on many ranks: each rank writes its own rows, in chunks."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,21 +28,21 @@ from pencil.training import Outcome
 def build_label_parts(
     splits: Splits, outcome: Outcome, order: Any, rank: int, size: int, top_k: int | None
 ) -> Iterator[pa.Table]:
-    """Yield the rows of this rank, some at a time, with their place in the whole table in the column ``row``.
+    """Yield the rows of this rank in chunks, with their index in the whole table in the column ``row``.
 
-    The training rows are those whose results the rank has. Of held-out and unlabelled rows, whose results all ranks
-    have, it takes every ``size``-th.
+    The rank writes the training rows whose results it holds. All ranks hold the results of held-out and unlabelled
+    rows, so each rank writes every ``size``-th of them.
 
     Parameters
     ----------
     splits : Splits
         The rows with their given labels.
     outcome : Outcome
-        What training returned on this rank.
+        The outcome of training on this rank.
     order : array of keys
-        The order of unlabelled rows among the others.
+        The order of all rows, which places unlabelled rows among the others.
     rank, size : int
-        This rank, and how many there are.
+        This rank and the number of ranks.
     top_k : int or None
         Keep this many classes of each distribution; None keeps all.
     """
@@ -84,7 +84,7 @@ def _subset(evidence: RowEvidence | None, rows: Tensor) -> RowEvidence | None:
 
 
 def _with_top(columns: pa.Table, probs: Tensor, k: int) -> pa.Table:
-    """Return the columns with the ``k`` most probable classes and their probabilities in place of all."""
+    """Return the columns with distributions replaced by the ``k`` most probable classes and their probabilities."""
     top = probs.float().topk(min(k, probs.shape[1]), dim=1)
     columns = columns.drop_columns([PROBS])
     for name, values in zip(TOP, (top.indices.int(), top.values), strict=True):

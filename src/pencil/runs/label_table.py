@@ -1,8 +1,7 @@
-"""The label table of a run as a type: ``labels.parquet``, one row per labelled example. Needs no torch.
+"""The label table of a run as a type: ``labels.parquet``, one row per labelled example. Does not import torch.
 
-`pencil labels` and the review page wait for this module, so it reads only the columns that are asked for, and avoids
-the calls with which Arrow imports pandas (`pencil.arrow_arrays`). The columns of a large table stay in its file
-until they are asked for, and so do those of rows that nobody asks for.
+`pencil labels` and the review page must start quickly, so this module reads only the requested columns and avoids Arrow
+calls that import pandas (`pencil.arrow_arrays`). Columns and rows of a large table are read from its file lazily.
 """
 
 import json
@@ -25,13 +24,12 @@ from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, 
 from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
 
 ROW_GROUP, VALUES = 2**20, 2**22
-"""Rows of a group in the file, Arrow's own number, and at most this many probabilities: while a group is written, it
-takes its own size once more."""
+"""Rows (Arrow's default) and maximum probabilities per row group; writing a group doubles its memory."""
 
 
 @dataclass(frozen=True)
 class CodedLabels:
-    """A column of labels as integer codes; ``names[code]`` is the label, and -1 is none."""
+    """A column of labels as integer codes; ``names[code]`` is the label, and -1 means no label."""
 
     codes: np.ndarray
     names: Sequence[Label]
@@ -45,11 +43,11 @@ class CodedLabels:
 
 
 class LabelTable:
-    """The labels of a run: what was given, what it was corrected to, and how confident the correction is.
+    """The labels of a run: the given label, the corrected label, and its confidence.
 
-    In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool; ``given`` is null where
-    annotators disagree, or there is no label. In multi-label data they are lists of class names, and ``changed`` counts
-    the entries of the row that changed.
+    In single-label data ``given`` and ``corrected`` are class names, and ``changed`` is a bool; ``given`` is null if
+    annotators disagree or there is no label. In multi-label data they are lists of class names, and ``changed`` is the
+    number of changed entries in the row.
 
     Parameters
     ----------
@@ -84,16 +82,15 @@ class LabelTable:
 
     @classmethod
     def read(cls, path: Path | str, columns: Iterable[str] | None = None) -> Self:
-        """Read a label table from a Parquet file, or from the folder of parts that several ranks have written.
-
-        Of a large table a column is read when it is asked for.
+        """Read a label table from a Parquet file, or from a folder of parts written by several ranks. Columns of a
+        large table are read lazily.
 
         Parameters
         ----------
         path : Path or str
             The file.
         columns : iterable of str, optional
-            The columns to read besides key, split and given; all by default.
+            The columns to read in addition to key, split and given; all by default.
 
         Raises
         ------
@@ -110,7 +107,7 @@ class LabelTable:
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
-        """Return the label table in a file or folder, of which every column is read when it is asked for."""
+        """Return the label table in a file or folder; every column is read lazily."""
         try:
             return cls(StoredRows(LabelFile(Path(path))))
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
@@ -118,7 +115,7 @@ class LabelTable:
 
     @cached_property
     def table(self) -> pa.Table:
-        """The Arrow table with all columns; of a large table it takes much memory."""
+        """The Arrow table with all columns; a large table needs a lot of memory."""
         assert self._stored is not None
         return self._stored.read(self.schema.names)
 
@@ -181,13 +178,13 @@ class LabelTable:
         return type(self)(self.table.take(positions(rows)))
 
     def slice(self, offset: int = 0, length: int | None = None) -> Self:
-        """Return ``length`` rows from ``offset`` on, without a copy."""
+        """Return ``length`` rows starting at ``offset``, without a copy."""
         if self._stored is not None:
             return type(self)(self._stored.slice(offset, length))
         return type(self)(self.table.slice(offset, length))
 
     def sort_by(self, sorting: Any) -> Self:
-        """Return the rows in another order, as :meth:`pyarrow.Table.sort_by` takes it."""
+        """Return the rows sorted, with the argument of :meth:`pyarrow.Table.sort_by`."""
         return type(self)(self.table.sort_by(sorting))
 
     def to_pylist(self) -> list[dict[str, Any]]:
@@ -200,7 +197,7 @@ class LabelTable:
         return self.table.to_pandas()
 
     def equals(self, other: "LabelTable") -> bool:
-        """Return whether all values are the same."""
+        """Return whether all values are equal."""
         return bool(self.table.equals(other.table))
 
     # Parts
@@ -212,24 +209,24 @@ class LabelTable:
 
     @cached_property
     def held_out(self) -> Self:
-        """The held-out rows: they have a label, and the network was not trained on them."""
+        """The held-out rows: labelled rows that the network was not trained on."""
         return self._of(pc.equal(self.splits, scalar("validation")))
 
     @cached_property
     def unlabelled(self) -> Self:
-        """The rows that came without a label: ``given`` is null, and ``corrected`` what the network predicts."""
+        """The rows without a given label: ``given`` is null, and ``corrected`` is the network's prediction."""
         return self._of(pc.equal(self.splits, scalar("unlabelled")))
 
     @property
     def is_unlabelled(self) -> np.ndarray:
-        """Which rows came without a label, as a mask."""
+        """Mask of the rows without a given label."""
         return numbers(pc.equal(self.splits, scalar("unlabelled"))) > 0
 
     def _of(self, mask: Any) -> Self:
         return self.filter(mask) if self._stored is not None else type(self)(self.table.filter(mask).combine_chunks())
 
     def by_issue(self) -> Self:
-        """Return all rows, the one whose given label is most probably wrong first."""
+        """Return all rows, sorted by decreasing issue score."""
         return self.take(np.argsort(-self.issue_score, kind="stable"))
 
     def to_fix(self, min_confidence: float = 0.0) -> Self:
@@ -238,17 +235,17 @@ class LabelTable:
         Parameters
         ----------
         min_confidence : float
-            Leave out rows that are less confident than this.
+            Minimum confidence of the rows.
         """
         chosen = self.confident(min_confidence)
         return chosen.take(np.flatnonzero(chosen.changed)).by_issue()
 
     def confident(self, min_confidence: float) -> Self:
-        """Return the rows that are at least this confident; those that were never judged are not."""
+        """Return the rows with at least this confidence, without rows that could not be read."""
         if min_confidence <= 0:
             return self
         sure = self.confidence.astype(np.float64) >= min_confidence
-        return self.take(np.flatnonzero(sure & ~self.never_met))
+        return self.take(np.flatnonzero(sure & ~self.unread))
 
     # Columns as arrays
 
@@ -259,48 +256,48 @@ class LabelTable:
 
     @cached_property
     def splits(self) -> Any:
-        """The split of each row, ``train``, ``validation`` or ``unlabelled``, as one Arrow array of strings."""
+        """The split of each row (``train``, ``validation`` or ``unlabelled``) as one Arrow array of strings."""
         column = one_chunk(self["split"])
         return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """The probability of the corrected class; for multi-label data of the least confident known entry."""
+        """The probability of the corrected class; for multi-label data, the lowest confidence of the known entries."""
         return numbers(self["confidence"])
 
     @cached_property
     def issue_score(self) -> np.ndarray:
-        """The probability that the given label is wrong; for multi-label data that at least one known entry is."""
+        """The probability that the given label, or a known entry of multi-label data, is wrong."""
         return numbers(self["issue_score"])
 
     @cached_property
     def given_probability(self) -> np.ndarray:
-        """The probability of the given class of single-label data; NaN where none is given."""
+        """The probability of the given class of single-label data; NaN if no class is given."""
         return numbers(self["given_probability"])
 
     @cached_property
-    def never_met(self) -> np.ndarray:
-        """Whether the input of a row with a given label could not be read, as a mask: nothing is known of the label."""
-        if "mean_margin" not in self.column_names:  # of entries it is not recorded
+    def unread(self) -> np.ndarray:
+        """Mask of the labelled rows whose input could not be read, so that their label was not judged."""
+        if "mean_margin" not in self.column_names:  # not recorded for entries
             return np.zeros(len(self), dtype=bool)
         unmet: np.ndarray = np.isnan(numbers(self["mean_margin"])) & ~np.isnan(self.given_probability) & ~self.pinned
         return unmet
 
     @cached_property
     def pinned(self) -> np.ndarray:
-        """Whether a label was pinned, as a mask; none was where there is no such column."""
+        """Mask of the pinned labels; all False if the column is missing."""
         if "pinned" not in self.column_names:
             return np.zeros(len(self), dtype=bool)
         return numbers(self["pinned"]) > 0
 
     @cached_property
     def changed(self) -> np.ndarray:
-        """Whether the corrected label of a row differs from the given one, as a mask."""
+        """Mask of the rows whose corrected label differs from the given label."""
         return self.changed_counts > 0
 
     @cached_property
     def changed_counts(self) -> np.ndarray:
-        """How many labels of each row changed: 0 or 1, or a number of entries of multi-label data."""
+        """Number of changed labels per row: 0 or 1, or the number of entries for multi-label data."""
         return numbers(self["changed"].cast(pa.int32()))
 
     @property
@@ -311,7 +308,7 @@ class LabelTable:
         return matrix(self[PROBS], len(self.classes))
 
     def _dense_probs(self) -> np.ndarray:
-        """The distributions of top-k labels: classes that are not among the most probable share the rest."""
+        """The distributions of top-k labels: the other classes share the remaining probability."""
         width, size = self.schema.field(TOP[0]).type.list_size, len(self.classes)
         places, kept = (matrix(self[name], width) for name in TOP)
         rest = (1 - kept.sum(axis=1, keepdims=True)).clip(min=0) / max(1, size - width)
@@ -321,7 +318,7 @@ class LabelTable:
 
     @property
     def given_probs(self) -> np.ndarray:
-        """The given probabilities of multi-label data, (rows, classes), NaN where unknown.
+        """The given probabilities of multi-label data, (rows, classes); NaN if unknown.
 
         Raises
         ------
@@ -334,7 +331,7 @@ class LabelTable:
 
     @property
     def given_labels(self) -> CodedLabels:
-        """The given labels as codes: positions of classes (-1 for none), or one for each set of classes that occurs."""
+        """The given labels as codes: class indices (-1 for none), or one code per distinct set of classes."""
         return self._coded[0]
 
     @property
@@ -358,10 +355,10 @@ class LabelTable:
         given, corrected = _code_sets(columns) if self.multilabel else _code_classes(columns, self.classes)
         return given, corrected
 
-    # Rows by name, and a person's decisions about them
+    # Rows by key and split, and a person's decisions about them
 
     def find_rows(self, wanted: Iterable[Where]) -> dict[Where, int]:
-        """Return the row of each (key, split) that the table has; no Python object is made for other rows."""
+        """Return the row index of each (key, split) in the table, without creating Python objects for other rows."""
         wanted = set(wanted)
         if not wanted or not self.num_rows:
             return {}
@@ -373,13 +370,13 @@ class LabelTable:
     def merge_decisions(self, decisions: Iterable[Decision]) -> "LabelTable":
         """Return the table with a person's labels as ``corrected``, confidence 1, and a column ``reviewed``.
 
-        Everything that follows from the label follows it: ``changed``, ``given_probability``, ``margin``, ``entropy``
-        and ``distribution``. An unknown class stays unknown unless the person put it into the set.
+        Columns that depend on the label are updated: ``changed``, ``given_probability``, ``margin``, ``entropy`` and
+        ``distribution``. An unknown class stays unknown unless the person added it to the set.
 
         Parameters
         ----------
         decisions : iterable of Decision
-            What `pencil.decisions.read_reviews` returns; decisions without a label (skip) change nothing.
+            The result of `pencil.decisions.read_reviews`; decisions without a label (skip) are ignored.
 
         Raises
         ------
@@ -392,7 +389,7 @@ class LabelTable:
 
 
 def _code_classes(columns: Sequence[Any], classes: Sequence[str]) -> list[CodedLabels]:
-    """Code single-label columns by the position of the class."""
+    """Encode single-label columns by class index."""
     code = {name: number for number, name in enumerate(classes)}
     coded = []
     for column in columns:
@@ -410,7 +407,7 @@ def _code_classes(columns: Sequence[Any], classes: Sequence[str]) -> list[CodedL
 
 
 def _code_sets(columns: Sequence[Any]) -> list[CodedLabels]:
-    """Code multi-label columns by the sets of classes that occur, the same for all columns."""
+    """Encode multi-label columns by the distinct sets of classes, with the same codes for all columns."""
     member_codes, members = _encode([column.flatten() for column in columns])
     texts = []
     for column, codes in zip(columns, member_codes, strict=True):
@@ -422,7 +419,7 @@ def _code_sets(columns: Sequence[Any]) -> list[CodedLabels]:
 
 
 def _encode(columns: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    """Return columns of text as numbers into one list of names, and that list."""
+    """Return text columns as indices into one list of names, and that list."""
     whole = pa.concat_arrays(columns).dictionary_encode()
     ends = np.cumsum([len(column) for column in columns]).tolist()
     parts = [whole.indices.slice(end - len(column), len(column)) for end, column in zip(ends, columns, strict=True)]

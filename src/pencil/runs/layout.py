@@ -1,18 +1,17 @@
-"""The layout of a run directory: its format version, the names of its files, and what state a directory is in.
+"""The layout of a run directory: its format version, the names of its files, and the state of a directory.
 
 recipe.toml         the resolved recipe; run it again with `pencil train recipe.toml`
 environment.json    format version of the directory, versions, machine, fingerprints of the data
-rows.parquet        the keys of all rows in the order they came, and the split of each
-encoder.safetensors what makes vectors of the rows of a table, where the network was trained on such rows
+rows.parquet        the keys of all rows in the original order, and the split of each
+encoder.safetensors the encoder of table rows as vectors, if the network was trained on a table
 metrics.jsonl       one line per epoch
-labels.parquet      every labelled row: given and corrected label, confidence, distribution; a folder with a part of
-                    each rank where labels were sharded
-model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
-manifest.json       the SHA-256 of every file above: of those before metrics.jsonl from the start, of all at the end
-summary.json        the results in numbers; written last, so a directory that has it is complete
+labels.parquet      every labelled row: given and corrected label, confidence, distribution; a folder with one part per
+rank if labels were sharded model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the
+best validation epoch manifest.json       the SHA-256 of every file above: files before metrics.jsonl from the start,
+all files at the end summary.json        the results in numbers; written last, so a directory with a summary is complete
 failure.json        why training failed; removed when it is resumed
-checkpoints/step-N  what `pencil resume` continues from, until the run is finished; checkpoints/finetune/step-N after
-                    the head, where the whole network is fine-tuned
+checkpoints/step-N  the state for `pencil resume`, until the run is finished; checkpoints/finetune/step-N while the
+                    whole network is fine-tuned after the head
 """
 
 import re
@@ -24,27 +23,27 @@ from pencil.files import read_json
 from pencil.runs.lock import NAME as LOCK
 
 FORMAT = 2
-"""The version of this layout. ``environment.json`` and ``summary.json`` hold it, and readers check it."""
+"""The version of this layout, stored in ``environment.json`` and ``summary.json`` and checked by readers."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 ENCODER, FAILURE = "encoder.safetensors", "failure.json"
 PART = re.compile(rf"{re.escape(LABELS)}/[^/]*\.parquet")
 """The name of a part of the label table in the manifest."""
 PARTS = ".labels.parquet.parts"
-"""Where ranks write their parts of the label table, until all are written."""
+"""Folder for the ranks' parts of the label table until all are written."""
 CHECKPOINTS, BEST = "checkpoints", "checkpoints/best.safetensors"
 FINETUNE = "finetune"
-"""The folder for checkpoints of the second stage, inside those of the first."""
+"""The folder for checkpoints of the second stage, inside the folder of the first stage."""
 WEIGHTS = {"last": MODEL, "best": BEST}
 FIRST = (RECIPE, ENVIRONMENT, ROWS)
-"""The files that are written before training; the manifest covers them from the start."""
+"""The files written before training, which the manifest covers from the start."""
 LISTED = (*FIRST, METRICS, LABELS, MODEL, BEST)
-"""The files that the manifest of a finished run covers, and :data:`ENCODER` where there is one."""
+"""The files that the manifest of a finished run covers, plus :data:`ENCODER` if there is one."""
 
 
 @dataclass(frozen=True)
 class FileStatus:
-    """Whether a file or a checkpoint is what was written; ``reason`` is empty if it is."""
+    """Whether a file or a checkpoint is intact; ``reason`` is empty if it is."""
 
     path: Path
     ok: bool
@@ -52,12 +51,12 @@ class FileStatus:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory holds a run, finished or not."""
+    """Return whether a directory contains a run, finished or not."""
     return _is_file(path / RECIPE)
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a directory holds a run that has begun and has no results yet."""
+    """Return whether a directory contains a run that has started and has no results yet."""
     return is_run(path) and not _is_file(path / SUMMARY)
 
 
@@ -67,13 +66,13 @@ def has_encoder(path: Path) -> bool:
 
 
 def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
-    """Return the files that this run was begun with: those it has, or has to have by its manifest."""
+    """Return the files that this run started with: the files that exist or that its manifest lists."""
     listed = isinstance(manifest, dict) and ENCODER in manifest
     return (*FIRST, ENCODER) if listed or has_encoder(path) else FIRST
 
 
 def listed_files(path: Path, manifest: object = None) -> tuple[str, ...]:
-    """Return the files that the manifest of this finished run covers: those it has, or has to have by its manifest."""
+    """Return the files that a finished run must have: the files that exist or that its manifest lists."""
     names = [*first_files(path, manifest), *(name for name in LISTED if name not in FIRST)]
     parts = set(manifest) if isinstance(manifest, dict) else set()
     if (path / LABELS).is_dir():
@@ -88,15 +87,15 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except PermissionError as error:
-        raise RunError(f"cannot read {path}: {error.strerror}; fix the access to it.") from error
-    except OSError:  # a name that is too long
+        raise RunError(f"cannot read {path}: {error.strerror}; check its permissions.") from error
+    except OSError:  # the name is too long
         return False
 
 
 def is_empty(path: Path) -> bool:
-    """Return whether a directory holds nothing, or only what a process leaves whose run could not begin.
+    """Return whether a directory is empty, or only contains the leftovers of a run that could not start.
 
-    That process was killed, and its lock is left, or it could not write all of the first files.
+    Its process was killed and left its lock, or could not write all of the first files.
     """
     if not path.is_dir():
         return not path.exists()
@@ -109,8 +108,8 @@ def is_empty(path: Path) -> bool:
 
 
 def _began(path: Path, names: list[str]) -> bool:
-    """Return whether the files in a directory are the first ones of a run: no user's folder is taken for it."""
-    if ENVIRONMENT not in names:  # which is written right after the folder for checkpoints
+    """Return whether the files in a directory are the first files of a run, and not a user's own files."""
+    if ENVIRONMENT not in names:  # written right after the folder for checkpoints
         folder = path / CHECKPOINTS
         return names == [CHECKPOINTS] and folder.is_dir() and not any(folder.iterdir())
     try:
@@ -129,7 +128,7 @@ def free_path(parent: Path, name: str) -> Path:
 
 
 def unfinished_path(parent: Path, name: str) -> Path:
-    """Return the last of ``name``, ``name-2``, ... whose run was stopped or could not begin; a new path without one."""
+    """Return the last of ``name``, ``name-2``, ... whose run is unfinished or could not start; else a new path."""
     number, found = 1, None
     while (candidate := parent / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1

@@ -1,4 +1,4 @@
-"""What processes left in a run directory: only the holder of its lock removes it, and never through a link."""
+"""Removes what processes left in a run directory: only under its lock, and never through a symbolic link."""
 
 import re
 import warnings
@@ -16,19 +16,19 @@ FOLDERS = (CHECKPOINTS, f"{CHECKPOINTS}/{FINETUNE}")
 
 
 def checkpoints_of(path: Path, keep: int = 2, stage: str = "") -> "Checkpoints":
-    """Return the checkpoints of the run in this directory, or those of its second stage. This imports torch."""
+    """Return the checkpoints of a run, or of its second stage. This imports torch."""
     from pencil.runs.checkpoints import Checkpoints
 
     return Checkpoints(path / CHECKPOINTS / stage, keep, path)
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes left half-written in a run directory.
+    """Remove incomplete files of killed processes from a run directory.
 
     Raises
     ------
     RunError
-        If the folder for checkpoints, or the one in it for fine-tuning, is a symbolic link.
+        If the folder for checkpoints, or its subfolder for fine-tuning, is a symbolic link.
     """
     for name in FOLDERS:
         refuse_links(path / name, path)
@@ -40,19 +40,19 @@ def clear_leftovers(path: Path) -> None:
 
 
 def remove_checkpoints(path: Path) -> None:
-    """Remove the checkpoints of a finished run, whole or not; one that cannot be removed is a warning."""
+    """Remove the checkpoints of a finished run, complete or not; warn if one cannot be removed."""
     for left in left_checkpoints(path):
         refuse_links(left.parent, path)
         try:
             remove(left)
         except OSError as error:
             warnings.warn(
-                f"cannot remove {left}, which nothing needs: {error.strerror or error}; remove it by hand.",
+                f"cannot remove {left}, which is no longer needed: {error.strerror or error}; remove it by hand.",
                 stacklevel=3,
             )
 
 
 def left_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints in a run directory, whole or not."""
+    """Return the checkpoints in a run directory, complete or not."""
     found = [left for name in FOLDERS for left in (path / name).glob("*step-*")]
     return sorted(left for left in found if CHECKPOINT.fullmatch(left.name))

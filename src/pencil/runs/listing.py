@@ -1,4 +1,4 @@
-"""The runs in a folder, each in a few words. Needs no torch."""
+"""The runs in a folder, each summarised. Does not import torch."""
 
 import os
 import time
@@ -13,14 +13,14 @@ from pencil.runs.layout import METRICS, RECIPE, SUMMARY, is_run, is_unfinished
 from pencil.runs.summary import Summary
 
 DEPTH = 3
-"""Runs are searched this many folders deep: `runs/demo/auto` is two."""
+"""Maximum folder depth to search for runs: `runs/demo/auto` is two."""
 
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run: its state, when something was last written to it, its method, and its summary once it has finished.
+    """A run: its state, the time of the last write, its method, and its summary once it has finished.
 
-    ``reason`` says why a run has failed or cannot be read. ``epochs`` are those that are done.
+    ``reason`` says why a run has failed or cannot be read. ``epochs`` is the number of finished epochs.
     """
 
     path: Path
@@ -33,11 +33,11 @@ class ListedRun:
 
     @property
     def age(self) -> float:
-        """Seconds since something was last written."""
+        """Seconds since the last write."""
         return max(0.0, time.time() - self.written)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data as ``pencil runs --json`` prints it, without what is not known."""
+        """Return plain data as ``pencil runs --json`` prints it, without unknown values."""
         known = {"method": self.method, "reason": self.reason, "epochs": self.epochs}
         tree = {"path": str(self.path), "state": self.state, "age_seconds": round(self.age)}
         tree |= {name: value for name, value in known.items() if value}
@@ -45,14 +45,14 @@ class ListedRun:
 
 
 def list_runs(folder: Path) -> list[ListedRun]:
-    """Return the runs in a folder, or the folder itself if it is a run, the last one first."""
+    """Return the runs in a folder, or the folder itself if it is a run, newest first."""
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}; name the folder that holds your runs: `pencil runs FOLDER`.")
+        raise RunError(f"folder {folder} does not exist; name the folder of your runs: `pencil runs FOLDER`.")
     return sorted(map(describe_run, _find_runs(folder, DEPTH)), key=lambda run: -run.written)
 
 
 def describe_run(path: Path) -> ListedRun:
-    """Return the state of a run, finished or not; what is damaged is a state too."""
+    """Return the state of a run: finished, unfinished or damaged."""
     written = max(_time(path / name) for name in (RECIPE, METRICS, SUMMARY))
     try:
         reader = RunReader(path, finished=False)
@@ -77,7 +77,7 @@ def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
     try:
         with os.scandir(folder) as entries:
             inner = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except OSError:  # a folder that may not be read holds no run of ours
+    except OSError:  # skip unreadable folders
         return
     for name in inner:
         yield from _find_runs(folder / name, depth - 1)

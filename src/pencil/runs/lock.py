@@ -1,4 +1,4 @@
-"""One writer per run directory: a lock that the system releases when its holder dies, however it dies."""
+"""One writer per run directory: a lock that the operating system releases when its holder dies."""
 
 import errno
 import json
@@ -16,20 +16,20 @@ from pencil.files import refuse_links
 
 NAME, TRIES = ".lock", 1000
 BUSY = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
-UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # as on some network file systems
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # on some network file systems
 
 if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, 2**20, os.SEEK_SET)  # past the content, which others must be able to read
+        os.lseek(descriptor, 2**20, os.SEEK_SET)  # beyond the content, which others must be able to read
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
 
-    # flock and not lockf: what lockf locks is free again once this process closes any descriptor of the file (it may
-    # copy the directory), and does not exclude a second RunLock in the same process. But a forked child shares a
-    # flock, and a data worker that outlives its killed trainer would keep holding it; so each child releases it.
+    # flock, not lockf: a lockf lock is released once this process closes any descriptor of the file (it may
+    # copy the directory), and does not exclude a second RunLock in the same process. However, a forked child shares a
+    # flock, and a data worker that outlives its killed trainer would keep holding it, so each child releases it.
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -37,16 +37,16 @@ else:
 
 
 class InUseError(RunError):
-    """Another process writes to the run directory."""
+    """Another process is writing to the run directory."""
 
 
 class RunLock:
-    """A context manager in which no other process writes to a run directory, which is made if it is missing.
+    """Context manager that excludes other writers from a run directory, which is created if missing.
 
     Attributes
     ----------
     stale : dict or None
-        Who held the lock and died without releasing it, as far as known; None if nobody did.
+        The previous holder, if it died without releasing the lock; otherwise None.
     """
 
     def __init__(self, path: Path):
@@ -68,17 +68,17 @@ class RunLock:
             raise
         except OSError as error:
             raise RunError(
-                f"cannot lock {self.path / NAME}: {error.strerror or error}; expected a directory that can be written "
-                "to; fix the access, or choose another --out."
+                f"cannot lock {self.path / NAME}: {error.strerror or error}; expected a writable directory; check "
+                "its permissions, or choose another --out."
             ) from error
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._descriptor is None:  # in a forked child, whose parent still holds it
+        if self._descriptor is None:  # in a forked child; the parent still holds the lock
             return
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
-        with suppress(OSError):  # the lock counts, not the file; Windows cannot remove it while it is open
+        with suppress(OSError):  # only the lock matters, not the file; Windows cannot remove an open file
             if _is_at(descriptor, self.path / NAME):
                 (self.path / NAME).unlink()
         os.close(descriptor)
@@ -87,14 +87,14 @@ class RunLock:
                 (self.path / NAME).unlink()
 
     def _acquire(self) -> int:
-        """Return the locked file. Its last holder may remove it after we opened it; then we try again."""
+        """Return the locked file. Retry if its last holder removes it after we opened it."""
         refuse_links(self.path)
         for left in reversed(range(TRIES)):
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-                # A link is not followed: its target would be overwritten.
+                # Do not follow a link, because its target would be overwritten.
                 descriptor = os.open(self.path / NAME, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
-            except FileNotFoundError:  # a process whose run was refused has removed the directory that it had made
+            except FileNotFoundError:  # another process whose run failed to start has removed the directory it created
                 if left:
                     continue
                 raise
@@ -117,19 +117,21 @@ class RunLock:
                 who = _read(descriptor) or {}
                 holder = f"process {who.get('pid', '?')} on {who.get('host', '?')} since {who.get('started', '?')}"
                 raise InUseError(
-                    f"{self.path} is in use by {holder}; two processes must not write to one run directory; wait for "
-                    "it, or choose another --out."
+                    f"{self.path} is in use by {holder}; only one process may write to a run directory; wait for it, "
+                    "or choose another --out."
                 ) from error
             if error.errno not in UNSUPPORTED:
                 raise
-            warnings.warn(f"{self.path} cannot be locked: {error.strerror}; start no second run in it.", stacklevel=4)
+            warnings.warn(
+                f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.", stacklevel=4
+            )
 
 
 _held: set[RunLock] = set()
 
 
 def _release_in_child() -> None:
-    """Close the copies of a forked child, which does not unlock the parent's."""
+    """Close the descriptors in a forked child without unlocking the parent's lock."""
     for lock in _held:
         if lock._descriptor is not None:
             os.close(lock._descriptor)
@@ -138,7 +140,7 @@ def _release_in_child() -> None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether this open file has that name; on Windows it has: nobody can remove it while it is open."""
+    """Return whether this open file still has that name; always True on Windows, where open files cannot be removed."""
     try:
         return sys.platform == "win32" or os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:
@@ -146,7 +148,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 
 def _read(descriptor: int) -> dict[str, Any] | None:
-    """Return what the holder wrote; None if nothing is written, {} if it cannot be understood."""
+    """Return what the holder wrote; None if the file is empty, {} if it cannot be parsed."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     text = os.read(descriptor, 4096)
     if not text:

@@ -1,4 +1,4 @@
-"""Whether the files of a run are those that were written: their digests against the manifest."""
+"""Checks the files of a run against the digests in its manifest."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pencil.runs.leftovers import checkpoints_of
 
 
 def check_first_files(path: Path) -> None:
-    """Raise DamagedError if recipe, environment or rows of a run are not what was written when it began."""
+    """Raise DamagedError if the recipe, environment or rows of a run were modified after it started."""
     try:
         expected = read_json(path / MANIFEST)
         names = first_files(path, expected)
@@ -35,30 +35,32 @@ def check_first_files(path: Path) -> None:
     for name in names:
         if not isinstance(expected, dict) or found[name] != expected.get(name):
             raise DamagedError(
-                f"{path / name} was changed after the run began (its SHA-256 differs from {MANIFEST}); restore it, or "
-                "train again in another directory."
+                f"{path / name} was modified after the run started (its SHA-256 differs from {MANIFEST}); restore "
+                "it, or train again in another directory."
             )
 
 
 def verify(path: Path) -> list[FileStatus]:
-    """Return the status of every file of a finished run, and of every checkpoint of one that is not finished.
+    """Return the status of every file of a finished run, or of every checkpoint of an unfinished run.
 
-    The newest checkpoint comes first: those of fine-tuning before those of the head.
+    The newest checkpoint comes first; checkpoints of fine-tuning come before checkpoints of the head.
     """
     if not is_run(path):
-        raise RunError(f"{path} is not a run directory (it has no {RECIPE}); name one that `pencil train` made.")
+        raise RunError(
+            f"{path} is not a run directory (it has no {RECIPE}); name a directory that `pencil train` wrote."
+        )
     statuses = [status for stage in (FINETUNE, "") for status in checkpoints_of(path, stage=stage).verify()]
     try:
         RunReader(path, finished=False)
     except DamagedError as error:
-        if is_unfinished(path):  # else the manifest has its digest
+        if is_unfinished(path):  # otherwise the manifest has its digest
             statuses.append(FileStatus(path / ENVIRONMENT, False, str(error)))
     if is_unfinished(path):
         return [*statuses, *_first_statuses(path)]
     try:
         _ = RunReader(path).summary
     except DamagedError:
-        pass  # in environment.json, whose digest the manifest has
+        pass  # environment.json contains it, and the manifest has the digest of environment.json
     except RunError as error:
         statuses.append(FileStatus(path / SUMMARY, False, str(error)))
     try:
@@ -72,14 +74,14 @@ def verify(path: Path) -> list[FileStatus]:
 
 
 def _compare(file: Path, expected: Any) -> FileStatus:
-    """Return whether a file has the digest that the manifest has."""
+    """Return whether the digest of a file matches the manifest."""
     try:
         same = digest(file) == expected
     except FileNotFoundError:
         return FileStatus(file, False, "it is missing")
     except OSError as error:
         return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
-    return FileStatus(file, same, "" if same else f"it is not what was written: its SHA-256 differs from {MANIFEST}")
+    return FileStatus(file, same, "" if same else f"it was modified: its SHA-256 differs from {MANIFEST}")
 
 
 def _first_statuses(path: Path) -> list[FileStatus]:

@@ -19,7 +19,7 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
     rows = labels.find_rows(chosen)
     for key, split in chosen.keys() - rows.keys():
         raise RunError(
-            f"a review is about {key!r} ({split}), which the label table does not have; expected reviews of this run."
+            f"a review names {key!r} ({split}), which is not in the label table; expected reviews of this run."
         )
     reviewed = np.zeros(labels.num_rows, dtype=bool)
     reviewed[list(rows.values())] = True
@@ -61,7 +61,7 @@ def _chosen_probs(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -
     places, kept = (matrix(labels[name], width).copy() for name in TOP)
     chosen = present.argmax(axis=1)
     found = places[picked] == chosen[:, None]
-    place = found.argmax(axis=1)  # the first where the class is not among the most probable
+    place = found.argmax(axis=1)  # the first column if the class is not among the most probable
     kept[picked] = 0.0
     kept[picked, place], places[picked, place] = 1.0, chosen
     return {

@@ -1,6 +1,7 @@
-"""A run in a notebook: a line as text, and a small page with the verdict, three numbers and the first rows to fix.
+"""A run in a notebook: one line of text, and a small HTML page with the verdict, three numbers and the first rows to
+fix.
 
-The page has no scripts and needs no other file. Names, keys and cells may come from anybody, so all are escaped.
+The page has no scripts and loads no other files. Names, keys and cells may be untrusted, so all are escaped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ from pencil.terminal import shorten
 FIRST = 6
 """Rows to fix on the page."""
 NAME, WORDS = 40, 120
-"""Characters of a name, and of a row's content, on the page."""
+"""Maximum characters of a name, and of a row's content, on the page."""
 CELL = "text-align:left;padding:2px 12px 2px 0"
 COLOURS = {"reliable": "#1a7f37", "doubtful": "#9a6700"}
-"""Of the verdict; every other one is red."""
+"""Colours of the verdict; any other verdict is red."""
 
 
 def describe_run(kind: str, summary: Summary, path: Path | None) -> str:
-    """Return a run in one line."""
+    """Return a one-line description of a run."""
     place = "" if path is None else f", {shorten(str(path), NAME)!r}"
     return f"{kind}({summary.describe()}{place})"
 
@@ -38,7 +39,7 @@ def first_to_fix(labels: LabelTable) -> LabelTable:
 
 
 def show_first(labels: LabelTable, splits: Splits) -> dict[Where, Shown]:
-    """Return the inputs of the first rows to fix, as a page shows them; rows that cannot be read are left out."""
+    """Return the inputs of the first rows to fix for display, without rows that cannot be read."""
     rows, found = first_to_fix(labels), dict[Where, Shown]()
     for split in ("train", "validation"):
         part: Examples | None = getattr(splits, split)
@@ -69,12 +70,12 @@ def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown])
 
 
 def three_numbers(summary: Summary) -> list[tuple[str, str]]:
-    """Return the name and the value of three numbers: labels that changed, labels that are wrong, and the score."""
+    """Return the names and values of three numbers: changed labels, wrong labels and the score."""
     labels, rate = summary.labels, summary.noise_rate
     kind = "mAP" if summary.data.multilabel else "accuracy"
-    scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind}, by noisy labels"))
-    score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "not known"))
-    wrong = "not known" if rate is None else str(rate)
+    scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind} (noisy labels)"))
+    score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "unknown"))
+    wrong = "unknown" if rate is None else str(rate)
     return [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}"), ("estimated wrong", wrong), score]
 
 
@@ -82,7 +83,7 @@ def _rows(rows: LabelTable, shown: Mapping[Where, Shown]) -> str:
     cells = [
         "".join(f'<td style="{CELL}">{cell}</td>' for cell in _cells(rows, row, shown)) for row in range(len(rows))
     ]
-    head = "".join(f'<th style="{CELL}">{name}</th>' for name in ("row", "", "given", "corrected", "sure"))
+    head = "".join(f'<th style="{CELL}">{name}</th>' for name in ("row", "", "given", "corrected", "confidence"))
     lines = "".join(f"<tr>{line}</tr>" for line in cells)
     return f"<p>The first labels to fix:</p><table><tr>{head}</tr>{lines}</table>"
 
@@ -98,7 +99,7 @@ def _label(label: object) -> str:
 
 
 def _content(shown: Shown | None) -> str:
-    """An input as a picture, as words, or as the cells of a table."""
+    """An input as an image, as text, or as the cells of a table."""
     if shown is None:
         return ""
     if shown.picture:

@@ -1,4 +1,4 @@
-"""Inputs as a page shows them: small images inside the page, vectors by their first numbers, tables by their cells."""
+"""Inputs for display on a page: embedded small images, the first numbers of vectors, the cells of table rows."""
 
 import base64
 import io
@@ -18,15 +18,15 @@ from pencil.errors import DataError
 
 SIDE = 96
 COARSE = 48
-"""Images with no side longer than this are enlarged with hard edges, so that their pixels are visible."""
+"""Images whose sides are at most this long are enlarged without smoothing, so that their pixels are visible."""
 NUMBERS = 6
 CELLS = 8
-"""Cells of a row that are shown."""
+"""Maximum cells shown per row."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """An input on the page: a picture as a data URL, words, or the cells of a table."""
+    """An input on the page: an image as a data URL, text, or the cells of a table."""
 
     picture: str = ""
     coarse: bool = False
@@ -36,7 +36,7 @@ class Shown:
 
 
 def show_rows(examples: Examples, places: Mapping[str, int]) -> dict[str, Shown | None]:
-    """Return the inputs of the examples at these places by key; None for one that cannot be read."""
+    """Return the inputs of the examples at these positions by key; None for an unreadable input."""
     records = examples.inputs.records
     if records is None:
         return {key: show_row(examples.inputs, int(examples.rows[place])) for key, place in places.items()}
@@ -50,7 +50,7 @@ def show_rows(examples: Examples, places: Mapping[str, int]) -> dict[str, Shown 
 
 
 def show_row(inputs: Inputs, row: int) -> Shown | None:
-    """Return a row as a picture or as numbers; None where it cannot be read."""
+    """Return a row as an image or as numbers; None if it cannot be read."""
     try:
         picture = inputs.picture(row, side=2 * SIDE)
         return show_values(inputs.raw(torch.tensor([row])).values[0]) if picture is None else _picture(picture)
@@ -59,7 +59,7 @@ def show_row(inputs: Inputs, row: int) -> Shown | None:
 
 
 def show_values(values: Tensor) -> Shown:
-    """Show values of the shape of an image as one, floats from the darkest to the lightest; others as numbers."""
+    """Show image-shaped values as an image (floats scaled from the minimum to the maximum), other values as numbers."""
     if values.ndim == 3 and values.shape[0] in (1, 3, 4) and min(values.shape[1:]) > 1:
         pixels = values[:3].detach().cpu()
         if pixels.dtype != torch.uint8:
@@ -78,7 +78,7 @@ def _picture(pixels: np.ndarray) -> Shown:
     image = Image.fromarray(pixels)
     coarse = max(image.size) <= COARSE
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
-    image = Image.fromarray(np.asarray(image))  # pixels alone: no profile, comment or location
+    image = Image.fromarray(np.asarray(image))  # only the pixels: no profile, comment or location
     content = io.BytesIO()
     kind = "png" if coarse else "jpeg"
     if coarse:

@@ -1,4 +1,4 @@
-"""The results of training as what a run directory holds: label table, row table, summary and environment."""
+"""Turns the results of training into the files of a run directory: label table, row table, summary, environment."""
 
 import json
 import platform
@@ -34,7 +34,7 @@ from pencil.training.metrics import SCORES, correct_entries
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """What training says about the given labels of some rows: issue scores, and dynamics."""
+    """The evidence of training about the given labels of some rows: issue scores and dynamics."""
 
     issue_scores: Tensor
     dynamics: Evidence | EntryEvidence
@@ -57,7 +57,7 @@ def build_label_table(
     unlabelled_probs: Tensor | None = None,
     order: Any = None,
 ) -> LabelTable:
-    """Return the labels of every training and held-out row, and of the rows that came without a label.
+    """Return the labels of every training and held-out row, and of the unlabelled rows.
 
     Parameters
     ----------
@@ -66,9 +66,10 @@ def build_label_table(
     label_probs : Tensor
         The label distributions of the training rows, (rows, classes).
     validation_probs : Tensor or None
-        Those of the held-out rows.
+        The label distributions of the held-out rows.
     evidence : tuple
-        The evidence about training and held-out rows; without it issue scores follow from the label distributions.
+        The evidence about training and held-out rows; without it, issue scores are computed from the label
+        distributions.
     unlabelled_probs : Tensor, optional
         Class probabilities of the unlabelled rows.
     order : array of keys, optional
@@ -88,7 +89,7 @@ def build_label_table(
 
 
 def _in_order(table: pa.Table, places: np.ndarray) -> pa.Table:
-    """Return the rows at these places. A column with a number for each class is written once: Arrow copies it twice."""
+    """Return the rows at these positions; wide columns are copied once, where Arrow would copy them twice."""
     wide = [name for name in table.column_names if name in WIDE]
     ordered = table.drop_columns(wide).take(pa.array(places))
     row_of = np.argsort(places)
@@ -103,14 +104,14 @@ def _in_order(table: pa.Table, places: np.ndarray) -> pa.Table:
 
 
 def table_order(parts: Sequence[Examples], unlabelled: Examples | None, order: Any) -> np.ndarray | None:
-    """Return the rows of all parts, one after the other, in the order of the label table; None for as they are.
+    """Return the order of the concatenated parts in the label table; None if the order is unchanged.
 
     Parameters
     ----------
     parts : sequence of Examples
-        Training rows, and held-out and unlabelled rows where there are any.
+        Training rows, and held-out and unlabelled rows if there are any.
     unlabelled : Examples or None
-        The last part, if it is that of unlabelled rows.
+        The last part, if it contains the unlabelled rows.
     order : array of keys, or None
         The order of unlabelled rows among the others; without it they come last.
     """
@@ -127,7 +128,7 @@ def table_order(parts: Sequence[Examples], unlabelled: Examples | None, order: A
 
 
 def other_parts(splits: Splits, validation_probs: Tensor | None, unlabelled_probs: Tensor | None) -> list[Examples]:
-    """Return the held-out and the unlabelled rows, where there are any and their labels are known."""
+    """Return the held-out and the unlabelled rows, if there are any and their labels are known."""
     pairs = ((splits.validation, validation_probs), (splits.unlabelled, unlabelled_probs))
     return [part for part, probs in pairs if part is not None and probs is not None]
 
@@ -138,9 +139,9 @@ def with_classes(table: pa.Table, classes: Sequence[str]) -> pa.Table:
 
 
 def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
-    """Return the keys of the loaded rows in their order, and the split of each.
+    """Return the keys of the loaded rows in order, and the split of each.
 
-    It is train, validation, unlabelled or unused.
+    The split is train, validation, unlabelled or unused.
     """
     parts = [part for part in (loaded.train, loaded.unlabelled) if part is not None]
     in_order = torch.cat([part.rows for part in parts]).argsort(stable=True).numpy()
@@ -167,13 +168,13 @@ def summarize(
     splits : Splits
         The rows that were trained and tested on.
     outcome : Outcome
-        What training returned.
+        The outcome of training.
     recipe : Recipe
         The resolved recipe.
     noise_rate : float or None
-        The fraction of labels that the recipe made wrong on purpose.
+        The fraction of labels corrupted by injected noise.
     world : World
-        The ranks that have the results of some rows each; they call this together.
+        The ranks, each of which holds the results of some rows; all ranks must call this function.
     """
     train, records = splits.train, outcome.records
     totals = None if train.multilabel else count_rows(train, outcome.train_rows())
@@ -210,9 +211,9 @@ def summarize(
 
 
 def _findings(outcome: Outcome) -> dict[str, Any]:
-    """The noise rate, rounded as every text shows it, and what the method found; evidence of the verdict is left out.
+    """The noise rate, rounded as in every text, and the findings of the method, without the evidence for the verdict.
 
-    A run has one noise rate: the limit that the network alone supports would look like another.
+    A run has one noise rate; the limit supported by the network alone could be mistaken for a second one.
     """
     judgement, noise = outcome.judgement, outcome.judgement.noise
     rate = {"estimate": round(noise.rate, 3), "low": round(noise.low, 3), "high": round(noise.high, 3)}
@@ -227,9 +228,9 @@ def summarize_labels(
     held_out_probs: Tensor | None = None,
     totals: RowTotals | None = None,
 ) -> LabelSummary:
-    """Count the labels that changed, and those that are right before and after where clean labels are known.
+    """Count the changed labels and, if clean labels are known, the labels that are right before and after.
 
-    ``totals`` are those of the training rows of single-label data, where they are known already.
+    ``totals`` are the totals of the training rows of single-label data, if already known.
     """
     if totals is None and not train.multilabel:
         totals = RowTotals.nothing(train.num_classes).added(train, label_probs, label_probs)
@@ -253,7 +254,7 @@ def summarize_labels(
 def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals: RowTotals | None) -> dict[str, Any]:
     """Count the labels of training and held-out rows, in this order, that changed or are undecided.
 
-    ``totals`` are those of the training rows of single-label data, of which no rank may have all.
+    ``totals`` are the totals of the training rows of single-label data, because a rank may hold only some of the rows.
     """
     found: dict[str, Any] = {"undecided": 0, "undecided_changed": 0}
     for held_out, (examples, probs) in enumerate(parts):
@@ -279,21 +280,22 @@ def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals
 
 
 def input_type(inputs: Inputs) -> Literal["uint8", "float"]:
-    """Return ``uint8`` for images, which are divided by 255, and ``float`` for numbers, which are not."""
+    """Return ``uint8`` for images, which are divided by 255, and ``float`` for numbers, which are not scaled."""
     return "uint8" if inputs.dtype == torch.uint8 else "float"
 
 
 def describe_environment(
     fingerprints: Mapping[str, str], weights: dict[str, str] | None = None, trial: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a result may depend on besides the recipe.
+    """Return everything besides the recipe that a result may depend on.
 
     Parameters
     ----------
     fingerprints : mapping
-        A digest of keys and labels for each split as loaded (before noise and split), and of the reviewed labels.
+        A digest of the keys and labels of each split as loaded (before noise and splitting), and of the reviewed
+        labels.
     weights : dict, optional
-        Where the first weights came from.
+        The source of the initial weights.
     trial : dict, optional
         The accuracies by which the network was chosen.
     """
@@ -325,7 +327,7 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
         assert isinstance(evidence.dynamics, Evidence)
         dynamics, issues = evidence.dynamics, evidence.issue_scores
     reading = read_labels(label_probs, examples.given_labels)
-    unmet = reading.undecided | (dynamics.visits == 0)  # an input that could not be read was never met
+    unmet = reading.undecided | (dynamics.visits == 0)  # zero visits: the input could not be read
     names = pa.array(examples.classes)
 
     def named(labels: Tensor) -> pa.DictionaryArray:
@@ -353,10 +355,10 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
 
 
 def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
-    """Return the columns of rows that came without a label, in the form of those of the other rows."""
+    """Return the columns of unlabelled rows, in the same format as the other rows."""
     unknown = torch.full((len(examples),), torch.nan)
-    never_met = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
-    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), never_met))
+    no_evidence = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
+    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), no_evidence))
     if "candidates" in like.names:
         nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
         columns = columns.append_column("candidates", _present(nothing, examples.classes))
@@ -366,7 +368,7 @@ def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa
 
 
 def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence: RowEvidence | None) -> pa.Table:
-    """Return the columns of multi-label data: the classes present as given and as corrected, and all probabilities."""
+    """Return the columns of multi-label data: given classes, corrected classes and all probabilities."""
     entries = read_entries(label_probs, examples.given_labels)
     confidence = entries.confidence.where(entries.known, torch.inf)
     issues = _entry_issues(entries, label_probs) if evidence is None else evidence.issue_scores
@@ -386,13 +388,13 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
 
 
 def _entry_issues(entries: EntryReading, label_probs: Tensor) -> Tensor:
-    """Return issue scores by the label probabilities alone."""
+    """Return issue scores computed from the label probabilities alone."""
     wrong = torch.where(entries.given, 1 - label_probs, label_probs)
     return row_issue_scores(wrong.where(entries.known, torch.zeros_like(wrong)))
 
 
 def _without_pinned(scores: Tensor, examples: Examples) -> Tensor:
-    """A reviewed label is no issue."""
+    """Set the issue score of reviewed labels to 0."""
     return scores if examples.pinned is None else scores.masked_fill(examples.pinned, 0.0)
 
 
@@ -404,12 +406,12 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
 
 
 def _pinned(examples: Examples) -> dict[str, Any]:
-    """Return one more column if some labels are reviewed ones."""
+    """Return an additional column if some labels are reviewed."""
     return {} if examples.pinned is None else {"pinned": examples.pinned.numpy()}
 
 
 def _candidates(examples: Examples, undecided: Tensor) -> dict[str, Any]:
-    """Return one more column if labels were given as distributions: the classes that tie in undecided rows."""
+    """Return an additional column if labels were given as distributions: the tied classes of undecided rows."""
     if examples.given_labels.ndim == 1:
         return {}
     return {"candidates": _present(most_probable(examples.given_labels) & undecided[:, None], examples.classes)}

@@ -1,4 +1,4 @@
-"""What a stopped run was, and how training returns there: the same recipe, the same rows, the trainer's state."""
+"""Restores an interrupted run: checks that recipe and rows are the same, and loads the trainer's state."""
 
 import warnings
 from collections.abc import Mapping
@@ -38,27 +38,29 @@ DERIVED_KEYS = (
     "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
     "data.columns.key", "data.columns.numbering",
 )  # fmt: skip
-"""Keys that a run fills in where the recipe leaves them open."""
+"""Keys that a run fills in if the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{role}" for role in ("numbers", "categories", "text", "vectors"))
 """Keys to which a run adds names."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
 
 
 BIT_KEYS = ("pencil", "python", "torch", "numpy", "processor", "gpu", "threads")
-"""What may move the last bits of a result, as ``environment.json`` names it."""
+"""Keys of ``environment.json`` that may affect the last bits of a result."""
 
 
 def check_unchanged(path: Path) -> None:
-    """Raise DamagedError if a file that the run began with was changed; warn of another machine or other versions."""
+    """Raise DamagedError if an initial file of the run was modified; warn about a different machine or versions."""
     check_first_files(path)
     stored, now = RunReader(path, finished=False).environment, describe_environment({})
-    other = [f"{key} is {now[key]!r}, it was {stored.get(key)!r}" for key in BIT_KEYS if now[key] != stored.get(key)]
+    other = [
+        f"{key} is {now[key]!r} (previously {stored.get(key)!r})" for key in BIT_KEYS if now[key] != stored.get(key)
+    ]
     if other:
         warnings.warn(f"the result may differ in its last bits: {'; '.join(other)}", stacklevel=3)
 
 
 def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
-    """Return the stored recipe with those of the free keys that ``expected`` sets."""
+    """Return the stored recipe with the free keys taken from ``expected``."""
     for section, keys in FREE_KEYS.items():
         now, before = getattr(expected, section), getattr(stored, section)
         changes = {key: getattr(now, key) for key in keys if key in now.model_fields_set}
@@ -67,7 +69,7 @@ def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
 
 
 def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
-    """Raise RecipeError with every key in which the recipes differ, except free, descriptive and derived ones."""
+    """Raise RecipeError listing every key in which the recipes differ, except free, descriptive and derived keys."""
     now, before = flatten(expected.model_dump(mode="json")), flatten(stored.model_dump(mode="json"))
     free = (*DESCRIPTIVE_KEYS, *(f"{section}.{key}" for section, keys in FREE_KEYS.items() for key in keys))
     different = [
@@ -79,8 +81,10 @@ def check_same_recipe(path: Path, stored: Recipe, expected: Recipe) -> None:
         and not (key in COMPLETED_KEYS and set(as_names(now.get(key))) <= set(as_names(before.get(key))))
     ]
     if different:
-        lines = "".join(f"\n  {key} is {now.get(key)!r}; it was {before.get(key)!r}" for key in different)
-        raise RecipeError(f"{path} was started with another recipe; leave --resume out, or use the same recipe:{lines}")
+        lines = "".join(f"\n  {key} is {now.get(key)!r}; expected {before.get(key)!r}" for key in different)
+        raise RecipeError(
+            f"{path} was started with a different recipe; remove --resume, or use the same recipe:{lines}"
+        )
 
 
 def _is_under(key: str, sections: tuple[str, ...]) -> bool:
@@ -88,31 +92,31 @@ def _is_under(key: str, sections: tuple[str, ...]) -> bool:
 
 
 def check_same_pins(path: Path, fingerprints: Mapping[str, str], pinned: Path | None) -> None:
-    """Raise DataError where reviewed labels differ: one that was pinned later may have moved already."""
+    """Raise DataError if the reviewed labels differ, because a label that is pinned later may already have changed."""
     if RunReader(path, finished=False).fingerprints.get("pinned") != fingerprints.get("pinned"):
         raise DataError(
-            f"the reviewed labels in {pinned} differ from those when {path} was started; expected the same; restore "
-            "them, or train again in another directory."
+            f"the reviewed labels in {pinned} have changed since {path} was started; expected the same labels; "
+            "restore them, or train again in another directory."
         )
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Keys of the training and of the held-out rows of a stopped run."""
+    """Keys of the training and held-out rows of an interrupted run."""
 
     train: np.ndarray
     validation: np.ndarray
 
 
 def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, StoredRows | None]:
-    """Return the rows in the order that they had when the run was started.
+    """Return the rows in the order they had when the run was started.
 
-    Where rows were added or removed and ``allow_changed`` permits it, those that stayed come first, then the new ones;
-    the stored rows are returned too.
+    If rows were added or removed and ``allow_changed`` is set, the remaining rows come first, then the new ones; the
+    stored rows are returned as well.
     """
     reader = RunReader(path, finished=False)
     stored = dict(reader.fingerprints)
-    stored.pop("pinned", None)  # which check_same_pins compares
+    stored.pop("pinned", None)  # compared by check_same_pins
     now = _fingerprints(loaded, recipe)
     if stored == now:
         return loaded, None
@@ -126,23 +130,27 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         places = torch.tensor(same + others, dtype=torch.int64)
         ordered = replace(ordered, unlabelled=loaded.unlabelled.subset(places))
     if stored == _fingerprints(ordered, recipe):
-        warnings.warn("the rows have another order than before; they are matched by key", stacklevel=3)
+        warnings.warn("the order of the rows has changed; they are matched by key", stacklevel=3)
         return ordered, None
     what = f"{len(keys) - len(kept):,} rows were removed, {len(new):,} added"
     if len(kept) == len(keys) and not new:
         different = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
-        labels = "labels of some rows, or validation, test or unlabelled rows, are different"
-        what = labels if any("inputs" not in name for name in different) else f"{' and '.join(different)} are different"
+        labels = "labels of some rows, or validation, test or unlabelled rows, differ"
+        what = labels if any("inputs" not in name for name in different) else f"{' and '.join(different)} differ"
     if not allow_changed:
         raise DataError(f"the data has changed since {path} was stopped: {what}; restore it, or use --allow-changed.")
     if recipe.data.noise is not None or recipe.data.rows is not None:
-        raise DataError(f"the data has changed ({what}), and data.noise or data.rows draw other rows now; train again.")
-    warnings.warn(f"the data has changed: {what}; labels are matched by key, and the epoch starts again", stacklevel=3)
+        raise DataError(
+            f"the data has changed ({what}), so data.noise or data.rows would select different rows; train again."
+        )
+    warnings.warn(
+        f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted", stacklevel=3
+    )
     return ordered, StoredRows(keys[split == "train"], keys[split == "validation"])
 
 
 def _places(examples: Examples, keys: np.ndarray) -> tuple[list[int], list[int]]:
-    """Return the places of the examples that have these keys, in the order of the keys, and of all others."""
+    """Return the positions of the examples with these keys, in this order, and the positions of all others."""
     place = {key: i for i, key in enumerate(examples.keys.tolist())}
     known = set(keys.tolist())
     return [place[key] for key in keys.tolist() if key in place], [i for key, i in place.items() if key not in known]
@@ -153,15 +161,15 @@ def _fingerprints(splits: Splits, recipe: Recipe) -> dict[str, str]:
 
 
 def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None, stage: str = "") -> None:
-    """Load the newest checkpoint into the trainer; without one, training starts from the beginning.
+    """Load the newest checkpoint into the trainer; if there is none, training starts from the beginning.
 
-    Where the rows have changed, ``changed_from`` are those that the checkpoint was written with. ``stage`` is that of
-    the trainer, see :func:`pencil.runs.leftovers.checkpoints_of`.
+    If the rows have changed, ``changed_from`` holds the rows that the checkpoint was written with. ``stage`` is the
+    trainer's stage, see :func:`pencil.runs.leftovers.checkpoints_of`.
     """
     checkpoints, world = checkpoints_of(path, stage=stage), trainer.world
     if world.rank == 0:
         checkpoints.recover()
-    world.broadcast_object(None)  # the other ranks wait for that
+    world.broadcast_object(None)  # the other ranks wait for it
     checkpoint = checkpoints.newest()
     if checkpoint is None:
         return
@@ -193,7 +201,7 @@ def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: StoredRo
 
 
 def _joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The values of all rows, whatever the world size was: of ``W`` processes, rank ``r`` had the rows r, r + W, ..."""
+    """The values of all rows for any previous world size ``W``, where rank ``r`` had the rows r, r + W, ..."""
     whole = {}
     for name in shards[0]:
         count = sum(len(shard[name]) for shard in shards)
@@ -204,7 +212,7 @@ def _joined(shards: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
-    """Replace the labels and dynamics of all rows by those of the rows that this process holds."""
+    """Restrict the labels and dynamics to the rows that this process holds."""
     labels, world = trainer.method.labels, trainer.layout.sharded_over
     if labels is not None and labels.local_rows is not None:
         state["method"]["labels"] = {name: rows[labels.local_rows] for name, rows in state["method"]["labels"].items()}
@@ -214,7 +222,7 @@ def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
 
 
 def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: StoredRows) -> dict[str, Any]:
-    """The state with every per-row tensor matched to the present rows; new rows have initial values."""
+    """The state with every per-row tensor matched to the current rows; new rows get initial values."""
     held_out = trainer.splits.validation
     train = _Matching.by_key(changed_from.train, trainer.splits.train.keys)
     matchings = {"train": train}
@@ -230,13 +238,13 @@ def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: Stored
 
 
 def _matched_method(stored: dict[str, Any], method: Method, matching: "_Matching") -> dict[str, Any]:
-    """The state of a method with the fields that it declares as ``row_state``, and its labels, matched."""
+    """The state of a method with its ``row_state`` fields and its labels matched to the current rows."""
     tree, fresh = dict(stored), state_tree(method.state)
     if stored["state"] is not None:
         if method.row_state is None:
             raise RunError(
-                f"rows have changed, and {type(method).__name__} does not say which of its state belongs to rows; "
-                "expected row_state in its class, empty if there is none; declare it, or train again."
+                f"rows have changed, and {type(method).__name__} does not declare which part of its state is per "
+                "row; expected the class attribute row_state, empty if there is none; declare it, or train again."
             )
         rows = {name: dimension for name, dimension in method.row_state.items() if name in stored["state"]}
         tree["state"] = stored["state"] | {
@@ -255,7 +263,7 @@ def _moved(matching: "_Matching", stored: Any, initial: Any, dimension: int) -> 
 
 
 def _initial_labels(labels: Labels) -> dict[str, Tensor]:
-    """The labels of all rows before training; zeros for rows that another process holds, which are left out later."""
+    """The labels of all rows before training; zeros for rows of other processes, which are dropped later."""
     state, local = labels.state_dict(), labels.local_rows
     if local is None:
         return state
@@ -267,7 +275,7 @@ def _initial_labels(labels: Labels) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class _Matching:
-    """Where the rows that stayed are ``now`` and were ``then``, and how many rows there are now."""
+    """Positions of the remaining rows ``now`` and ``then``, and the current number of rows."""
 
     now: Tensor
     then: Tensor
@@ -281,7 +289,7 @@ class _Matching:
         return cls(places[:, 0], places[:, 1], len(now))
 
     def move(self, old: Tensor, initial: Tensor | None = None, dimension: int = 0) -> Tensor:
-        """Return the values of the present rows; new rows have those of ``initial``, or 0."""
+        """Return the values of the current rows; new rows get the values of ``initial``, or 0."""
         shape = (*old.shape[:dimension], self.count, *old.shape[dimension + 1 :])
         values = old.new_zeros(shape) if initial is None else initial.cpu().clone()
         kept = old.cpu().index_select(dimension, self.then).to(values)

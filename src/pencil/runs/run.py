@@ -44,7 +44,7 @@ class Run:
     model : nn.Module
         The network after the last epoch.
     labels : LabelTable
-        Given and corrected label of every training and held-out row; ``labels.table`` is the Arrow table.
+        The given and corrected label of every training and held-out row; ``labels.table`` is the Arrow table.
     metrics : list of dict
         The metrics of every epoch.
     summary : Summary
@@ -54,11 +54,12 @@ class Run:
     path : Path or None
         The run directory, if there is one.
     environment : mapping
-        What ``environment.json`` holds; empty without a run directory.
+        The content of ``environment.json``; empty without a run directory.
     encoder : Encoder or None
-        What makes vectors of the rows of a table, where the network was trained on such rows.
+        The encoder of table rows as vectors, if the network was trained on a table.
     shown : mapping
-        The inputs of the first rows to fix, by key and split, for a notebook; empty in a run that was opened.
+        The inputs of the first rows to fix, by key and split, for a notebook; empty for a run that was opened from
+        disk.
     """
 
     model: nn.Module
@@ -75,7 +76,7 @@ class Run:
         return describe_run("Run", self.summary, self.path)
 
     def _repr_html_(self) -> str:
-        """Return the run as a notebook shows it: verdict, three numbers, and the first rows to fix."""
+        """Return the HTML page for a notebook: verdict, three numbers, and the first rows to fix."""
         return run_page(self.summary, self.labels, self.shown)
 
     @property
@@ -94,7 +95,7 @@ class Run:
         Parameters
         ----------
         min_score : float
-            Leave out rows whose ``issue_score``, the probability that the given label is wrong, is below this.
+            Minimum ``issue_score``, the probability that the given label is wrong.
         """
         ordered = self.labels.by_issue()
         return ordered.slice(0, int((ordered.issue_score >= min_score).sum()))
@@ -105,30 +106,30 @@ class Run:
         return RunData(self.labels, self.metrics, self.summary, self.recipe, self.environment, self.path)
 
     def without_refusals(self) -> "Run":
-        """Return the run with ``data.bad_rows`` "skip": it answers for all inputs that can be read."""
+        """Return the run with ``data.bad_rows`` set to "skip", which predicts all readable inputs."""
         data = self.recipe.data.model_copy(update={"bad_rows": "skip"})
         return replace(self, recipe=self.recipe.model_copy(update={"data": data}))
 
     def predict_probs(self, x: Any) -> Tensor:
-        """Return class probabilities for new inputs, which are prepared as the training inputs were.
+        """Return class probabilities for new inputs, prepared like the training inputs.
 
         Parameters
         ----------
         x : array or table
-            An array; for a network that was trained on a table a data frame with the same columns.
+            An array, or for a network trained on a table, a data frame with the same columns.
         """
         return self.predict_inputs(as_new_inputs(x, self.recipe.data))
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
-        """Return class probabilities for some rows of inputs; a row that cannot be read has NaN."""
+        """Return class probabilities for some rows of inputs; NaN for rows that cannot be read."""
         return to_probs(self._outputs(self.model, inputs, rows), self.multilabel)
 
     def prepare(self, inputs: Inputs) -> Inputs:
-        """Return new inputs as the network sees them: prepared, and encoded, as the training inputs were."""
+        """Return new inputs prepared and encoded like the training inputs."""
         return prepare_inputs(inputs, self.recipe.data, self.encoder)
 
     def class_maps(self, x: Any) -> Tensor:
-        """Return where a network with the attention structure finds each class.
+        """Return the class maps of a network with the attention structure.
 
         Parameters
         ----------
@@ -138,19 +139,19 @@ class Run:
         Returns
         -------
         Tensor
-            (images, classes, height, width): logits of regions before they are summed. An image that cannot be read
-            has NaN.
+            (images, classes, height, width): logits of regions before they are summed; NaN for an image that cannot be
+            read.
         """
         maps = getattr(self.model, "maps", None)
         if not callable(maps):
             raise ModelError(
-                f"this network ({self.recipe.model.name}) has no map for each class; expected the attention structure; "
-                f"train one with {setting('model.attention', True)}."
+                f"this network ({self.recipe.model.name}) has no class maps; expected a network with the attention "
+                f"structure; train one with {setting('model.attention', True)}."
             )
         return self._outputs(maps, as_inputs(x))
 
     def _outputs(self, forward: Callable[[Tensor], Tensor], inputs: Inputs, rows: Tensor | None = None) -> Tensor:
-        """Return what a part of the network computes from inputs, which are prepared as the training inputs were."""
+        """Return the output of a part of the network for inputs prepared like the training inputs."""
         inputs = self.prepare(inputs)
         if inputs.shape is not None:
             trained_on = self.summary.data
@@ -179,17 +180,18 @@ def open_run(
     path : Path or str
         The run directory.
     model : nn.Module, optional
-        The network that the weights are loaded into. Needed if it came from Python; one that a recipe names is built.
+        The network to load the weights into. Required if the network was passed as a Python object; a network named by
+        the recipe is built.
     epoch : str
-        Take the weights of the ``last`` epoch, or of the ``best`` one on the held-out rows.
+        Load the weights of the ``last`` epoch, or of the ``best`` epoch on the held-out rows.
     trust : bool or Trust
-        Execute the Python file that the recipe names as its network, if it names one (``model.name = "net.py:Net"``).
+        Execute the Python file that the recipe names as its network (``model.name = "net.py:Net"``), if any.
 
     Raises
     ------
     RunError
-        If the directory is not a finished run, is of another format or damaged, or the weights do not fit the
-        model or are not finite; or if its network is in a Python file and ``trust`` is False.
+        If the directory is not a finished run, has another format or is damaged; if the weights do not fit the model or
+        are not finite; or if its network is in a Python file and ``trust`` is False.
     """
     trust = as_trust(trust)
     model = None if model is None else as_network(model)
@@ -199,18 +201,21 @@ def open_run(
     scales = recipe.data.normalize
     if isinstance(scales, Normalization) and len(scales.mean) != summary.data.input_shape[0]:
         raise RunError(
-            f"the run in {path} is damaged: recipe.toml normalises {len(scales.mean)} channels, and summary.json has "
+            f"the run in {path} is damaged: recipe.toml normalises {len(scales.mean)} channels, but summary.json has "
             f"inputs of shape {summary.data.input_shape}; restore the files from a copy, or train again."
         )
     encoder = reader.encoder
     if encoder is not None and (encoder.width,) != summary.data.input_shape:
         raise RunError(
-            f"the run in {path} is damaged: encoder.safetensors makes vectors of {encoder.width} numbers, and "
+            f"the run in {path} is damaged: encoder.safetensors makes vectors of {encoder.width} numbers, but "
             f"summary.json has inputs of shape {summary.data.input_shape}; restore them from a copy, or train again."
         )
     if model is None:
         if recipe.model.name == CUSTOM:
-            raise RunError(f"the network of {path} came from Python; open it with pencil.open_run(path, model=...).")
+            raise RunError(
+                f"the network of {path} was passed as a Python object; open the run with pencil.open_run(path, "
+                "model=...)."
+            )
         refused = trust.refused({"model": {"name": recipe.model.name}})
         if refused:
             raise RunError(describe_refusal(f"the recipe of {path}", refused))
@@ -224,7 +229,7 @@ def open_run(
     if broken:
         other = {"last": "best", "best": "last"}[epoch]
         raise RunError(
-            f"the weights of the {epoch} epoch in {path} hold NaN or infinity in {len(broken)} tensors "
-            f"({', '.join(broken[:3])}); expected numbers; open the {other} epoch, or train again."
+            f"the weights of the {epoch} epoch in {path} contain NaN or infinity in {len(broken)} tensors "
+            f"({', '.join(broken[:3])}); expected finite numbers; open the {other} epoch, or train again."
         )
     return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment, encoder)

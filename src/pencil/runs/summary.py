@@ -12,26 +12,26 @@ from pencil.terminal import counted, shorten
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 NAME = 40
-"""Characters of a name where a value is shown in a line."""
+"""Maximum characters of a name in a one-line text."""
 CLOSE = 0.2
-"""A label is undecided if its two most probable readings are less than this apart."""
+"""A label is undecided if its two highest probabilities differ by less than this."""
 
 
 class _Frozen(BaseModel):
-    """Keys that this version does not know are ignored: a later version may add some without a new format."""
+    """Unknown keys are ignored, because a later version may add keys without a new format."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True)
 
 
 class Score(_Frozen):
-    """A score (accuracy, or mAP of multi-label data) at the best validation epoch and at the last epoch."""
+    """A score (accuracy, or mAP for multi-label data) at the best validation epoch and at the last epoch."""
 
     best: float
     last: float
 
 
 class CalibrationBin(_Frozen):
-    """Labels of about the same confidence: how many, their mean confidence, and the fraction that is right."""
+    """A confidence bin: the number of labels, their mean confidence, and the fraction that is right."""
 
     rows: Count
     confidence: float
@@ -39,21 +39,21 @@ class CalibrationBin(_Frozen):
 
 
 class Calibration(_Frozen):
-    """How far confidences can be trusted; ``error`` is the expected calibration error."""
+    """Calibration of the confidences; ``error`` is the expected calibration error."""
 
     error: float
     bins: Annotated[tuple[CalibrationBin, ...], Field(min_length=1)]
 
 
 class Detection(_Frozen):
-    """How well issue scores find wrong labels, of training and held-out rows, where clean labels are known.
+    """How well issue scores detect wrong labels of training and held-out rows, if clean labels are known.
 
     Attributes
     ----------
     errors : int
-        Wrong labels.
+        Number of wrong labels.
     auroc, average_precision : float
-        Of the issue score as a detector of wrong labels.
+        Scores of the issue score as a detector of wrong labels.
     precision_of_200, precision_of_errors : float
         Fraction of wrong labels among the first 200 rows, and among as many rows as there are wrong labels.
     """
@@ -66,14 +66,14 @@ class Detection(_Frozen):
 
 
 class VerdictSummary(_Frozen):
-    """How far the corrected labels can be trusted, and why; see `pencil.labels.verdict`."""
+    """How reliable the corrected labels are, and why; see `pencil.labels.verdict`."""
 
     level: Literal["reliable", "doubtful", "do not use the corrections"]
     reasons: tuple[str, ...] = ()
 
 
 class LabelSummary(_Frozen):
-    """What happened to the labels. Fields that need clean labels are None where those are not known.
+    """What happened to the labels. Fields that need clean labels are None if those are unknown.
 
     Attributes
     ----------
@@ -82,20 +82,20 @@ class LabelSummary(_Frozen):
     entries : int or None
         Known (row, class) entries of multi-label training data.
     held_out, held_out_changed : int
-        Held-out labels (entries, for multi-label data), and those that changed.
+        Held-out labels (entries, for multi-label data), and the held-out labels that changed.
     undecided, undecided_changed : int or None
-        Labels of training and held-out rows whose two most probable readings are less than 20 points apart, and those
-        of them that changed; None in files of earlier versions.
+        Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
+        of them changed; None in files of earlier versions.
     pinned : int or None
-        Reviewed labels that never move, if there are any.
+        Reviewed labels that are kept fixed, if there are any.
     correct_before, correct_after : float or None
         The fraction of training labels that are right as given and as corrected.
     repaired, broken : int or None
-        Training labels that were wrong and are right now, and the reverse.
+        Training labels that were wrong and are now right, and the reverse.
     calibration : Calibration or None
-        How far confidences can be trusted.
+        Calibration of the confidences.
     detection : Detection or None
-        How well issue scores find wrong labels.
+        How well issue scores detect wrong labels.
     """
 
     rows: Count
@@ -115,7 +115,7 @@ class LabelSummary(_Frozen):
 
     @property
     def count(self) -> int:
-        """The number of training labels: entries of multi-label data, else rows."""
+        """The number of training labels: entries for multi-label data, otherwise rows."""
         return self.rows if self.entries is None else self.entries
 
     @property
@@ -125,20 +125,20 @@ class LabelSummary(_Frozen):
 
     @property
     def total_changed(self) -> int:
-        """How many labels of training and held-out rows changed: the rows of ``pencil labels RUN --only-changed``."""
+        """The number of changed training and held-out labels: the rows of ``pencil labels RUN --only-changed``."""
         return self.changed + self.held_out_changed
 
     @property
     def to_look_at(self) -> int:
-        """How many labels a person should look at: those that changed, and those that are undecided."""
+        """The number of labels to review: changed or undecided."""
         return self.total_changed + (self.undecided or 0) - (self.undecided_changed or 0)
 
 
 class DataSummary(_Frozen):
-    """The data of a run: rows of each split, class names, and the shape and type of one input.
+    """The data of a run: rows per split, class names, and the shape and type of one input.
 
-    ``unread`` rows could not be read (``data.bad_rows=skip``): they have no label and are not among ``rows``.
-    ``unread_keys`` are the first of them.
+    ``unread`` rows could not be read (``data.bad_rows=skip``): they have no label and are not counted in ``rows``.
+    ``unread_keys`` lists the first of them.
     """
 
     rows: dict[str, Count]
@@ -158,7 +158,7 @@ class DataSummary(_Frozen):
 
     @property
     def unread_words(self) -> str:
-        """The rows that were not read, in words; empty if there are none."""
+        """Describes the rows that could not be read; empty if there are none."""
         more = self.unread - len(self.unread_keys)
         named = ", ".join(self.unread_keys) + (f" and {more:,} more" if more else "")
         verb = "has" if self.unread == 1 else "have"
@@ -168,7 +168,7 @@ class DataSummary(_Frozen):
     @classmethod
     def _has_training_rows(cls, rows: dict[str, int]) -> dict[str, int]:
         if "train" not in rows:
-            raise ValueError("expected the number of rows of each split, 'train' among them")
+            raise ValueError("expected the number of rows of each split, including 'train'")
         return rows
 
 
@@ -185,7 +185,7 @@ class Interval(_Frozen):
 
 
 class AuditedConfidence(_Frozen):
-    """The log loss of the confidence on audited rows, as it was and recalibrated, and whether the latter is used."""
+    """The log loss of the confidence on audited rows before and after recalibration, and whether the latter is used."""
 
     log_loss: float
     recalibrated_log_loss: float
@@ -193,19 +193,19 @@ class AuditedConfidence(_Frozen):
 
 
 class AuditSummary(_Frozen):
-    """What a person's audit says about all labels, training and held-out.
+    """The result of a person's audit for all labels, training and held-out.
 
     Attributes
     ----------
     population, rows : int
-        The labels that the audit is about, and those that were looked at.
+        The number of labels that the audit covers, and the number of audited labels.
     cannot_tell, no_class : int
-        The answers "cannot tell", which widen the intervals, and "none of the classes": given and corrected label are
-        wrong.
+        The number of answers "cannot tell", which widen the intervals, and "none of the classes", which count the given
+        and the corrected label as wrong.
     given_wrong, corrected_right : Interval
         The fraction of given labels that are wrong, and of corrected labels that are right.
     changes_right : Interval or None
-        The precision of the changes: the fraction of changed labels that are right now. None if no label was changed.
+        The precision of the changes: the fraction of changed labels that are right. None if no label changed.
     confidence : AuditedConfidence or None
         Whether recalibration helps; None with too few answers.
     """
@@ -226,7 +226,7 @@ class AuditSummary(_Frozen):
 
 
 class _Findings(_Frozen):
-    """The findings that the report shows; others may be there."""
+    """The findings that the report shows; there may be others."""
 
     noise_rate: Interval | None = None
     choices: tuple[str, ...] = ()
@@ -242,21 +242,21 @@ class Summary(_Frozen):
     seed, epochs, best_epoch : int
         ``best_epoch`` is the epoch with the best score on the held-out rows, whose labels may be wrong.
     seconds : float
-        The time that the epochs took.
+        The training time of all epochs.
     validation, test : Score or None
         The scores on held-out rows and on the test set, if there is one.
     labels : LabelSummary
-        How many labels changed, and how many are right where that is known.
+        How many labels changed, and how many are right if that is known.
     verdict : VerdictSummary or None
-        How far the corrected labels can be trusted; None in files of earlier versions.
+        How reliable the corrected labels are; None in files of earlier versions.
     findings : dict
-        What the method found out by itself (noise rate, choices); empty for most methods.
+        What the method estimated or chose itself, such as the noise rate; empty for most methods.
     injected_noise_rate : float or None
-        The fraction of labels that a recipe made wrong on purpose.
+        The fraction of labels corrupted by injected noise.
     data : DataSummary
         Rows, classes and inputs.
     audit : AuditSummary or None
-        What a person's audit found, if there was one.
+        The result of a person's audit, if there was one.
     """
 
     method: str
@@ -281,7 +281,7 @@ class Summary(_Frozen):
 
     @property
     def noise_rate(self) -> Interval | None:
-        """The fraction of given labels that are wrong: as an audit has measured it, else as training estimated it.
+        """The fraction of given labels that are wrong, as measured by an audit, otherwise as estimated by training.
 
         Every text about wrong labels shows this value. It is not the fraction of labels that changed.
         """
@@ -293,7 +293,7 @@ class Summary(_Frozen):
         return "map" if self.data.multilabel else "accuracy"
 
     def describe(self) -> str:
-        """Return the results in a few words."""
+        """Return a one-line description of the results."""
         level = "no verdict" if self.verdict is None else self.verdict.level
         scores = [(split, one) for split, one in (("test", self.test), ("held-out", self.validation)) if one]
         score = "".join(f", {split} {self.score} {one.last:.3f}" for split, one in scores[:1])
@@ -306,7 +306,7 @@ class Summary(_Frozen):
     __str__ = __repr__
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data as ``--json`` prints it: scores by their names, without what is not known."""
+        """Return plain data as ``--json`` prints it: scores by name, without unknown values."""
         tree = _as_lists(self.model_dump())
         scores = {f"{split}_{self.score}": tree.pop(split) for split in ("validation", "test")}
         labels = {name: value for name, value in tree.pop("labels").items() if value is not None}
@@ -345,11 +345,11 @@ class Summary(_Frozen):
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise RunError(
-                f"{source} is no summary of a run: {place}: {first['msg']}; restore the file from a copy."
+                f"{source} is not a summary of a run: {place}: {first['msg']}; restore the file from a copy."
             ) from error
         except (KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{source} is no summary of a run: expected 'data' with 'multilabel'; restore the file from a copy."
+                f"{source} is not a summary of a run: expected 'data' with 'multilabel'; restore the file from a copy."
             ) from error
 
     @classmethod
@@ -359,7 +359,7 @@ class Summary(_Frozen):
         Raises
         ------
         RunError
-            If the text is not JSON, of another format, or lacks a field.
+            If the text is not JSON, has another format, or lacks a field.
         """
         try:
             tree = parse_json(text.encode())
@@ -369,14 +369,14 @@ class Summary(_Frozen):
             raise RunError(f"{source} holds a {type(tree).__name__}; expected a JSON object; restore the file.")
         if tree.get("format") != FORMAT:
             raise RunError(
-                f"{source} has format {repr(tree.get('format'))[:40]}; this version of pencil reads format {FORMAT}; "
-                "open the run with the version that wrote it, or train again."
+                f"{source} has format {repr(tree.get('format'))[:40]}; expected format {FORMAT}; open the run with "
+                "the version of pencil that wrote it, or train again."
             )
         return cls.from_dict(tree, source)
 
 
 def _as_lists(value: Any) -> Any:
-    """Return plain data with lists for tuples, as JSON has them."""
+    """Return plain data with tuples converted to lists, as in JSON."""
     if isinstance(value, dict):
         return {name: _as_lists(inner) for name, inner in value.items()}
     return [_as_lists(inner) for inner in value] if isinstance(value, tuple | list) else value

@@ -1,4 +1,4 @@
-"""Counts over the labels of single-label data, added up over chunks of rows and over the ranks that hold them."""
+"""Counts over the labels of single-label data, summed over chunks of rows and over ranks."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,14 +33,13 @@ class RowTotals:
     Attributes
     ----------
     counts
-        Those of ``COUNTS``: rows with a given label, rows that changed, rows whose two most probable classes are close,
-        those of them that changed, given and corrected labels that are right,
-        changes for the better and for the worse (where clean labels are known), and given and corrected labels that are
-        right by the posterior.
+        One value per name in ``COUNTS``: rows with a given label, changed rows, rows whose two most probable classes
+        are close, changed rows among these, given and corrected labels that are right, changes for the better and for
+        the worse (if clean labels are known), and given and corrected labels that are right by the posterior.
     before, after
-        Rows of each class by their given and by their corrected label, undecided rows left out.
+        Rows per class by given and by corrected label, without undecided rows.
     bins
-        Of the confidence, see :func:`pencil.labels.reading.bin_totals`.
+        Bins of the confidence, see :func:`pencil.labels.reading.bin_totals`.
     """
 
     counts: Tensor
@@ -50,7 +49,7 @@ class RowTotals:
 
     @classmethod
     def nothing(cls, num_classes: int) -> "RowTotals":
-        """Return the totals of no rows."""
+        """Return empty totals."""
         return cls(
             torch.zeros(len(COUNTS), dtype=torch.float64),
             torch.zeros(num_classes, dtype=torch.int64),
@@ -59,7 +58,7 @@ class RowTotals:
         )
 
     def added(self, part: Examples, label_probs: Tensor, posterior: Tensor) -> "RowTotals":
-        """Return the totals with some rows more, given with their label distributions and posteriors."""
+        """Return the totals with more rows added, given their label distributions and posteriors."""
         reading, clean = read_labels(label_probs, part.given_labels), part.clean_labels
         decided, bins = ~reading.undecided, self.bins
         given, corrected = reading.given[decided], reading.corrected[decided]
@@ -81,18 +80,18 @@ class RowTotals:
         return RowTotals(self.counts + counts, self.before + before, self.after + after, bins)
 
     def reduced(self, all_reduce_sum: Callable[[Tensor], Tensor]) -> "RowTotals":
-        """Return the totals of all ranks."""
+        """Return the totals summed over all ranks."""
         return RowTotals(*(all_reduce_sum(one) for one in (self.counts, self.before, self.after, self.bins)))
 
     def fraction(self, name: str) -> float:
-        """Return a count as a fraction of the rows with a given label; 0 without any."""
+        """Return a count as a fraction of the rows with a given label; 0 if there are none."""
         return self[name] / self["decided"] if self["decided"] else 0.0
 
     def __getitem__(self, name: str) -> float:
         return float(self.counts[COUNTS.index(name)])
 
     def correctness(self, rows: int) -> dict[str, Any]:
-        """Return what a summary of this many rows has where clean labels are known."""
+        """Return the fields of a summary that need clean labels, for this many rows."""
         found: dict[str, Any] = {"correct_before": self.fraction("right_before")}
         found["correct_after"] = self["right_after"] / rows
         found |= {name: int(self[name]) for name in ("repaired", "broken")}

@@ -1,4 +1,4 @@
-"""Rows whose input could not be read: nothing is known of their labels, so the results of a run are without them."""
+"""Rows whose input could not be read: their labels were not judged, so the results of a run exclude them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,18 +13,18 @@ from pencil.training import Outcome
 from pencil.training.record import TrainRows
 
 NAMED = 10
-"""So many rows that were not read are named in a summary; the others are counted."""
+"""Maximum number of unread rows that a summary names; the rest are only counted."""
 
 
 def find_unread(outcome: Outcome, gather: Callable[[Any], list[Any]]) -> dict[str, Tensor]:
-    """Return the places of the rows of each split that were never met, as none of their inputs could be read.
+    """Return the positions of the rows of each split whose input could not be read.
 
     Parameters
     ----------
     outcome : Outcome
-        What training returned.
+        The outcome of training.
     gather : callable
-        Returns the values of all ranks, which have the results of some training rows each; they call this together.
+        Gathers the values of all ranks, each of which holds some training rows; all ranks must call it.
     """
     train = [rows.places[rows.dynamics.visits == 0] for rows in outcome.train_rows()]
     found = torch.cat([torch.empty(0, dtype=torch.int64), *train])
@@ -39,7 +39,7 @@ def find_unread(outcome: Outcome, gather: Callable[[Any], list[Any]]) -> dict[st
 
 
 def without_unread(splits: Splits, outcome: Outcome, unread: dict[str, Tensor]) -> tuple[Splits, Outcome]:
-    """Return the rows of a run and its results without these rows; see `find_unread`."""
+    """Return the splits and results of a run without these rows; see `find_unread`."""
     if not any(map(len, unread.values())):
         return splits, outcome
     sizes = splits.sizes()
@@ -68,7 +68,7 @@ def without_unread(splits: Splits, outcome: Outcome, unread: dict[str, Tensor]) 
 
 
 def with_unread(summary: Summary, splits: Splits, unread: dict[str, Tensor]) -> Summary:
-    """Return a summary that says how many rows were not read, and names the first of them."""
+    """Return the summary with the number of unread rows and the names of the first ones."""
     keys = [str(key) for name, places in unread.items() for key in getattr(splits, name).keys[places.numpy()]]
     data = summary.data.model_copy(update={"unread": len(keys), "unread_keys": tuple(keys[:NAMED])})
     return summary.model_copy(update={"data": data}) if keys else summary
@@ -81,7 +81,7 @@ def _others(rows: int, places: Tensor) -> Tensor:
 
 
 def _of(values: Any, rows: Tensor | None) -> Any:
-    """Return the values of these rows; those that are not there, or that no rank has all of, stay so."""
+    """Return the values of these rows; missing or sharded values are returned unchanged."""
     return values if values is None or rows is None or not len(values) else values[rows]
 
 
@@ -92,7 +92,7 @@ def _dynamics_of(dynamics: Any, rows: Tensor | None) -> Any:
 
 
 def _renumbered(parts: Iterator[TrainRows], unread: Tensor) -> Iterator[TrainRows]:
-    """Yield the results of this rank without unread rows, with places that count the others only."""
+    """Yield the results of this rank without unread rows, with positions renumbered accordingly."""
     for part in parts:
         rows = (part.dynamics.visits > 0).nonzero()[:, 0]
         places = part.places[rows]

@@ -1,4 +1,4 @@
-"""The facts behind a run's verdict, and how well its issue scores find wrong labels where clean ones are known."""
+"""The facts behind a run's verdict, and how well its issue scores detect wrong labels if clean labels are known."""
 
 from dataclasses import dataclass
 
@@ -16,20 +16,20 @@ from pencil.training import Outcome
 from pencil.training.metrics import SCORES
 
 NETWORK_HIGH = "network_noise_rate_high"
-"""The finding of a method that :attr:`pencil.labels.verdict.Facts.network_high` is read from."""
+"""The finding of a method that provides :attr:`pencil.labels.verdict.Facts.network_high`."""
 FIRST = 200
-"""The precision of the list is taken of this many rows: about what a person reviews at a time."""
+"""Number of rows for the precision of the list: about as many as a person reviews in one session."""
 FEW_ROWS = 2
-"""A class of fewer rows than this cannot lose half of them."""
+"""Smaller classes are not checked for losing half of their rows."""
 
 
 def verdict_of(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Verdict:
-    """Return the verdict about the corrected labels of a run; ``totals`` are those of single-label data."""
+    """Return the verdict about the corrected labels of a run; ``totals`` are the totals of single-label data."""
     return decide(collect_facts(splits, outcome, totals))
 
 
 def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Facts:
-    """Return what a verdict is based on; the labels of multi-label data are its known entries."""
+    """Return the facts for a verdict; the labels of multi-label data are its known entries."""
     judgement, held_out, records, train = outcome.judgement, outcome.validation_dynamics, outcome.records, splits.train
     name = f"validation_{SCORES[train.multilabel]}"
     scores = [record[name] for record in records if name in record]
@@ -42,7 +42,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
     halved = (labels.rows_before >= FEW_ROWS) & (2 * labels.rows_after < labels.rows_before)
     return Facts(
         knows=judgement.knows,
-        held_out_rows=0 if held_out is None else int((held_out.visits > 0).sum()),  # some cannot be read
+        held_out_rows=0 if held_out is None else int((held_out.visits > 0).sum()),  # without unreadable rows
         epochs=len(records),
         score=scores[-1] if scores else None,
         best_score=max(scores) if scores else None,
@@ -64,7 +64,7 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
 
 @dataclass(frozen=True)
 class _Labels:
-    """Given and corrected labels: how many are right by the posterior, and rows of each class."""
+    """Given and corrected labels: how many are right by the posterior, and rows per class."""
 
     expected_before: float
     expected_after: float
@@ -73,7 +73,7 @@ class _Labels:
 
 
 def _of_rows(totals: RowTotals) -> _Labels:
-    """Undecided rows have no given label, so they are not counted."""
+    """Count rows with a given label; undecided rows have none."""
     before, after = (totals.fraction(name) for name in ("expected_before", "expected_after"))
     return _Labels(before, after, totals.before, totals.after)
 
@@ -87,7 +87,7 @@ def _of_entries(train: Examples, label_probs: Tensor, posterior: Tensor) -> _Lab
 
 
 def _changed_fraction(splits: Splits, outcome: Outcome, totals: RowTotals | None) -> float:
-    """The fraction of training and held-out labels that changed; ``totals`` are those of single-label data."""
+    """The fraction of training and held-out labels that changed; ``totals`` are the totals of single-label data."""
     train, held_out, held_probs = splits.train, splits.validation, outcome.validation_probs
     if totals is None:
         parts = [read_entries(outcome.label_probs, train.given_labels)]
@@ -101,18 +101,18 @@ def _changed_fraction(splits: Splits, outcome: Outcome, totals: RowTotals | None
 
 
 def _mean(values: Tensor) -> float:
-    """The mean; 0 of nothing."""
+    """The mean; 0 for an empty tensor."""
     return float(values.double().mean()) if len(values) else 0.0
 
 
 def detection_of(splits: Splits, outcome: Outcome) -> Detection | None:
-    """Return how well the issue scores find wrong labels, over training and held-out rows with clean labels."""
+    """Return how well the issue scores detect wrong labels of training and held-out rows with clean labels."""
     judgement = outcome.judgement
     pairs = [(splits.train, judgement.issue_scores), (splits.validation, judgement.held_out_issue_scores)]
     known = [(part, scores) for part, scores in pairs if part is not None and scores is not None]
     found = [_wrong(part) for part, _ in known]
     if any(one is None for one in found):
-        return None  # clean labels are not known
+        return None  # no clean labels
     wrong, scores = torch.cat([one for one in found if one is not None]), torch.cat([scores for _, scores in known])
     errors = int(wrong.sum())
     if not 0 < errors < len(wrong):
@@ -128,7 +128,7 @@ def detection_of(splits: Splits, outcome: Outcome) -> Detection | None:
 
 
 def _wrong(examples: Examples) -> Tensor | None:
-    """Which rows have a wrong given label, or a wrong known entry; None where clean labels are not known."""
+    """Mask of rows with a wrong given label or a wrong known entry; None if clean labels are unknown."""
     given, clean = examples.given_labels, examples.clean_labels
     if clean is None:
         return None

@@ -1,4 +1,4 @@
-// The audit page. It gets no key, no label and no confidence of any row. Text is only ever set as text.
+// The audit page. It receives no key, label or confidence of any row. Text is never inserted as HTML.
 "use strict";
 
 const COMMAND = "pencil audit";
@@ -11,7 +11,7 @@ async function show(at) {
   draw();
 }
 
-// An answer counts for the row that was on the screen when it was given, or not at all.
+// An answer applies to the row that was on the screen when it was given, or not at all.
 function answerSeen(kind, code) {
   const { at } = row;
   if (!row.done && input.shown) next(() => (row.at === at && input.shown ? answer(kind, code) : undefined));
@@ -44,7 +44,7 @@ function draw() {
 function done() {
   const made = el("div", "done");
   made.append(el("h2", "", "All rows are answered."));
-  made.append(el("p", "", "Stop the server with Ctrl-C in the terminal. It prints the results and writes them into the run."));
+  made.append(el("p", "", "Stop the server with Ctrl-C in the terminal. It prints the results and writes them to the run."));
   return made;
 }
 
@@ -109,7 +109,7 @@ document.addEventListener("keydown", (event) => {
 // Choosing another class
 
 function choose() {
-  if (!row.done) openChooser([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]]);
+  if (!row.done) openChooser([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "cancel"]]);
 }
 
 function pick(code) {
@@ -122,7 +122,7 @@ next(async () => {
   document.title = `${begin.run} – pencil audit`;
   $("run").textContent = begin.run;
   $("keys").append(...keys([[areDigits() ? "0 – 9" : "1 – 9, 0", "the class"], ["x", "none of the classes"],
-    ["s", "cannot tell"], ["o", "search a class"], ["u", "undo"], ["← →", "answered rows"]]));
+    ["s", "cannot tell"], ["o", "find a class"], ["u", "undo"], ["← →", "answered rows"]]));
   await show();
   await watchPictures();
 });

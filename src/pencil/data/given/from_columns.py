@@ -23,7 +23,7 @@ from pencil.data.given.label_rule import as_labels, class_indices, class_names, 
 from pencil.data.given.resolving import as_clean_labels, resolve_labels
 from pencil.data.given.same_values import are_truth, truth_as_numbers
 from pencil.errors import DataError, setting
-from pencil.formulas import as_meant
+from pencil.formulas import unescape_formula
 
 SEPARATORS = (";", "|", ",")
 """What may stand between several classes in one cell; the first of them is what pencil writes."""
@@ -216,7 +216,7 @@ def _taken_apart(column: Any) -> Any:
     """Return cells such as ``sea; sky`` as lists of classes; an empty cell is an empty list."""
     separator = find_separator(column) or SEPARATORS[0]
     cells = (cell or "" for cell in column.to_pylist())
-    lists = [[as_meant(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
+    lists = [[unescape_formula(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
     return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])
 
 

@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 
 from pencil.data.bad_rows import BadRow, BadRows, OnBadRows
 from pencil.errors import DataError
-from pencil.formulas import as_meant_column
+from pencil.formulas import unescape_formula_column
 from pencil.terminal import counted
 
 SUFFIXES = (".csv", ".tsv")
@@ -224,7 +224,7 @@ def _as_meant(table: pa.Table) -> pa.Table:
     """Return the table without the quotes that pencil puts before formula-like cells."""
     for place, name in enumerate(table.column_names):
         if pa.types.is_string(table[place].type):
-            table = table.set_column(place, name, as_meant_column(table[place]))
+            table = table.set_column(place, name, unescape_formula_column(table[place]))
     return table
 
 

@@ -1,17 +1,17 @@
-// The review page: what is shown, moving, deciding, keys. One page of rows is here at a time; the server has the rest.
+// The review page: display, navigation, decisions, keys. It holds one page of rows at a time; the server has the rest.
 "use strict";
 
 const COMMAND = "pencil review";
-const TYPING = 200; // milliseconds after the last letter of a search
+const TYPING = 200; // milliseconds after the last keystroke of a search
 
 let page = { total: 0, start: 0, rows: [] };
-let position = 0; // in the rows that the filter leaves
+let position = 0; // within the filtered rows
 let view = "single";
-let again = false; // decided rows are looked at again, although nothing is left to decide
+let again = false; // decided rows are shown again although nothing is left to decide
 const mine = []; // rows decided in this tab, to undo in turn; null is the newest of all
 
 const here = () => page.rows[position - page.start];
-const nothing = () => $("show").value === "look" && begin.to_look_at === 0; // no row is worth a look
+const nothing = () => $("show").value === "look" && begin.to_look_at === 0; // no row needs a review
 const finished = () => (page.of > 0 || nothing()) && page.decided === page.of && !again && $("decided").value !== "yes";
 
 function filters(more) {
@@ -53,7 +53,7 @@ async function move(to) {
   return undefined;
 }
 
-// Rows of this page that have left the list since it was loaded, as they are decided now, or no longer.
+// Rows of this page that have left the list since it was loaded, because their decision has changed.
 function gone() {
   const listed = $("decided").value;
   return listed === "any" ? 0 : page.rows.filter((row) => Boolean(row.decision) !== (listed === "yes")).length;
@@ -66,7 +66,7 @@ async function decide(decision, codes) {
   say("");
   took(answer);
   if (finished()) return draw();
-  if (page.decided === page.of) return move(position + 1); // decided rows are looked at again
+  if (page.decided === page.of) return move(position + 1); // decided rows are shown again
   const open = page.rows.findIndex((other, i) => i > position - page.start && !other.decision);
   return open >= 0 ? move(page.start + open) : load({ after: row.row });
 }
@@ -108,7 +108,7 @@ function lookAtAll() {
 
 // Choosing another class, or a set of classes
 
-let choosing = null; // the row that it is about
+let choosing = null; // the row to choose a class for
 
 function choose(first) {
   const row = here();
@@ -117,8 +117,8 @@ function choose(first) {
   picked = new Set((Array.isArray(names) ? names : []).map((name) => begin.classes.indexOf(name)));
   if (first !== undefined) flip(first);
   openChooser(begin.multilabel
-    ? [["Enter", "in or out"], ["Ctrl+Enter", "save this set"], ["Esc", "leave"]]
-    : [["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "leave"]]);
+    ? [["Enter", "toggle"], ["Ctrl+Enter", "save this set"], ["Esc", "cancel"]]
+    : [["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "cancel"]]);
 }
 
 const flip = (code) => (picked.has(code) ? picked.delete(code) : picked.add(code));
@@ -135,7 +135,7 @@ function save(codes) {
   next(() => (here() && here().row === about ? decide("other", codes) : undefined));
 }
 
-// Keys and buttons. What decides counts for the row that was on the screen when the key was pressed, or not at all.
+// Keys and buttons. A decision applies to the row that was on the screen when the key was pressed, or not at all.
 
 function about(action) {
   const row = seen();
@@ -192,7 +192,7 @@ document.addEventListener("keydown", (event) => {
   if (!begin || event.ctrlKey || event.metaKey || event.altKey || $("chooser").open || $("lot").open) return;
   if (event.defaultPrevented) return; // the key that has just closed a dialog
   const field = event.target.closest("input, select");
-  if (field && !field.closest("dialog")) { // one of a dialog that has just closed keeps the focus for a moment
+  if (field && !field.closest("dialog")) { // a field of a dialog that has just closed keeps the focus for a moment
     if (event.key === "Escape") field.blur();
     return;
   }
@@ -225,7 +225,7 @@ $("more").addEventListener("click", () => {
   const open = $("header").classList.toggle("open");
   $("more").setAttribute("aria-expanded", String(open));
 });
-window.addEventListener("focus", () => { // another tab may have decided meanwhile
+window.addEventListener("focus", () => { // another tab may have made decisions
   if (!begin || $("chooser").open || $("lot").open) return;
   next(() => load(here() ? { row: here().row, start: position } : { start: position }));
 });
@@ -253,7 +253,7 @@ next(async () => {
   wanted.textContent = `to look at (${number(begin.to_look_at)})`;
   all.textContent = `everything (${number(begin.rows)})`;
   $("many").hidden = !begin.pairs.length;
-  const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "search a key"]];
+  const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "find a key"]];
   digits = digitKeys(begin.classes);
   $("keys").append(...keys(main), ...keys([...digits].map(([key, code]) => [key, plain(begin.classes[code])])));
   addActions();

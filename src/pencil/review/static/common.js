@@ -1,8 +1,8 @@
-// What the pages of `pencil review` and `pencil audit` share. A page has a COMMAND, draw() and pick(code), which is
-// called with the class that was chosen from the list. Text is only ever set as text.
+// Shared by the pages of `pencil review` and `pencil audit`. A page defines COMMAND, draw() and pick(code), which is
+// called with the class chosen from the list. Text is never inserted as HTML.
 "use strict";
 
-const MANY = 200; // this many classes are listed at once; typing narrows them down
+const MANY = 200; // maximum number of listed classes; typing narrows the list
 const $ = (id) => document.getElementById(id);
 
 let begin = null; // classes, rows of a page, and the token for writing
@@ -16,11 +16,11 @@ function el(tag, className, text) {
   return made;
 }
 
-// Characters that hide, break or reverse text are shown by their code: a name must look like what it is.
+// Control characters and characters that reverse text are shown as their code, so that a name cannot be disguised.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 const plain = (text) => text.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
-// One action after the other, however fast the keys come; a failure is shown, and nothing continues as if it had worked.
+// Actions run one after the other, however fast the keys come; after a failure, the error is shown and nothing continues.
 function next(action) {
   turn = turn.then(action).catch((error) => {
     $("error").textContent = error.message;
@@ -40,7 +40,7 @@ async function ask(path, body) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Error(`Not saved: the server does not respond. Start \`${COMMAND}\` again; what was decided before is saved.`);
+    throw new Error(`Not saved: the server does not respond. Start \`${COMMAND}\` again; earlier decisions are saved.`);
   }
   if (!answer.ok) throw new Error(`${body === undefined ? "" : "Not saved: "}${await answer.text()}`);
   $("error").hidden = true;
@@ -63,8 +63,8 @@ function cells(found, most) {
   return made;
 }
 
-// The input of the row with this number: a picture, at most so many numbers, or the cells of a table. `shown` tells that
-// it is there, or why it cannot be; then it calls onshown.
+// The input of the row with this number: an image, up to `most` numbers, or the cells of a table. `shown` is set when
+// it is displayed or cannot be; then it calls onshown.
 function look(number, alt, { most = Infinity, small = false } = {}) {
   const made = el("div", "view");
   made.shown = false;
@@ -106,7 +106,7 @@ function numbers(found, most) {
 async function watchPictures() {
   pictures = await ask("/api/pictures");
   $("note").hidden = pictures.kind === "pictures" || pictures.kind === "numbers";
-  $("note").textContent = pictures.kind === "loading" ? "The data is loading; pictures follow." : pictures.reason;
+  $("note").textContent = pictures.kind === "loading" ? "The data is loading; images will follow." : pictures.reason;
   if (pictures.kind === "loading") setTimeout(() => watchPictures().catch(() => {}), 500);
   else next(async () => draw());
 }

@@ -1,9 +1,9 @@
-// What stands beside a row: the probabilities of its classes, and rows like it. It comes later than the row, and the page
-// does not wait for it. Text is only ever set as text.
+// Details next to a row: the probabilities of its classes, and similar rows. They arrive after the row, and the page
+// does not wait for them. Text is never inserted as HTML.
 "use strict";
 
-const PATIENCE = 120; // milliseconds: who decides faster does not look at it
-const AGAIN = 1000; // milliseconds between questions while rows are still being compared
+const PATIENCE = 120; // milliseconds: faster decisions do not need the details
+const AGAIN = 1000; // milliseconds between requests while rows are still being compared
 
 let detailed = 0; // the newest row that details were asked for
 
@@ -14,7 +14,7 @@ function showDetails(row, made) {
 
 async function fillDetails(row, made, mine) {
   if (mine !== detailed) return;
-  if (pictures.kind === "loading") return; // it is drawn again then
+  if (pictures.kind === "loading") return; // it is redrawn after loading
   let found;
   try {
     const answer = await fetch(`/api/details/${row.row}`);
@@ -43,7 +43,7 @@ function bar({ class: name, probability }, row) {
   return made;
 }
 
-// The same input under another label: one of the two labels is wrong, whatever the network says.
+// The same input with another label: one of the two labels must be wrong.
 function twins(found) {
   if (!found.length) return [];
   const group = el("section", "near twins");
@@ -71,14 +71,14 @@ function besides(found) {
     title.append(" ", el("small", "", WHY[why]));
     const list = el("div", "thumbs");
     list.append(...rows.map(thumb));
-    if (!rows.length) list.append(el("p", "missing", "no other row of it was kept"));
+    if (!rows.length) list.append(el("p", "missing", "no other row with this label was kept"));
     group.append(title, list);
     made.push(group);
   }
   if (found.groups.length) {
     const rest = found.done < found.total ? `; ${number(found.done)} of ${number(found.total)} so far` : "";
-    made.push(el("p", "missing", `The rows most like this one, of labels that were kept, by ${found.by}${rest}.`));
-  } else if (found.kind === "loading") made.push(el("p", "missing", "Looking for rows like this one …"));
+    made.push(el("p", "missing", `The most similar rows with kept labels, compared by ${found.by}${rest}.`));
+  } else if (found.kind === "loading") made.push(el("p", "missing", "Searching for similar rows …"));
   return made;
 }
 

@@ -1,4 +1,4 @@
-// How rows are drawn: one large, or a grid of small ones; and the buttons for both. Text is only ever set as text.
+// Draws rows, one large or a grid of small ones, and the buttons for both. Text is never inserted as HTML.
 "use strict";
 
 const FEW_NUMBERS = 18; // in a tile
@@ -15,7 +15,7 @@ const number = (value) => (value || 0).toLocaleString("en");
 function viewOf(row) {
   const before = views.get(row.row);
   const made = before && !before.failed ? before : look(row.row, plain(row.key));
-  if (pictures.kind === "loading") return made; // it is drawn again then
+  if (pictures.kind === "loading") return made; // it is redrawn after loading
   views.delete(row.row);
   views.set(row.row, made); // the newest last
   for (const old of views.keys()) if (views.size > KEPT_VIEWS) views.delete(old);
@@ -27,7 +27,7 @@ function draw() {
   $("view").textContent = view === "grid" ? "single view" : "grid view";
   tiles = [];
   if (finished()) $("main").replaceChildren(done());
-  else if (!page.rows.length) $("main").replaceChildren(el("p", "empty", "No label passes this filter."));
+  else if (!page.rows.length) $("main").replaceChildren(el("p", "empty", "No labels match this filter."));
   else if (view === "grid") drawGrid();
   else drawSingle(here());
   drawActions();
@@ -139,7 +139,7 @@ function noGiven(row) {
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const confidence = (row) => (row.confidence === null ? "" : `confidence ${percent(row.confidence)}`);
 
-function sure(row) { // the word is left out where there is no room
+function sure(row) { // the word is hidden if there is no room
   const made = el("div", "confidence");
   if (row.confidence !== null) made.append(el("span", "sure", "confidence "), percent(row.confidence));
   return made;
@@ -159,10 +159,10 @@ function done() {
   made.append(el("h2", "", doneTitle()));
   const left = page.to_look_at - page.looked_at;
   const rest = begin.rows - begin.to_look_at;
-  if (left) made.append(el("p", "", `${number(left)} more to look at are outside of this filter.`));
-  else if (rest) made.append(el("p", "", `The other ${number(rest)} labels were kept as given, and no other class is close: nobody has to look at them.`));
+  if (left) made.append(el("p", "", `${number(left)} more labels to look at are outside this filter.`));
+  else if (rest) made.append(el("p", "", `The other ${number(rest)} labels were kept as given, and no other class is close: they do not need a review.`));
   if (page.decided) {
-    const saved = el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; this command writes the labels:");
+    const saved = el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; then write the labels with:");
     saved.append(el("code", "", plain(begin.write_labels)));
     made.append(saved);
   }
@@ -172,7 +172,7 @@ function done() {
 }
 
 function doneTitle() {
-  if (!page.of) return "Nothing to look at: no label was changed, and none is undecided.";
+  if (!page.of) return "Nothing to look at: no label changed, and none is undecided.";
   if (page.of === begin.rows) return "Done: every label is decided.";
   if ($("show").value !== "look" || page.of < page.to_look_at) return "Done: every label of this filter is decided.";
   return `Done: ${page.of === 1 ? "the label" : `all ${number(page.of)} labels`} to look at ${page.of === 1 ? "is" : "are"} decided.`;
@@ -185,7 +185,7 @@ function button(text, action) {
   return made;
 }
 
-// The buttons: made once, so that one keeps its focus; they act on the row that is shown
+// The buttons are created once, so that they keep the focus; they act on the displayed row
 
 const buttons = new Map();
 
@@ -194,7 +194,7 @@ function addAction(key, name, action) {
   made.type = "button";
   made.append(el("kbd", "", key), " ", el("span", "text", name));
   made.addEventListener("click", (event) => {
-    if (event.detail) made.blur(); // by mouse or finger: keys are for the page again
+    if (event.detail) made.blur(); // clicked or tapped: return the keyboard to the page
     if (made.getAttribute("aria-disabled") !== "true") action();
   });
   $("actions").append(made);

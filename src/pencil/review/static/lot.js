@@ -1,9 +1,9 @@
-// Accepting many corrections at once: all changes of one pair, or above a confidence, after a look at all of them, or at
-// many of a very large lot. Text is only ever set as text.
+// Accepting many corrections at once: all changes of one pair, or above a confidence, after showing all of them, or
+// a sample of a very large lot. Text is never inserted as HTML.
 "use strict";
 
-let lot = null; // how many, and the samples, of the filter that `lotFilter` had
-let wrong = new Set(); // samples that are left out
+let lot = null; // count and samples for the filter of `lotFilter`
+let wrong = new Set(); // samples marked as wrong
 
 // A sample counts as seen when its picture is there and it was on the screen: on a phone that needs scrolling.
 const watcher = new IntersectionObserver((entries) => {
@@ -19,7 +19,7 @@ function lotFilter() {
 
 function openLot() {
   if ($("lot").open) return undefined;
-  if (pictures.kind === "loading") return say("The data is still loading: corrections are accepted after a look at them.");
+  if (pictures.kind === "loading") return say("The data is still loading; you can accept corrections once they are shown.");
   $("lot-pair").replaceChildren(...[...$("pair").options].map((option) => option.cloneNode(true)));
   $("lot-pair").value = $("pair").value;
   const low = Number($("low").value);
@@ -69,15 +69,15 @@ function drawLot() {
   const unseen = lot ? lot.count - lot.rows.length : 0;
   const beside = unseen ? `, ${number(unseen)} of them unseen` : "";
   $("lot-accept").textContent = `accept ${number(count)} ${count === 1 ? "correction" : "corrections"}${beside}`;
-  let words = "Looking for them …";
-  if (lot && !lot.count) words = "No correction without a decision is in this lot.";
+  let words = "Searching …";
+  if (lot && !lot.count) words = "This lot contains no undecided corrections.";
   else if (lot) {
     const all = lot.count === lot.rows.length;
-    words = all ? `These are all ${number(lot.count)} of them.`
+    words = all ? `All ${number(lot.count)} are shown.`
       : `${number(lot.rows.length)} of ${number(lot.count)}, from the least to the most confident.`;
-    words += " Press one that is wrong to leave it out.";
-    if (wrong.size && !all) words += ` ${wrong.size} of ${lot.rows.length} seem wrong: so may others that are not shown; a higher confidence leaves fewer.`;
-    if (!looked()) words += " Look at all of them first.";
+    words += " Click a wrong one to exclude it.";
+    if (wrong.size && !all) words += ` ${wrong.size} of ${lot.rows.length} seem wrong: others that are not shown may be wrong too; raise the confidence to accept fewer.`;
+    if (!looked()) words += " Scroll through all of them first.";
   }
   $("lot-words").textContent = words;
 }
