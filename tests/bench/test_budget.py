@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pencil import models, recipe
+from pencil import recipe
 from pencil.bench import runner, tables
 from pencil.bench.budget import plan
 from pencil.bench.spec import Spec
@@ -12,7 +12,7 @@ from pencil.data import Splits, from_arrays
 from pencil.errors import RecipeError
 from pencil.files import write_json
 from pencil.job import run_recipe
-from pencil.job.network import Trial, needs_trial
+from pencil.job.network import Trial, needs_trial, resolve
 from pencil.user_file import as_trust
 
 SLOW = """
@@ -99,16 +99,16 @@ def network_of(run, *arguments, **options):
     tried = []
 
     def assembled(recipe, loaded, **_):
-        raise ChosenError(models.resolve(recipe.model, loaded.train.input_shape))
+        raise ChosenError(resolve(recipe.model, loaded.train.input_shape))
 
-    def trial(recipe, loaded, **_):
+    def trial(recipe, loaded, *_, **__):
         if needs_trial(recipe, loaded):
             tried.append(True)
             return Trial(500, cnn=0.5, head=0.9, lead=0.1)
         return None
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("pencil.job", "pencil.bench.budget"):
+        for module in ("pencil.job.run", "pencil.bench.budget"):
             patch.setattr(f"{module}.assemble", assembled)
             patch.setattr(f"{module}.try_networks", trial)
         with pytest.raises(ChosenError) as found:

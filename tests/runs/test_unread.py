@@ -36,7 +36,7 @@ def splits():
 def outcome():
     probs = torch.arange(ROWS, dtype=torch.float32)[:, None].repeat(1, 2)
     noise = NoiseModel.__new__(NoiseModel)
-    judgement = Judgement(probs, probs[:3], probs[:, 0], probs[:3, 0], noise, 0.1, True, 0.0)
+    judgement = Judgement(probs.__getitem__, probs[:3], probs[:, 0], probs[:3, 0], noise, 0.1, True, 0.0)
     unlabelled = torch.tensor([[torch.nan, torch.nan], [0.5, 0.5]])
     return Outcome(
         model=None,

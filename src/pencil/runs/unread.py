@@ -26,10 +26,11 @@ def find_unread(outcome: Outcome, gather: Callable[[Any], list[Any]]) -> dict[st
     gather : callable
         Gathers the values of all ranks, each of which holds some training rows; all ranks must call it.
     """
-    train = [rows.places[rows.dynamics.visits == 0] for rows in outcome.train_rows()]
-    found = torch.cat([torch.empty(0, dtype=torch.int64), *train])
-    if outcome.shard is not None:
-        found = torch.cat(gather(found)).sort().values
+    if outcome.shard is None:
+        found = (outcome.dynamics.visits == 0).nonzero()[:, 0]
+    else:
+        mine = [rows.places[rows.dynamics.visits == 0] for rows in outcome.shard()]
+        found = torch.cat(gather(torch.cat([torch.empty(0, dtype=torch.int64), *mine]))).sort().values
     unread = {"train": found}
     if outcome.validation_dynamics is not None:
         unread["validation"] = (outcome.validation_dynamics.visits == 0).nonzero()[:, 0]
