@@ -2,10 +2,8 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -82,13 +80,18 @@ def test_one_label_is_not_several(tmp_path):
     assert (counted(1, "copy", "copies"), counted(2, "copy", "copies")) == ("1 copy", "2 copies")
 
 
-def test_labels_answer_in_under_a_second(tmp_path):
-    """The best of three, in time on the clock or, on a busy machine, in processor time."""
-    run = one_class_run(tmp_path / "run", rows=2000, shape=(1,))
-    spent = []
-    for _ in range(3):
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        subprocess.run([sys.executable, "-m", "pencil", "labels", run], check=True, capture_output=True)
-        clock, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent.append(min(clock, after.ru_utime - before.ru_utime))
-    assert min(spent) < 1.0, spent
+def test_labels_need_neither_torch_nor_pandas(tmp_path):
+    """Their imports are what a person would wait for."""
+    run = one_class_run(tmp_path / "run", rows=20, shape=(1,))
+    code = f"""
+import sys
+sys.argv = ["pencil", "labels", {str(run)!r}]
+from pencil.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+heavy = {{"torch", "pandas", "sklearn", "scipy", "matplotlib"}} & sys.modules.keys()
+sys.exit(str(heavy) if heavy else 0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -281,7 +281,7 @@ def test_many_columns_are_checked_in_linear_time(here):
     names = [f"feature {number}" for number in range(100_000)]
     start = time.perf_counter()
     refuse_repeated_columns("a table", names)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 100  # half a second; a quadratic step takes minutes
     with pytest.raises(DataError, match=r"a table has the column 'feature 7' more than once"):
         refuse_repeated_columns("a table", [*names, "feature 7", "feature 3"][7:])
 
@@ -292,7 +292,7 @@ def test_a_wide_table_is_read(here):
     pq.write_table(table, here / "wide.parquet")
     start = time.perf_counter()
     assert load(DataSettings(source=str(here / "wide.parquet"))).train.classes == ("a", "b")
-    assert time.perf_counter() - start < 20
+    assert time.perf_counter() - start < 200  # seconds; a quadratic step takes many minutes
 
 
 def test_keys_of_a_part_are_those_of_the_whole_table(here):
