@@ -67,7 +67,7 @@ def test_check_of_soft_and_unknown_labels(home):
     assert "--set data.multilabel=true" in refused.stderr
     done = pencil("check", "soft.npz", "--set", "data.multilabel=true", cwd=home)
     assert "7 of 600 labels are unknown" in done.stdout and done.stderr == ""
-    assert "2 rows have no known labels and are ignored in training" in done.stdout
+    assert "2 rows have no known label" in done.stdout
     tree = json.loads(pencil("check", "soft.npz", "--set", "data.multilabel=true", "--json", cwd=home).stdout)
     assert tree["data"]["train"]["unknown_rows"] == 2 and tree["data"]["train"]["rows_without_class"] > 0
 

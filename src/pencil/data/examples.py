@@ -290,10 +290,10 @@ def warn_of_many_classes(examples: Examples) -> None:
         return
     names = () if examples.table is None else examples.table.of("label")
     column = f" in column {names[0]!r}" if len(names) == 1 else ""
-    other = "" if examples.table is None else f"; name another column with {setting('data.columns.label', 'NAME')}"
+    other = "" if examples.table is None else f"name another column with {setting('data.columns.label', 'NAME')}, or "
     warnings.warn(
         f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows per class; they look "
-        f"like numbers or ids, not classes{other}, or group the values into fewer classes",
+        f"like numbers or ids, not classes; {other}group the values into fewer classes",
         stacklevel=2,
     )
 
