@@ -225,7 +225,7 @@ def test_a_manifest_of_another_kind_is_damage(copy, content):
 def test_reviews_are_decisions(tmp_path, line):
     (tmp_path / "reviews.jsonl").write_text(line + "\n", "latin-1")
     refused(
-        lambda: read_reviews(tmp_path / "reviews.jsonl"), "line 1 of .*reviews.jsonl is no decision .*fix or remove"
+        lambda: read_reviews(tmp_path / "reviews.jsonl"), "line 1 of .*reviews.jsonl is not a decision .*fix or remove"
     )
 
 
