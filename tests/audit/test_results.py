@@ -178,7 +178,7 @@ def test_a_larger_sample_continues(run):
     ("words", "change"),
     [
         ("--rows is 50, but 100 rows are already drawn", {"rows": 50}),
-        ("--seed is 3; the audit of .* was drawn with 0", {"seed": 3}),
+        ("--seed is 3, but the audit of .* was drawn with seed 0", {"seed": 3}),
     ],
 )
 def test_a_sample_is_not_drawn_twice(run, words, change):

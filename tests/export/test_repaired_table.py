@@ -202,7 +202,7 @@ def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match="expected the same suffix"):
         save_repaired(labels, settings, tmp_path / "o.parquet")
     (tmp_path / "t.csv").write_text("x,label\n0,cat\n")
-    with pytest.raises(DataError, match="has no row '1' any more"):
+    with pytest.raises(DataError, match="no longer contains row '1'"):
         save_repaired(labels, settings, tmp_path / "o.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 

@@ -72,7 +72,7 @@ def test_state_comes_back_and_only_where_it_belongs():
     other.load_state_dict(mine.state_dict())
     assert torch.equal(other.store.label_logits, mine.store.label_logits)
     few = PencilLabels(GIVEN[:6], backbone_epochs=0, correction_epochs=1)
-    with pytest.raises(pencil.TrainingError, match=r"of 12 rows and 3 classes; expected 6 and 3"):
+    with pytest.raises(pencil.TrainingError, match=r"have 12 rows and 3 classes; expected 6 and 3"):
         few.load_state_dict(mine.state_dict())
 
 

@@ -294,7 +294,7 @@ def test_data_that_is_gone_is_no_reason_to_fail(trained, tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(gallery, "load", broken)
-    assert "loaded again: ZeroDivisionError" in opened(write_report(trained, tmp_path / "r.html")).text
+    assert "loaded: ZeroDivisionError" in opened(write_report(trained, tmp_path / "r.html")).text
     seen = opened(write_report(trained, tmp_path / "r.html", with_data=False))
     assert "was not loaded" in seen.text and not seen.all("img")
 

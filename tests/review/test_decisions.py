@@ -91,7 +91,7 @@ def test_zeros_that_a_power_cut_left_are_no_decision(tmp_path):
 def test_a_damaged_line_in_the_middle_is_named(tmp_path, line):
     path = write(tmp_path / "r", decision("a"))
     path.write_text(path.read_text() + line + "\n" + path.read_text())
-    with pytest.raises(RunError, match=r"line 2 of .* is no decision"):
+    with pytest.raises(RunError, match=r"line 2 of .* is not a decision"):
         read_reviews(path)
 
 

@@ -60,7 +60,7 @@ def retyped(name, values):
     ("change", "words"),
     [
         (lambda t: t.drop_columns(["corrected"]), "there is no column 'corrected'; expected the columns of single"),
-        (lambda t: t.append_column("key", t["key"]), "the column 'key' is there 2 times; expected it once"),
+        (lambda t: t.append_column("key", t["key"]), "the column 'key' occurs 2 times; expected it once"),
         (lambda t: t.slice(0, 0), "it has no rows"),
         (lambda t: t.replace_schema_metadata(None), "there are no class names in its metadata"),
         (lambda t: t.replace_schema_metadata({"classes": "3"}), "the class names in its metadata are not a list"),
@@ -225,7 +225,7 @@ def test_a_manifest_of_another_kind_is_damage(copy, content):
 def test_reviews_are_decisions(tmp_path, line):
     (tmp_path / "reviews.jsonl").write_text(line + "\n", "latin-1")
     refused(
-        lambda: read_reviews(tmp_path / "reviews.jsonl"), "line 1 of .*reviews.jsonl is no decision .*fix or remove"
+        lambda: read_reviews(tmp_path / "reviews.jsonl"), "line 1 of .*reviews.jsonl is not a decision .*fix or remove"
     )
 
 
