@@ -435,8 +435,7 @@ def test_judgements_by_the_dynamics_of_a_device(kind, group):
         results = [found.probs, found.held_out_probs, found.issue_scores, found.noise.rate]
         if dynamics.can_judge_shards():
             shards = dynamics.judge_shards()
-            rows = torch.arange(24)
-            results[0], results[2] = shards.rows(rows, train.given_labels)[0], shards.judgement.issue_scores
+            results[0], results[2] = shards.posterior(torch.arange(24)), shards.issue_scores
         return results
 
     expected = judged(CPU, None)
