@@ -24,6 +24,14 @@ CASES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_in_a_terminal():
+    """Whoever runs the tests may ignore SIGHUP, as nohup does, and a child inherits that."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize(("command", "number", "code"), CASES)
 def test_the_lock_goes_away_whatever_ends_a_page(command, number, code, tmp_path):
     run = tmp_path / "run"
