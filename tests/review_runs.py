@@ -24,11 +24,12 @@ from pencil.runs.results import build_label_table
 HOSTILE = ("<script>document.title='owned'</script>", '"><img src=x onerror=alert(1)>', "dog\n\u202e& cat")
 
 
-def write_run(path, labels, source="python"):
+def write_run(path, labels, source="python", columns=None):
     path.mkdir(parents=True)
     labels.write(path / "labels.parquet")
     (path / "environment.json").write_text(json.dumps({"format": FORMAT}))
-    (path / "recipe.toml").write_text(f'[data]\nsource = "{source}"\n')
+    roles = "".join(f'columns.{role} = "{name}"\n' for role, name in (columns or {}).items())
+    (path / "recipe.toml").write_text(f'[data]\nsource = "{source}"\n{roles}')
     (path / "summary.json").write_text("{}")
     return path
 

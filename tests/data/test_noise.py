@@ -208,8 +208,9 @@ def test_instance_noise_on_a_table_is_drawn_before_rows_are_held_out(tmp_path):
     splits, _ = table_of_two_groups(tmp_path / "t.csv", rows=300)
     settings = DataSettings(noise=RateNoise(kind="instance", rate=0.3, seed=5))
     few, many = (prepare(settings.model_copy(update={"validation": part}), splits, seed=1) for part in (0.1, 0.3))
-    expected = noise.corrupt(splits.train, settings.noise, 0).labels
+    labels = noise.corrupt(splits.train, settings.noise, 0).labels.tolist()
+    expected = dict(zip(splits.train.keys.tolist(), labels, strict=True))
     for prepared in (few, many):
         for part in (prepared.splits.train, prepared.splits.validation):
-            assert part.given_labels.tolist() == expected[part.keys.astype(int)].tolist()
+            assert part.given_labels.tolist() == [expected[key] for key in part.keys.tolist()]
     assert few.noise_rate == many.noise_rate

@@ -496,13 +496,16 @@ def test_lines_that_were_left_out_stay_out(tmp_path):
         assert found["path"].to_pylist() == paths
 
 
+@pytest.mark.parametrize(("numbering", "first"), [("lines", 2), ("places", 0)])
 @pytest.mark.parametrize("block", [40, 2**20])
-def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkeypatch, block):
+def test_rows_after_a_line_that_was_left_out_keep_their_numbers(tmp_path, monkeypatch, block, numbering, first):
     monkeypatch.setattr("pencil.export.trained_table.BLOCK", block)
-    lines = ["size,label", *(f"{i},cat" for i in range(3)), "odd", *(f"{i},cat" for i in range(4, 13))]
+    lines = ["size,label", *(f"{first + i},cat" for i in range(3)), "odd"]
+    lines += [f"{first + i},cat" for i in range(4, 13)]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    labels = single(keys=[str(i) for i in range(13) if i != 3])[0]
-    settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip", columns={"numbers": "size"})
+    labels = single(keys=[str(first + i) for i in range(13) if i != 3])[0]
+    columns = {"numbers": "size", "numbering": numbering}
+    settings = DataSettings(source=str(tmp_path / "t.csv"), bad_rows="skip", columns=columns)
     with pytest.warns(UserWarning, match="1 line with too many or too few cells"):
         found = with_columns(labels, settings).read_all()
     assert found["size"].to_pylist() == found["key"].to_pylist() == labels["key"].to_pylist()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not UTF-8", "ignore:.*skipp
 
 
 def believing(settings, rows):
-    """The labels of a run that believes each of these rows, by its number, to be of another class."""
+    """The labels of a run that believes each of these rows, by its key, to be of another class."""
     splits = sources.load(settings)
     given = splits.train.given_labels
     c = splits.train.num_classes
@@ -61,26 +61,54 @@ def test_only_the_cells_of_corrected_labels_change(tmp_path, monkeypatch, form, 
         content, after = (text.replace("end", "\x81") for text in (content, after))
     mark = codecs.BOM_UTF16_BE if form == "utf-16-be" else b""
     (tmp_path / "t.csv").write_bytes(mark + content.encode(form))
-    done, out = repair(tmp_path / "t.csv", {"0": "blau", "1": "rot", "4": "blau"})
+    done, out = repair(tmp_path / "t.csv", {"2": "blau", "3": "rot", "6": "blau"})
     assert out.read_bytes() == mark + after.encode(form)
     assert (done.rows, done.corrected, done.without_label) == (5, 3, 0)
 
 
 def test_lines_with_other_numbers_of_cells_and_empty_lines_stay(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,label\n1,cat\n\n2\n3,dog,x\n4,dog\n5,cat\n")
-    _, out = repair(tmp_path / "t.csv", {"3": "cat", "4": "dog"}, bad_rows="skip", columns={"numbers": "a"})
+    _, out = repair(tmp_path / "t.csv", {"5": "cat", "6": "dog"}, bad_rows="skip", columns={"numbers": "a"})
     assert out.read_bytes() == b"a,label\n1,cat\n\n2\n3,dog,x\n4,cat\n5,dog\n"
+
+
+BROKEN = b"a,code,label\n1,T-1,cat\n2\n3,T-3,dog\n\n4,T-4,cat;dog;?\n5,T-5,dog\n6,T-6,cat\n"
+
+
+@pytest.mark.parametrize(
+    ("columns", "keys"),
+    [
+        ({"ignore": "code", "numbering": "lines"}, "67"),
+        ({"ignore": "code", "numbering": "places"}, "45"),
+        ({}, ("T-5", "T-6")),  # ids become the keys
+    ],
+)
+def test_labels_are_written_to_their_rows_below_rows_that_were_left_out(tmp_path, columns, keys):
+    """A line with too few cells and a row with an unknown class are in the table, but not among the labels."""
+    (tmp_path / "t.csv").write_bytes(BROKEN)
+    settings = DataSettings(
+        source=str(tmp_path / "t.csv"),
+        bad_rows="skip",
+        classes=("cat", "dog"),
+        columns={"numbers": "a", **columns},
+    )
+    labels = believing(settings, {keys[0]: "cat", keys[1]: "dog"})
+    stored = sources.load(settings).train.table.with_key(settings.columns)
+    done = save_repaired(labels, settings.model_copy(update={"columns": stored}), tmp_path / "repaired.csv")
+    assert len(labels) == 4 and done.corrected == 2
+    expected = BROKEN.replace(b"T-5,dog", b"T-5,cat").replace(b"T-6,cat", b"T-6,dog")
+    assert (tmp_path / "repaired.csv").read_bytes() == expected
 
 
 def test_classes_are_written_as_they_stood(tmp_path):
     lines = ["x,label", *(f"{i},{['TRUE', 'FALSE'][i % 2]}" for i in range(6))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    _, out = repair(tmp_path / "t.csv", {"1": "true"})
+    _, out = repair(tmp_path / "t.csv", {"3": "true"})
     assert out.read_text().splitlines()[2] == "1,TRUE"
     lines = ["x,label", *(f"{i},{i % 3}.0" for i in range(6)), "6,"]
     (tmp_path / "n.csv").write_text("\n".join(lines))
     settings = DataSettings(source=str(tmp_path / "n.csv"))
-    done = save_repaired(believing(settings, {"1": "2"}), settings, tmp_path / "m.csv")
+    done = save_repaired(believing(settings, {"3": "2"}), settings, tmp_path / "m.csv")
     assert (tmp_path / "m.csv").read_text().splitlines() == [*lines[:2], "1,2.0", *lines[3:]]
     assert done.without_label == 1  # it stays so
 
@@ -88,7 +116,7 @@ def test_classes_are_written_as_they_stood(tmp_path):
 def test_indices_of_named_classes_stay_indices(tmp_path):
     lines = ["x,label", *(f"{i},{i % 2}" for i in range(6))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    _, out = repair(tmp_path / "t.csv", {"0": "dog", "1": "owl"}, classes=("cat", "dog", "owl"))
+    _, out = repair(tmp_path / "t.csv", {"2": "dog", "3": "owl"}, classes=("cat", "dog", "owl"))
     assert out.read_text().splitlines()[1:4] == ["0,1", "1,2", "2,0"]  # no row is given as an owl
 
 
@@ -96,7 +124,7 @@ def test_a_person_s_label_fills_an_empty_cell_and_a_pinned_one_is_written(tmp_pa
     lines = ["x,label", *(f"{i},{['cat', 'dog'][i % 2]}" for i in range(6)), "6,"]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     settings = DataSettings(source=str(tmp_path / "t.csv"))
-    decision = Decision("6", "unlabelled", "other", "dog", None, "cat", "")
+    decision = Decision("8", "unlabelled", "other", "dog", None, "cat", "")
     labels = believing(settings, {}).merge_decisions([decision])
     done = save_repaired(labels, settings, tmp_path / "repaired.csv")
     assert (tmp_path / "repaired.csv").read_text().splitlines() == [*lines[:-1], "6,dog"]
@@ -191,7 +219,7 @@ def test_parquet_keeps_schema_metadata_order_and_groups(tmp_path, kind, options)
 def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *(f"{i},{['cat', 'dog'][i % 2]}" for i in range(6))]))
     settings = DataSettings(source=str(tmp_path / "t.csv"))
-    labels = believing(settings, {"0": "dog"})
+    labels = believing(settings, {"2": "dog"})
     for change, message in (
         ({"noise": {"kind": "symmetric", "rate": 0.2}}, "corrupted by injected noise"),
         ({"columns": {"label": ("label", "x")}}, "are votes or distributions"),
@@ -202,7 +230,7 @@ def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     with pytest.raises(RunError, match="expected the same suffix"):
         save_repaired(labels, settings, tmp_path / "o.parquet")
     (tmp_path / "t.csv").write_text("x,label\n0,cat\n")
-    with pytest.raises(DataError, match="no longer contains row '1'"):
+    with pytest.raises(DataError, match="no longer contains row '3' and 4 other"):
         save_repaired(labels, settings, tmp_path / "o.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
@@ -216,8 +244,8 @@ def test_a_table_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
         rewrite(path, *words)
 
     monkeypatch.setattr("pencil.export.repaired_table.rewrite_cells", late)
-    with pytest.raises(DataError, match=r"row 3 of .* has the label \('cat',\) now"):
-        repair(tmp_path / "t.csv", {"0": "dog"})
+    with pytest.raises(DataError, match=r"row 5 of .* now has the label \('cat',\)"):
+        repair(tmp_path / "t.csv", {"2": "dog"})
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
@@ -243,8 +271,8 @@ def doubtful(tmp_path):
     (tmp_path / "t.csv").write_bytes(
         b"x;label\r\n" + b"".join(b"%d,5;%s\r\n" % (i, b"ab"[i % 2 :][:1]) for i in range(8))
     )
-    labels = believing(DataSettings(source=str(tmp_path / "t.csv")), {"1": "a", "4": "b"})
-    run = write_run(tmp_path / "run", labels, tmp_path / "t.csv")
+    labels = believing(DataSettings(source=str(tmp_path / "t.csv")), {"3": "a", "6": "b"})
+    run = write_run(tmp_path / "run", labels, tmp_path / "t.csv", {"numbering": "lines"})
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
     return run
 
@@ -259,11 +287,11 @@ def test_a_finished_review_lifts_the_refusal(doubtful):
     said = pencil(*words, cwd=doubtful.parent, code=2).stderr
     assert "2 of its proposed labels are not reviewed" in said
     assert "`pencil review run` and add --reviewed" in said and "--anyway" in said
-    decide(doubtful, "1", "accept", "a")
+    decide(doubtful, "3", "accept", "a")
     said = pencil(*words, "--reviewed", cwd=doubtful.parent, code=2).stderr
     assert "1 of its proposed labels are not reviewed" in said and "`pencil review run`, or" in said
     assert not (doubtful.parent / "repaired.csv").exists()
-    decide(doubtful, "4", "reject", "a")
+    decide(doubtful, "6", "reject", "a")
     pencil(*words, cwd=doubtful.parent, code=2)  # decisions that are not merged do not count
     said = pencil(*words, "--reviewed", "--diagnostics", "why.csv", cwd=doubtful.parent).stderr
     assert said.splitlines() == [
@@ -276,24 +304,24 @@ def test_a_finished_review_lifts_the_refusal(doubtful):
 
 
 def test_a_row_that_a_person_could_not_tell_was_looked_at(doubtful):
-    decide(doubtful, "1", "skip", None)
-    decide(doubtful, "4", "reject", "a")
+    decide(doubtful, "3", "skip", None)
+    decide(doubtful, "6", "reject", "a")
     said = pencil("labels", "run", "--reviewed", "--out", "l.csv", cwd=doubtful.parent)
     assert said.stderr == "8 labels written to l.csv\n"
 
 
 def test_only_labels_that_nobody_has_seen_are_refused(doubtful):
     """Rows that are left out by other options need no decision."""
-    decide(doubtful, "1", "accept", "a")
+    decide(doubtful, "3", "accept", "a")
     pencil("labels", "run", "--reviewed", "--min-confidence", "0.95", "--out", "sure.csv", cwd=doubtful.parent)
     rows = (doubtful.parent / "sure.csv").read_text().splitlines()
-    assert len(rows) == 2 and rows[1].startswith("1,train,b,a,1")
+    assert len(rows) == 2 and rows[1].startswith("3,train,b,a,1")
 
 
 def test_filled_in_labels_must_be_seen_too(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *(f"{i},{['cat', 'dog'][i % 2]}" for i in range(6)), "6,"]))
     labels = believing(DataSettings(source=str(tmp_path / "t.csv")), {})
-    run = write_run(tmp_path / "run", labels, tmp_path / "t.csv")
+    run = write_run(tmp_path / "run", labels, tmp_path / "t.csv", {"numbering": "lines"})
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
     said = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2)
     assert "1 of its proposed labels are not reviewed" in said.stderr

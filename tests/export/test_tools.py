@@ -31,15 +31,14 @@ TOOLS = tuple(SAVERS)
 
 def files_run(path, source, believe=1, columns=None):
     """A run on a source of two classes that believes row ``believe`` to be of the other class."""
-    splits = sources.load(DataSettings(source=str(source), columns=columns or {}))
+    settings = DataSettings(source=str(source), columns=columns or {})
+    splits = sources.load(settings)
     given = splits.train.given_labels
     probs = torch.full((len(given), 2), 0.1)
     probs[torch.arange(len(given)), given] = 0.9
     probs[believe] = probs[believe].flip(0)
-    write_run(path, build_label_table(splits, probs, None), str(source))
-    with (path / "recipe.toml").open("a") as file:
-        file.writelines(f'columns.{role} = "{name}"\n' for role, name in (columns or {}).items())
-    return path
+    stored = settings.columns if splits.train.table is None else splits.train.table.with_key(settings.columns)
+    return write_run(path, build_label_table(splits, probs, None), source, stored.model_dump(exclude_none=True))
 
 
 @pytest.fixture
@@ -53,10 +52,14 @@ def pets(tmp_path):
 
 @pytest.fixture
 def tickets(tmp_path):
-    """A run on a table with a text and a number."""
-    rows = [f"bill {i},{i},billing" if i % 2 else f'"page {i}, broken",,technical' for i in range(6)]
-    (tmp_path / "tickets.csv").write_text("\n".join(["message,hours,label", *rows]))
-    return files_run(tmp_path / "run", tmp_path / "tickets.csv")
+    """A run on a table with a text and a number; its ids are the keys."""
+    return tickets_run(tmp_path)
+
+
+def tickets_run(folder, ids="id", columns=None):
+    rows = [f"{i},bill {i},{i},billing" if i % 2 else f'{i},"page {i}, broken",,technical' for i in range(6)]
+    (folder / "tickets.csv").write_text("\n".join([f"{ids},message,hours,label", *rows]))
+    return files_run(folder / "run", folder / "tickets.csv", columns=columns)
 
 
 def export(run, tool, *words):
@@ -134,6 +137,15 @@ def test_label_studio_shows_the_cells_of_a_table_as_text(tickets):
         "message: bill 1\nhours: 1",
     ]
     assert "<Text " in (tickets.parent / "labelstudio" / "config.xml").read_text()
+
+
+@pytest.mark.parametrize(("numbering", "first"), [("lines", 2), ("places", 0)])
+def test_rows_without_ids_are_shown_by_their_number(tmp_path, numbering, first):
+    run = tickets_run(tmp_path, ids="weight", columns={"numbering": numbering, "ignore": "weight", "text": "message"})
+    tasks = read(export(run, "labelstudio")[0] / "tasks.json")
+    texts = {task["data"]["key"]: task["data"]["text"] for task in tasks}
+    assert texts.keys() == {str(first + i) for i in range(6)}
+    assert texts[str(first + 5)] == "message: bill 5\nhours: 5"
 
 
 def test_label_studio_shows_pixels_that_have_no_file(tmp_path):

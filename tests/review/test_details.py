@@ -208,8 +208,8 @@ def test_rows_of_a_table_are_compared_as_the_network_sees_them(tmp_path):
         vectors, _ = embedding.read(inputs, torch.arange(len(inputs)))
         np.testing.assert_allclose(vectors, run.prepare(inputs).values.numpy(), rtol=1e-6)
         assert review.details.of(0)["neighbours"]["by"] == "their encoded cells" and len(rows) == 42
-        (twin,) = review.details.of(rows.index("40"))["twins"]
-        assert (twin["key"], twin["label"], twin["exact"]) == ("41", "yes", True)
+        (twin,) = review.details.of(rows.index("42"))["twins"]  # keys are line numbers; the header is line 1
+        assert (twin["key"], twin["label"], twin["exact"]) == ("43", "yes", True)
 
 
 @pytest.mark.parametrize("cache", ["auto", "folder"])

@@ -191,8 +191,8 @@ class _Changes:
     read once to learn the spelling of labels, and again to write it.
     """
 
-    def __init__(self, path: Path, columns: Sequence[_LabelColumn], places: np.ndarray, digests: np.ndarray):
-        self.path, self.columns, self.places, self.digests, self.rows = path, columns, places, digests, 0
+    def __init__(self, table: TrainedTable, columns: Sequence[_LabelColumn], places: np.ndarray, digests: np.ndarray):
+        self.table, self.columns, self.places, self.digests, self.rows = table, columns, places, digests, 0
 
     def __call__(self, row: int, cells: tuple[Cell, ...]) -> list[Cell]:
         place = int(self.places[row]) if row < len(self.places) else -1
@@ -200,7 +200,7 @@ class _Changes:
             return [None] * len(cells)
         if hash(cells) != self.digests[row]:
             raise DataError(
-                f"row {row} of {self.path} now has the label {str(cells)[:40]}; expected the label that was read "
+                f"row {row + self.table.first_number} of {self.table.path} now has the label {str(cells)[:40]}; expected the label that was read "
                 "before; run the command again when no other program writes to the table."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
@@ -222,7 +222,7 @@ def _read_cells(labels: LabelTable, table: TrainedTable, columns: Sequence[_Labe
         places[rows], digests[rows] = found, [hash(row) for row in zip(*cells, strict=True)]
     for column in columns:
         column.settle()
-    return _Changes(table.path, columns, places, digests)
+    return _Changes(table, columns, places, digests)
 
 
 def _cells(column: Any) -> list[Cell]:

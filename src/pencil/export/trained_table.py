@@ -14,6 +14,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources.delimited import SUFFIXES as TEXT_SUFFIXES
 from pencil.data.sources.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
 from pencil.data.sources.table import SUFFIXES, row_keys
+from pencil.data.sources.table_files import first_number
 from pencil.errors import DataError, RunError
 from pencil.export.labels import has_bytes
 from pencil.runs.label_table import LabelTable
@@ -24,7 +25,7 @@ ROWS, ROWS_OF_IMAGES = 65536, 2048
 
 
 class Placed(NamedTuple):
-    """Some rows of a table, their row numbers in the file, and the positions of their labels, -1 for none."""
+    """Some rows of a table, their positions in the file, from 0, and the positions of their labels, -1 for none."""
 
     table: pa.Table
     numbers: np.ndarray
@@ -61,6 +62,11 @@ class TrainedTable:
             dialect = find_dialect(path, settings.delimiter)
             names = read_names(path, dialect)
         return cls(path, settings, dialect, pa.schema([(name, pa.string()) for name in names]))
+
+    @property
+    def first_number(self) -> int:
+        """The number of the first row in messages and keys."""
+        return first_number(self.path, self.settings.columns)
 
     def placed(self, labels: LabelTable, remedy: str) -> Iterator[Placed]:
         """Yield all rows with the positions of their labels; cells of a CSV file are text.
