@@ -82,7 +82,7 @@ def test_the_commands_name_a_pipe_or_skip_it(pets, tmp_path):
     assert "1 of 20" in done.stderr or "cat/pipe.png" in done.stderr
     refused = pencil("train", pets, *SMALL, "--out", "run", cwd=tmp_path, code=2).stderr
     assert "'cat/pipe.png'" in refused and not (tmp_path / "run").exists()
-    done = pencil("train", pets, *SMALL, "--set", "settings={.data.bad_rows", "--out", "run", cwd=tmp_path)
+    done = pencil("train", pets, *SMALL, "--set", "data.bad_rows=skip", "--out", "run", cwd=tmp_path)
     assert "pipe.png" in done.stderr and "the row is skipped" in done.stderr
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pencil.data.datasets import DATASETS
 from pencil.data.examples import (
     Examples,
     Splits,
@@ -97,7 +98,8 @@ def prepare(
     """
     _refuse_other_kinds(settings, loaded)
     _refuse_repeated_keys(loaded)
-    warn_of_many_classes(loaded.train)
+    if settings.classes is None and settings.source not in DATASETS:  # otherwise the classes are declared
+        warn_of_many_classes(loaded.train)
     if settings.pinned is not None:
         loaded = with_reviewed(loaded, settings.pinned)
     train = choose_rows(settings, loaded.train, seed)
