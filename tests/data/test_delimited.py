@@ -152,7 +152,7 @@ BROKEN = "path,label\n0.png,a\n1.png\n2.png,b,c\n3.png,b\n"
 
 def test_broken_lines_are_counted_and_named_or_left_out(here):
     (here / "t.csv").write_text(BROKEN)
-    message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cells; expected 2, as the header has; row 4: it has 3 cells"
+    message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cell; expected 2, as the header has; row 4: it has 3 cells"
     with pytest.raises(DataError, match=message + r'.*settings={"data.bad_rows": "skip"}'):
         read(here / "t.csv")
     with pytest.warns(UserWarning, match=message + ".*; they are skipped"):
@@ -171,7 +171,7 @@ def test_rows_keep_their_numbers_when_broken_lines_are_left_out(here):
     """So that what was said about a row is about the same row when the line is repaired."""
     lines = ["1.5,red,a", "broken", "2.5,blue,b", "", "9,9,9,9", "3.5,red,a", "4.5,red,z"]
     path = numbered(here, *lines)
-    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 3: it has 1 cells; .*row 5: it has 4 cells"):
+    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 3: it has 1 cell; .*row 5: it has 4 cells"):
         train = read(path, bad_rows="skip").train
     assert train.keys.tolist() == ["2", "4", "6", "7"]
     repaired = read(numbered(here, *("2,red,b" if line in ("broken", "9,9,9,9") else line for line in lines)))
