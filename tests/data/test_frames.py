@@ -156,7 +156,7 @@ def pair(y, **options):
     [
         (
             lambda: from_frame(pd.DataFrame(CELLS), DataSettings(columns=Columns(label="tag"))),
-            r"the table has no column 'tag'; it has 'age', 'colour', 'class', 'target'; name another one with label=.NAME., or add it",
+            r"the table has no column 'tag'; it has 'age', 'colour', 'class', 'target'; name another one with label=",
         ),
         (
             lambda: from_frame(pd.DataFrame({"age": [1.0], "tag": ["a"]}), DataSettings()),

@@ -67,7 +67,9 @@ def test_a_folder(pets, workers):
     (pets / "cat/text.jpg").write_text("no image")
     examples = load(DataSettings(source=str(pets))).train
     found = inspect(examples, workers)
-    assert found.class_counts == {"cat": 12, "dog": 10} and found.rows == 25 and found.unknown_labels == 0  # 3 unreadable
+    assert (
+        found.class_counts == {"cat": 12, "dog": 10} and found.rows == 25 and found.unknown_labels == 0
+    )  # 3 unreadable
     sizes = found.image_sizes
     assert (sizes.smallest, sizes.largest, sizes.most_common) == ((4, 4), (20, 30), (8, 8))
     assert sizes.fraction == pytest.approx(20 / 22)  # of those that can be read
