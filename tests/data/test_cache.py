@@ -100,7 +100,9 @@ def test_a_full_disk_is_reported(pets, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DataError, match=r"cannot write the cache of .* GiB in .*No space left on device; .* make room"):
+    with pytest.raises(
+        DataError, match=r"cannot write the cache of .* GiB in .*No space left on device; .*free some space"
+    ):
         ready(pets, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -156,11 +156,11 @@ def pair(y, **options):
     [
         (
             lambda: from_frame(pd.DataFrame(CELLS), DataSettings(columns=Columns(label="tag"))),
-            r"the table has no column 'tag'; it has 'age', 'colour', 'class', 'target'; name another one with label",
+            r"the table has no column 'tag'; it has 'age', 'colour', 'class', 'target'; name another one with label=",
         ),
         (
             lambda: from_frame(pd.DataFrame({"age": [1.0], "tag": ["a"]}), DataSettings()),
-            r"no label column with a common name .*; it has 'age', 'tag'; name it with label",
+            r"no label column with a common name .*; it has 'age', 'tag'; name it with label=.NAME.",
         ),
         (
             lambda: from_frame(pd.DataFrame({**CELLS, "odd": [1, "b", 2, 3]}), SETTINGS),

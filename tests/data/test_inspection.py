@@ -67,7 +67,9 @@ def test_a_folder(pets, workers):
     (pets / "cat/text.jpg").write_text("no image")
     examples = load(DataSettings(source=str(pets))).train
     found = inspect(examples, workers)
-    assert found.class_counts == {"cat": 13, "dog": 12} and found.rows == 25 and found.unknown_labels == 0
+    assert (
+        found.class_counts == {"cat": 12, "dog": 10} and found.rows == 25 and found.unknown_labels == 0
+    )  # 3 unreadable
     sizes = found.image_sizes
     assert (sizes.smallest, sizes.largest, sizes.most_common) == ((4, 4), (20, 30), (8, 8))
     assert sizes.fraction == pytest.approx(20 / 22)  # of those that can be read
@@ -90,6 +92,15 @@ def test_soft_and_several_labels_that_disagree():
     soft = replace(several, given_labels=torch.tensor([[0.25, 0.75]] * 4), multilabel=False)
     assert inspect(soft).class_counts == {"a": 0, "b": 4} and len(inspect(soft).conflicts) == 0
     assert label_of(soft, 0) == {"a": 0.25, "b": 0.75}
+
+
+def test_unreadable_rows_are_in_no_count_of_several_labels(tmp_path):
+    paint(tmp_path / "a.png"), truncate(paint(tmp_path / "b.png", 1)), truncate(paint(tmp_path / "c.png", 2))
+    files = ImageInputs(ImageFiles(tmp_path, as_keys(["a.png", "b.png", "c.png"])))
+    labels = torch.tensor([[1, 1], [torch.nan, torch.nan], [0, 0]])
+    found = inspect(Examples(files, torch.arange(3), labels, ("x", "y"), files.encoded.names, multilabel=True))
+    assert (found.rows, len(found.unreadable), found.class_counts) == (3, 2, {"x": 1, "y": 1})
+    assert (found.unknown_labels, found.unknown_rows, found.rows_without_class) == (0, 0, 0)
 
 
 def test_a_dataset_read_item_by_item():

@@ -49,7 +49,7 @@ def test_what_could_be_a_distribution_is_one_unless_told_otherwise():
     assert unknown[0].isnan().tolist() == [False, True, False]
 
 
-HINT = r"multilabel=True \(data.multilabel in a recipe\) takes every column for a class"
+HINT = "with multilabel=True every column is a class"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_lists_of_numbers_in_a_table(table):
     assert unknown.multilabel and unknown.given_labels.isnan().sum() == 4
     assert from_table(table(label=ONE_HOT), multilabel=True).train.multilabel
     assert not from_table(table(label=ONE_HOT)).train.multilabel
-    with pytest.raises(DataError, match="sum to 1; fix the row; multilabel=True"):
+    with pytest.raises(DataError, match="sum to 1; fix the row; with multilabel=True"):
         from_table(table(label=[[0.9, 0.9]] * 4))
     chosen = from_table(table(label=[[0, 2], [1, 2], [2, 0], [2, 1]])).train  # lists of classes, as ever
     assert chosen.given_labels.tolist() == [[1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 1, 1]]
@@ -283,7 +283,7 @@ def test_the_kind_is_filled_in_and_another_one_is_refused():
     with pytest.raises(DataError, match=r"^the test set: the labels are single-label"):
         prepare(DataSettings(), Splits(several, test=single), 0)
     narrow = from_arrays(X, [[1, 1]] * 4)
-    with pytest.raises(DataError, match=r"^the validation set: it has 2 classes; expected the 3 of training"):
+    with pytest.raises(DataError, match=r"^the validation set: it has 2 classes; expected the 3 classes of training"):
         prepare(DataSettings(), Splits(several, validation=narrow), 0)
 
 

@@ -101,7 +101,7 @@ def test_what_is_wrong_in_a_batch_is_named(cifar10_folder):
     with pytest.raises(DataError, match=r"label 10 at row 2 \('test-00002'\) is not one of the 10 classes"):
         cifar10(cifar10_folder)
     (folder / "data_batch_4").unlink()
-    with pytest.raises(DataError, match=r"lacks data_batch_4; download cifar-10-python\.tar\.gz.*data\.root.*FOLDER"):
+    with pytest.raises(DataError, match=r"lacks data_batch_4; download cifar-10-python\.tar\.gz.*data\.root.: .FOLDER"):
         cifar10(cifar10_folder)
 
 

@@ -122,6 +122,14 @@ def test_labels_that_look_like_ids_are_warned_of(recwarn):
         prepare(DataSettings(), Splits(labelled(166, 400)), seed=0)
 
 
+def test_declared_classes_are_not_taken_for_ids(recwarn):
+    table = pa.table({"x": [float(row) for row in range(40)], "y": [row % 20 for row in range(40)]})
+    names = tuple(str(name) for name in range(20))
+    for declared in (DataSettings(classes=names), DataSettings(source="clothing1m")):
+        prepare(declared, Splits(from_frame(table, declared).train), seed=0)
+    assert not recwarn.list
+
+
 def test_powers_are_those_of_scikit_learn_to_the_last_bit():
     rng = np.random.default_rng(0)
     skewed = rng.exponential(size=90)

@@ -218,14 +218,16 @@ def _overlap(overlap: "Overlap") -> Iterator[str]:
 
 def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """Multi-label data: classes per row, and unknown labels."""
-    mean, entries = sum(found.class_counts.values()) / found.rows, examples.given_labels.numel()
+    rows = found.rows - len(found.unreadable)
+    mean, entries = sum(found.class_counts.values()) / max(rows, 1), rows * examples.num_classes
     yield f"            multi-label, {mean:.1f} of {examples.num_classes} classes per row on average"
     if found.rows_without_class:
         yield f"            {_rows_have(found.rows_without_class)} no class"
     if found.unknown_labels:
         yield f"            {found.unknown_labels:,} of {entries:,} labels are unknown"
     if found.unknown_rows:
-        yield f"            {_rows_have(found.unknown_rows)} no known label and cannot be learned from"
+        are = "is" if found.unknown_rows == 1 else "are"
+        yield f"            {_rows_have(found.unknown_rows)} no known labels and {are} ignored in training"
 
 
 def _rows_have(count: int) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pencil.data.datasets import DATASETS
 from pencil.data.examples import (
     Examples,
     Splits,
@@ -95,9 +96,7 @@ def prepare(
     DataError
         If the settings do not fit the data, or nothing can be learned from it.
     """
-    _refuse_other_kinds(settings, loaded)
-    _refuse_repeated_keys(loaded)
-    warn_of_many_classes(loaded.train)
+    _check_loaded(settings, loaded)
     if settings.pinned is not None:
         loaded = with_reviewed(loaded, settings.pinned)
     train = choose_rows(settings, loaded.train, seed)
@@ -234,6 +233,14 @@ def choose_test(settings: DataSettings, test: Examples) -> Examples:
         return test
     chosen = torch.randperm(len(test), generator=generator(0, "test rows"))[: settings.test_rows]
     return test.subset(chosen.sort().values)
+
+
+def _check_loaded(settings: DataSettings, loaded: Splits) -> None:
+    """Raise if splits or keys do not fit together; warn of labels like ids, unless the classes are declared."""
+    _refuse_other_kinds(settings, loaded)
+    _refuse_repeated_keys(loaded)
+    if settings.classes is None and settings.source not in DATASETS:
+        warn_of_many_classes(loaded.train)
 
 
 def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:

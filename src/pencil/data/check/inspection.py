@@ -81,7 +81,7 @@ class Inspection:
     Parameters
     ----------
     rows
-        The number of rows.
+        The number of rows, with the unreadable ones; all other counts are without them.
     class_counts
         Rows per class; in multi-label data, rows with the class present.
     unknown_labels, unknown_rows, rows_without_class
@@ -149,14 +149,15 @@ def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) 
     rows = _read_rows(examples, workers, max_pixels)
     prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
     labels = examples.given_labels.numpy()
-    counts = count_classes(examples.subset(torch.from_numpy(prints.readable)))
+    readable = examples.subset(torch.from_numpy(prints.readable))
+    counts = count_classes(readable)
     duplicates = group_equal(prints.words, prints.readable)
     near, near_rows = find_near_duplicates([examples], [prints])
     encoded, records = rows.shape is None and len(sizes) > 0, examples.inputs.records
     return Inspection(
         rows=len(examples),
         class_counts=counts,
-        **_count_unknown(examples),
+        **_count_unknown(readable),
         image_sizes=_summary(sizes) if encoded else None,
         input_shape=rows.shape,
         unreadable=rows.faults,
