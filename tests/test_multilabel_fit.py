@@ -171,5 +171,5 @@ def test_maps_of_images_that_cannot_be_read_are_nan(tmp_path, pets):
 
 
 def test_a_network_without_maps_says_so(finished):
-    with pytest.raises(ModelError, match=r"this network \(mlp\) has no class maps; .*model.attention=true"):
+    with pytest.raises(ModelError, match=r"this network \(mlp\) has no class maps; .*model.attention.: True"):
         finished.class_maps(np.zeros((2, 12)))

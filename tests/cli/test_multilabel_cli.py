@@ -80,9 +80,11 @@ def test_train_warns_of_unknown_rows(home):
     assert (
         "verdict doubtful no rows were held out" in " ".join(done.stdout.split()) and "pencil audit" not in done.stdout
     )
-    rows = rows_of(pencil("labels", "soft", "--entries", cwd=home).stdout)
-    refused = pencil("labels", "soft", "--out", "soft.csv", cwd=home, code=2).stderr
-    assert "'doubtful'" in refused and "--anyway" in refused and "pencil audit" not in refused
+    shown = pencil("labels", "soft", "--entries", cwd=home)
+    rows = rows_of(shown.stdout)
+    assert "'doubtful'" in shown.stderr and "pencil review soft" in shown.stderr and "pencil audit" not in shown.stderr
+    assert {row["changed"] for row in rows} == {"False"}  # nothing is proposed, so there is nothing to refuse
+    assert "200 labels written" in pencil("labels", "soft", "--out", "soft.csv", cwd=home).stderr
     assert [row["given"] for row in rows[:3]] == ["", "", ""] and rows[21]["given"] == "0" and len(rows) == 600
 
 

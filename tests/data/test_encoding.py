@@ -181,7 +181,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path):
         match=r"no column to learn from; it has 'code' \(label, key, split or ignored.*; expected images, text",
     ):
         records(written(ids, tmp_path / "ids.csv"))
-    with pytest.raises(DataError, match=r"names 'x' as number and as category|names 'x' as category and as number"):
+    with pytest.raises(DataError, match=r"lists 'x' as number and as category|lists 'x' as category and as number"):
         records(tmp_path / "x.csv", {"numbers": "x", "categories": "x"})
 
 

@@ -54,7 +54,7 @@ def test_a_failed_download_says_what_to_fetch_and_where_to_put_it(tmp_path, monk
 def test_damaged_idx_files_are_named(fashion_folder):
     path = fashion_folder / "train-images-idx3-ubyte"
     path.write_bytes(bytes([0, 0, 8, 3]) + np.array([30, 28, 28], ">u4").tobytes() + b"short")
-    with pytest.raises(DataError, match="holds 5 values; expected"):
+    with pytest.raises(DataError, match="has 5 values; expected 30 x 28 x 28; download"):
         named.fashion_mnist(fashion_folder)
     path.write_bytes(b"<html>")
     with pytest.raises(DataError, match="not an idx file"):

@@ -75,7 +75,8 @@ def test_fit_refuses_before_it_allocates(room, monkeypatch):
     x, y = np.ones((rows, 1), dtype=np.float32), np.arange(rows) % classes
     room(230 * 10**9)
     monkeypatch.setattr("pencil.labels.store.LabelStore.reset", lambda _store: pytest.fail("labels are allocated"))
-    with pytest.raises(TrainingError, match=r'settings=\{"training.label_top_k": 8\}\.$'):
+    refused = pytest.raises(TrainingError, match=r'settings=\{"training.label_top_k": 8\}\.$')
+    with pytest.warns(UserWarning, match="look like numbers or ids"), refused:
         pencil.fit("mlp", (x, y))
 
 

@@ -4,13 +4,12 @@
 does, the command ends without an error.
 """
 
-import sys
 from typing import Any
 
 from typer import Exit
 from typer.core import TyperCommand, TyperGroup
 
-from pencil.cli.output import reader_is_gone
+from pencil.cli.output import flush, reader_is_gone
 
 
 def _without_types_of_flags(parameters: list[Any]) -> list[Any]:
@@ -39,7 +38,7 @@ class Group(TyperGroup):
         """Run the command; flush its output, unless the reader has closed it."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            flush()
         except BrokenPipeError:
             if reader_is_gone():
                 raise Exit from None

@@ -30,6 +30,11 @@ def binary_output() -> BinaryIO:
     return cast(BinaryIO, _Screen(sys.stdout)) if sys.stdout.isatty() else sys.stdout.buffer
 
 
+def flush() -> None:
+    """Write buffered output now; a closed reader is noticed here."""
+    sys.stdout.flush()
+
+
 def reader_is_gone() -> bool:
     """Return whether the reader of stdout has gone, as after ``| head``; the remaining output is then dropped silently.
 

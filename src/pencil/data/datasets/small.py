@@ -119,7 +119,8 @@ def read_idx(path: Path) -> np.ndarray:
     dimensions = np.frombuffer(content, ">u4", count=content[3], offset=4)
     values = np.frombuffer(content, np.uint8, offset=4 + 4 * content[3])
     if values.size != dimensions.prod(dtype=np.int64):
-        raise DataError(f"{source} has {values.size} values; expected {tuple(dimensions)}; download it again.")
+        wanted = " x ".join(map(str, dimensions))
+        raise DataError(f"{source} has {values.size} values; expected {wanted}; download it again.")
     return values.reshape(dimensions.tolist()).copy()
 
 
