@@ -200,8 +200,8 @@ class _Changes:
             return [None] * len(cells)
         if hash(cells) != self.digests[row]:
             raise DataError(
-                f"row {row + self.table.first_number} of {self.table.path} now has the label {str(cells)[:40]}; expected "
-                "the label that was read before; run the command again when no other program writes to the table."
+                f"row {row + self.table.first_number} of {self.table.path} now has the label {str(cells)[:40]}; "
+                "expected the label that was read before; run the command again when no other program writes to the table."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
         self.rows += any(cell is not None for cell in found)
