@@ -201,7 +201,7 @@ class _Changes:
         if hash(cells) != self.digests[row]:
             raise DataError(
                 f"row {row + self.table.first_number} of {self.table.path} now has the label {str(cells)[:40]}; "
-                "expected the label that was read before; run the command again when no other program writes to the table."
+                "expected the label that was read before; run the command again when no other program writes to it."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
         self.rows += any(cell is not None for cell in found)
