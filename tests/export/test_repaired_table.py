@@ -235,6 +235,18 @@ def test_what_cannot_be_repaired_is_refused_and_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
 
 
+@pytest.mark.parametrize("name", ["code", "label"])
+def test_a_table_that_has_lost_its_keys_or_labels_is_refused(tmp_path, name):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["x,code,label", *(f"{i},T-{i},{['cat', 'dog'][i % 2]}" for i in range(6))]))
+    settings = DataSettings(source=str(path), columns={"numbers": "x", "key": "code", "label": "label"})
+    labels = believing(settings, {"T-1": "cat"})
+    path.write_text(path.read_text().replace(name, "other"))
+    with pytest.raises(DataError, match=f"no longer has the column '{name}'.*restore it, or choose another --format"):
+        save_repaired(labels, settings, tmp_path / "o.csv")
+    assert not (tmp_path / "o.csv").exists()
+
+
 def test_a_table_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *(f"{i},{['cat', 'dog'][i % 2]}" for i in range(6))]))
     rewrite = rewritten_text.rewrite_cells

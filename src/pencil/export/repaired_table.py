@@ -151,6 +151,7 @@ def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn
             f"expected a run without noise; {REMEDY}."
         )
     columns = settings.columns
+    table.require(columns.labels, REMEDY)
     label = columns.label or usual_name(table.schema.names, LABEL_COLUMNS)
     decided = numbers(labels["reviewed"]) > 0 if "reviewed" in labels.column_names else np.zeros(len(labels), bool)
     decided = decided | labels.pinned
@@ -199,9 +200,10 @@ class _Changes:
         if place < 0:
             return [None] * len(cells)
         if hash(cells) != self.digests[row]:
+            number = row + self.table.first_number
             raise DataError(
-                f"row {row + self.table.first_number} of {self.table.path} now has the label {str(cells)[:40]}; "
-                "expected the label that was read before; run the command again when no other program writes to it."
+                f"row {number} of {self.table.path} now has the label {str(cells)[:40]}; expected the label that was "
+                "read before; run the command again when no other program writes to the table."
             )
         found = [column.change(cell, place) for column, cell in zip(self.columns, cells, strict=True)]
         self.rows += any(cell is not None for cell in found)

@@ -1,6 +1,6 @@
 """The training table of a run, read in batches, with its rows matched to the labels of the run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +63,15 @@ class TrainedTable:
             names = read_names(path, dialect)
         return cls(path, settings, dialect, pa.schema([(name, pa.string()) for name in names]))
 
+    def require(self, names: Iterable[str], remedy: str) -> None:
+        """Raise if the table no longer has one of these columns."""
+        missing = next((name for name in names if name not in self.schema.names), None)
+        if missing is not None:
+            raise DataError(
+                f"{self.path} no longer has the column {missing!r}; expected the columns of the training table; "
+                f"restore it, or {remedy}."
+            )
+
     @property
     def first_number(self) -> int:
         """The number of the first row in messages and keys."""
@@ -74,13 +83,15 @@ class TrainedTable:
         Raises
         ------
         DataError
-            At the end, if a label belongs to a row that is not in the table.
+            If the key or image column is not in the table, or, at the end, if a label belongs to a row that is not.
         """
+        columns = self.settings.columns
+        self.require((name for name in (columns.key, columns.path, columns.image) if name is not None), remedy)
         root = self.path.parent if self.settings.root is None else self.settings.root.expanduser()
         place_of = {key: place for place, key in enumerate(labels.keys.to_pylist())}
         with refusals(self.path):
             for piece, numbers in self._pieces():
-                keys = row_keys(self.path, piece, self.settings.columns, root, numbers)
+                keys = row_keys(self.path, piece, columns, root, numbers)
                 yield Placed(piece, numbers, np.array([place_of.pop(key, -1) for key in keys], dtype=np.int64))
         if place_of:
             raise DataError(
