@@ -97,7 +97,6 @@ CHANGES = {"unlink", "rmtree", "rename", "rmdir", "mkdir", "symlink_to", "link",
 ALLOWED = {
     ("runs/lock.py", "mkdir"),  # of the run directory itself
     ("runs/lock.py", "unlink"),  # of the file that it holds open
-    ("runs/claim.py", "rmdir"),  # of the run directory itself, and those above it
     ("runs/directory.py", "unlink"),  # of a file in the run directory itself, which may be a link: that goes
     ("runs/checkpoints.py", "mkdir"),  # after `recover`, which refuses links
     ("loggers/trackers.py", "mkdir"),  # after `refuse_links_out`

@@ -532,7 +532,7 @@ def test_resume_is_exact_and_refuses_a_changed_shard(folder, tmp_path, monkeypat
     shard = sorted(folder.iterdir())[1]
     times = shard.stat()
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns + 10**9))
-    with pytest.raises(DataError, match=r"the data has changed since .*: train inputs are different"):
+    with pytest.raises(DataError, match=r"the data has changed since .*: train inputs differ"):
         run_recipe(shard_recipe(folder), tmp_path / "run", resume=True)
     os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
     resumed = run_recipe(shard_recipe(folder), tmp_path / "run", resume=True)
