@@ -125,7 +125,7 @@ def test_a_budget_has_a_unit_and_excludes_epochs(home):
         with pytest.raises(RecipeError, match="expected a time such as 90s"):
             minutes(text)
     both = pencil("train", "blobs.npz", "--budget", "10m", "--epochs", 3, cwd=folder, code=2).stderr
-    assert "--epochs 3 and --budget 10m both say how long to train" in both
+    assert "--epochs 3 and --budget 10m both set the training length" in both
     other = pencil("train", "blobs.npz", "--budget", "10m", "--method", "elr", cwd=folder, code=2).stderr
     assert "Elr does not support a time budget" in other and "training will take" not in other
     words = ["train", "blobs.npz", "--set", "training.epochs=3", "--set", "training.minutes=3"]

@@ -187,7 +187,7 @@ def test_what_is_refused_before_anything_is_done(vectors, tmp_path, monkeypatch)
     run, _ = vectors
     with pytest.raises(RunError, match="the format is 'tflite'; expected torch-export, onnx, safetensors"):
         export_model(run, "tflite", tmp_path / "net.tflite")
-    with pytest.raises(RunError, match=r"for onnx expected a name that ends in \.onnx"):
+    with pytest.raises(RunError, match=r"expected a name that ends in \.onnx"):
         export_model(run, "onnx", tmp_path / "net.pt2")
     (tmp_path / "net.json").write_text("mine")
     with pytest.raises(RunError, match=r"net\.json already exists"):

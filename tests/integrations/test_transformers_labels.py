@@ -139,7 +139,7 @@ def test_evaluation_is_as_ever(tmp_path):
 
 
 def test_what_cannot_be_right_is_refused(tmp_path):
-    with pytest.raises(pencil.TrainingError, match="train_dataset has 30 rows and pencil_labels 40"):
+    with pytest.raises(pencil.TrainingError, match="train_dataset has 30 rows and pencil_labels has 40"):
         trainer(tmp_path, labels(), Rows(30))
     with pytest.raises(pencil.TrainingError, match="row 3 of train_dataset has class"):
         trainer(tmp_path, labels(), Rows(other=[3])).train()

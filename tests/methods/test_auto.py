@@ -210,7 +210,7 @@ def test_auto_is_the_default_and_pencil_is_never_replaced():
 @pytest.mark.parametrize("settings", [{"method.patience": 9}, {"method.patience": 4}, {"method.pace": 0.1}])
 def test_a_number_that_cannot_be_used_is_refused_even_at_its_default(settings):
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
-    with pytest.raises(RecipeError, match=f"has no {next(iter(settings)).removeprefix('method.')}; leave out"):
+    with pytest.raises(RecipeError, match=f"has no {next(iter(settings)).removeprefix('method.')}; remove"):
         pencil.fit("mlp", (points, labels), epochs=3, settings={"data.validation": 0.0, **settings})
 
 

@@ -186,7 +186,7 @@ def test_weights_that_are_not_finite_are_an_error_at_load(finished, tmp_path, ep
     weights["1.weight" if "1.weight" in weights else next(iter(weights))].view(-1)[0] = torch.nan
     save_file(weights, path)
     other = {"last": "best", "best": "last"}[epoch]
-    with pytest.raises(package.RunError, match=rf"of the {epoch} epoch in .* hold NaN or infinity .*{other}"):
+    with pytest.raises(package.RunError, match=rf"of the {epoch} epoch in .* contain NaN or infinity .*{other}"):
         package.open_run(tmp_path / "run", epoch=epoch)
     package.open_run(tmp_path / "run", epoch=other)
 
