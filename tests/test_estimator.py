@@ -160,7 +160,7 @@ def test_a_frame_of_words_and_missing_cells_is_a_table(library):
     assert fitted.score(frame, y) > 0.9
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(frame[["size"]])
-    with pytest.raises(ValueError, match="X is a ndarray; expected a data frame with the columns size, colour"):
+    with pytest.raises(ValueError, match="X is a ndarray; expected a data frame with the training columns size, colour"):
         fitted.predict(np.zeros((2, 2)))
 
 
@@ -200,5 +200,5 @@ def test_rows_without_a_label_are_predicted_and_labels_keep_their_type(form):
 
 
 def test_labels_that_are_all_missing_are_refused():
-    with pytest.raises(ValueError, match="none of the 4 rows has a label; expected labels of some rows"):
+    with pytest.raises(ValueError, match="none of the 4 rows has a label; expected labels for some rows"):
         PencilClassifier().fit(np.eye(4), [None, np.nan, pd.NA, ""])

@@ -104,7 +104,7 @@ def test_damage_is_one_line_that_names_the_file(copy, name, attribute, content):
 
 
 def test_directories_that_are_no_finished_run(copy, tmp_path):
-    with pytest.raises(RunError, match=r"is not a run directory \(it has no recipe.toml\); name one"):
+    with pytest.raises(RunError, match=r"is not a run directory \(it has no recipe.toml\); name a"):
         RunReader(tmp_path)
     (copy / "summary.json").unlink()
     with pytest.raises(RunError, match=r"has not finished \(it has no summary.json\); resume it with `pencil resume"):
@@ -171,7 +171,7 @@ def test_the_writer_continues_where_a_checkpoint_was(tmp_path, run):
         for epoch in (1, 2, 3):
             writer.append_metrics({"epoch": epoch})
         assert writer.environment == {"format": FORMAT, "pencil": "x"}
-    with pytest.raises(RunError, match=r"is not empty; expected a new directory; resume with `pencil resume"):
+    with pytest.raises(RunError, match=r"is not empty; expected a new or empty directory; resume with `pencil resume"):
         RunWriter(path)
     with RunWriter(path, resume=True) as writer:
         assert writer.environment == {"format": FORMAT, "pencil": "x"}
