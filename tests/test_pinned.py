@@ -262,7 +262,7 @@ def test_a_stopped_run_goes_on_with_the_same_reviews_only(tmp_path, monkeypatch)
 
 def test_a_run_without_reviews_does_not_go_on_with_some(tmp_path, monkeypatch):
     stopped(monkeypatch, 40, None, tmp_path / "run")
-    with pytest.raises(RecipeError, match=r"data.pinned is .* it was None"):
+    with pytest.raises(RecipeError, match=r"data.pinned is .*; expected None"):
         fit(review(tmp_path / "reviews.jsonl", **SAID), tmp_path / "run", resume=True)
 
 
