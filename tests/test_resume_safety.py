@@ -182,7 +182,7 @@ def changed(kind):
 @pytest.mark.parametrize("kind", ["noise", "one row", "two rows swapped"])
 def test_other_inputs_are_refused(kind, tmp_path, monkeypatch):
     stopped(tmp_path / "run", monkeypatch)
-    with pytest.raises(DataError, match=r"the data has changed since .*: train inputs are different; restore it"):
+    with pytest.raises(DataError, match=r"the data has changed since .*: train inputs differ; restore it"):
         train(tmp_path / "run", data=changed(kind))
 
 
@@ -217,7 +217,7 @@ def test_what_only_moves_bits_is_a_warning_that_names_it(tmp_path, monkeypatch, 
 
     here = resume.describe_environment
     monkeypatch.setattr(resume, "describe_environment", lambda prints: {**here(prints), "threads": 64, "torch": "9.9"})
-    with pytest.warns(UserWarning, match=r"last bits: torch is '9.9', it was .*; threads is 64, it was"):
+    with pytest.warns(UserWarning, match=r"last bits: torch is '9.9' .*; threads is 64"):
         train(tmp_path / "run")
     assert result(tmp_path / "run") == undisturbed
 
@@ -399,4 +399,4 @@ def test_checkpoints_of_fine_tuning_are_checked_too(tmp_path, monkeypatch):
     statuses = {found.path: found for found in manifest.verify(path)}
     assert not statuses[damaged].ok and "training.json" in statuses[damaged].reason and statuses[head].ok
     said = commands.pencil("check", "run", cwd=tmp_path, code=2)
-    assert "BROKEN  checkpoints/finetune/step-0000000003" in said.stdout and "are damaged; see above" in said.stderr
+    assert "BROKEN  checkpoints/finetune/step-0000000003" in said.stdout and "is damaged; see above" in said.stderr
