@@ -160,7 +160,9 @@ def test_a_frame_of_words_and_missing_cells_is_a_table(library):
     assert fitted.score(frame, y) > 0.9
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(frame[["size"]])
-    with pytest.raises(ValueError, match="X is a ndarray; expected a data frame with the training columns size, colour"):
+    with pytest.raises(
+        ValueError, match="X is a ndarray; expected a data frame with the training columns size, colour"
+    ):
         fitted.predict(np.zeros((2, 2)))
 
 
