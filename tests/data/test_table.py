@@ -279,9 +279,9 @@ def test_a_table_without_labels_to_predict(here):
 def test_many_columns_are_checked_in_linear_time(here):
     """A check that compares every name with every other takes over a minute for these."""
     names = [f"feature {number}" for number in range(100_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     refuse_repeated_columns("a table", names)
-    assert time.perf_counter() - start < 100  # half a second; a quadratic step takes minutes
+    assert time.process_time() - start < 5
     with pytest.raises(DataError, match=r"a table has the column 'feature 7' more than once"):
         refuse_repeated_columns("a table", [*names, "feature 7", "feature 3"][7:])
 
@@ -290,9 +290,9 @@ def test_a_wide_table_is_read(here):
     wide = {f"feature {number}": [0.5, 1.5] for number in range(8000)}
     table = pa.table({"path": ["images/0.png", "images/1.png"], "label": ["a", "b"], **wide})
     pq.write_table(table, here / "wide.parquet")
-    start = time.perf_counter()
+    start = time.process_time()
     assert load(DataSettings(source=str(here / "wide.parquet"))).train.classes == ("a", "b")
-    assert time.perf_counter() - start < 200  # seconds; a quadratic step takes many minutes
+    assert time.process_time() - start < 20
 
 
 def test_keys_of_a_part_are_those_of_the_whole_table(here):
