@@ -23,14 +23,12 @@ from PIL import Image
 from torch import nn
 from torchvision import transforms
 
-from pencil.data.examples import Splits
 from pencil.data.inputs.augment import Augmentation, View
 from pencil.data.inputs.base import TensorInputs
 from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.folder import read_classes
-from pencil.data.sources.table import from_table
 from pencil.models import preact_resnet32
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
@@ -116,7 +114,7 @@ def folder() -> None:
         photos.mkdir()
         write_photos(photos, 512)
         size = {"resize": 256, "crop": 224, "normalize": "imagenet", "validation": 0.0}
-        loaded = Splits(read_classes(photos))
+        loaded = load(DataSettings(source=str(photos)))
         augmentation = Augmentation(flip=True)
 
         def epoch(examples: object, work: Callable[[torch.Tensor], None] | None = None) -> float:
@@ -157,16 +155,15 @@ ROWS = 1_000_000
 PROBE = """
 import re, sys
 from pathlib import Path
-from pencil.data.examples import Splits
 from pencil.data.prepare import prepare
+from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.table import from_table
 import pyarrow.csv, pyarrow.parquet, torch
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 Path("/proc/self/clear_refs").write_text("5")  # resets the peak, which includes the parent's
 before = peak()
-loaded = from_table(Path(sys.argv[1]))
+loaded = load(DataSettings(source=sys.argv[1]))
 loaded.train.fingerprint()
 splits = prepare(DataSettings(cache="none", normalize="none", resize=32), loaded, 0).splits
 print((peak() - before) / 1024)
@@ -199,7 +196,7 @@ def memory() -> None:
 
 def _worker_memory(root: Path, rows: int) -> float:
     """Return the private memory of one worker process in megabytes while it reads."""
-    loaded = from_table(root / f"{rows}.parquet")
+    loaded = load(DataSettings(source=str(root / f"{rows}.parquet")))
     settings = DataSettings(cache="none", normalize="none", resize=32, workers=1, validation=0.0)
     train = prepare(settings, loaded, 0).splits.train
     seen = 0.0

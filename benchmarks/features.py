@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.models import FrozenNetwork, ModelSettings, build
-from pencil.training.threads import ROWS, in_threads
+from pencil.training.compute import THREAD_ROWS, in_threads
 
 
 def main() -> None:
@@ -34,8 +34,8 @@ def main() -> None:
     with in_threads(network.extractor()) as threads, in_threads(network.backbone) as plain_threads:
         ways: dict[str, Callable[[Tensor], object]] = {
             "PyTorch, batches of 32": batched(network.backbone, 32),
-            f"PyTorch, batches of {ROWS}": batched(network.backbone, ROWS),
-            f"PyTorch, {ROWS} images per thread": plain_threads,
+            f"PyTorch, batches of {THREAD_ROWS}": batched(network.backbone, THREAD_ROWS),
+            f"PyTorch, {THREAD_ROWS} images per thread": plain_threads,
             "pencil: folded, channels last": lambda batch: threads(batch.to(memory_format=torch.channels_last)),
         } | onnx_way(network.backbone, images)
         seconds = dict.fromkeys(ways, float("inf"))
@@ -76,10 +76,10 @@ def onnx_way(network: nn.Module, images: Tensor) -> dict[str, Callable[[Tensor],
     name = session.get_inputs()[0].name
 
     def run(images: Tensor) -> None:
-        for part in images.split(ROWS):
+        for part in images.split(THREAD_ROWS):
             session.run(None, {name: part.numpy()})
 
-    return {f"onnxruntime, batches of {ROWS}": run}
+    return {f"onnxruntime, batches of {THREAD_ROWS}": run}
 
 
 if __name__ == "__main__":

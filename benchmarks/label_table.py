@@ -24,9 +24,9 @@ from torch import nn
 
 from pencil.data import Splits, from_arrays
 from pencil.methods import Pencil
-from pencil.runs.label_files import LabelFile, write_part
+from pencil.runs.label_files import LabelFile, write_label_part
 from pencil.runs.label_parts import build_label_parts
-from pencil.runs.totals import count_rows
+from pencil.runs.totals import row_totals
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import World, join
 from pencil.training.record import Position
@@ -69,8 +69,8 @@ def finish(rows: int, classes: int, top_k: int, folder: Path) -> dict[str, float
     started = time.perf_counter()
     outcome = trainer.run(whole=False)
     assert outcome.shard is not None
-    count_rows(trainer.splits.train, outcome.train_rows()).reduced(world.all_reduce_sum)
-    write_part(
+    row_totals(trainer.splits.train, outcome.train_rows()).reduced(world.all_reduce_sum)
+    write_label_part(
         folder, world.rank, world.size, build_label_parts(trainer.splits, outcome, None, world.rank, world.size, top_k)
     )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -13,7 +13,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import nn
 
-from pencil.data.inputs.text import fit_terms, token_vectors
+from pencil.data.inputs.text import fit_terms_in_parts, token_vectors
 
 EPOCHS, BATCH, TEST = 20, 128, 4000
 
@@ -59,7 +59,8 @@ def main():
     test, train = texts[:held], texts[held : held + chosen.rows]
     labels = codes[held : held + chosen.rows], codes[:held]
     tokens = [token_vectors().tokens(part) for part in (train, test)]
-    vectors, terms = [token_vectors().embed(part) for part in tokens], fit_terms(train)
+    vectors = [token_vectors().embed(part) for part in tokens]
+    terms = fit_terms_in_parts(len(train), lambda places: [train[place] for place in places])
     found = {
         "words": counted(train, test),
         "characters": counted(train, test, analyzer="char_wb", ngram_range=(2, 5)),

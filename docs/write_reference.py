@@ -47,7 +47,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "pencil.export.answers": ("Imported",),
     "pencil.report": (),
     "pencil.review": (),
-    "pencil.audit": (),
+    "pencil.auditing": (),
     "pencil.integrations": (),
     "pencil.integrations.lightning": (),
     "pencil.integrations.hugging_face": (),

@@ -29,6 +29,14 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="module")
+def chromium():
+    from browser import launched
+
+    with launched() as browser:
+        yield browser
+
+
 @pytest.fixture
 def blobs() -> Examples:
     """Three well separated clouds in the plane, every third label of class 0 given wrong; clean labels ride along."""

@@ -9,6 +9,7 @@ import threading
 import time
 
 import numpy as np
+import pyarrow as pa
 import torch
 import uvicorn
 
@@ -18,6 +19,7 @@ from pencil.data.examples import Splits
 from pencil.review.guard import Access
 from pencil.review.server import build_app
 from pencil.review.session import Review
+from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import FORMAT
 from pencil.runs.results import build_label_table
 
@@ -32,6 +34,14 @@ def write_run(path, labels, source="python", columns=None):
     (path / "recipe.toml").write_text(f'[data]\nsource = "{source}"\n{roles}')
     (path / "summary.json").write_text("{}")
     return path
+
+
+def suspecting(labels, rows):
+    """The table with these rows as suspects besides the corrections."""
+    suspect = labels.changed.copy()
+    suspect[rows] = True
+    place = labels.column_names.index("suspect")
+    return LabelTable(labels.table.set_column(place, "suspect", pa.array(suspect)))
 
 
 def one_class_run(path, classes=("cat", "dog", "bird"), rows=12, shape=(8, 8)):
@@ -86,11 +96,17 @@ def serving(run, *words):
 
 @contextlib.contextmanager
 def served(run):
-    """The page of a run from a thread of this process, which has torch already; its address."""
-    with Review(run) as review, listen("127.0.0.1", 0) as listening:
+    """The page of a review from a thread of this process, which has torch already; its address."""
+    with Review(run) as review, served_app(lambda access: build_app(review, access)) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def served_app(build):
+    """A page from a thread of this process; its address. ``build`` makes the page from its :class:`Access`."""
+    with listen("127.0.0.1", 0) as listening:
         access = Access(listening.getsockname()[1])
-        config = uvicorn.Config(build_app(review, access), log_level="warning", lifespan="off", ws="none")
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(uvicorn.Config(build(access), log_level="warning", lifespan="off", ws="none"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         while not server.started:

@@ -17,7 +17,6 @@ ORDER = [
         "terminal",
         "user_file",
         "decisions",
-        "cluster",
         "arrow_arrays",
         "formulas",
     ),
@@ -29,7 +28,7 @@ ORDER = [
     ("recipe",),
     ("runs",),
     ("loggers", "export", "report", "review"),
-    ("audit",),
+    ("auditing",),
     ("job",),
     ("fitting",),
     ("bench", "integrations"),
@@ -87,12 +86,6 @@ def test_clean_labels_never_reach_a_method():
         assert not [field.name for field in fields(handed) if "clean" in field.name or "rate" in field.name]
 
 
-def test_modules_stay_readable():
-    for path in FILES:
-        lines = path.read_text().count("\n")
-        assert lines <= 450, f"{path} has {lines} lines; does it still have one job?"
-
-
 CHANGES = {"unlink", "rmtree", "rename", "rmdir", "mkdir", "symlink_to", "link", "makedirs"}
 ALLOWED = {
     ("runs/lock.py", "mkdir"),  # of the run directory itself
@@ -108,7 +101,7 @@ def test_what_changes_a_run_directory_refuses_links():
     """Folders are made and files renamed and removed by functions of ``files.py``, which refuse links in a run."""
     found = set()
     for path in FILES:
-        if package(path) in ("runs", "report", "review", "audit", "decisions", "loggers"):
+        if package(path) in ("runs", "report", "review", "auditing", "decisions", "loggers"):
             calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
             names = {call.func.attr for call in calls if isinstance(call.func, ast.Attribute)}
             found |= {(path.relative_to(ROOT).as_posix(), name) for name in names & CHANGES}

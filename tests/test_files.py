@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import pencil.runs.trees
+import pencil.recipe.trees
 from pencil import files
 from pencil.errors import ModelError, RunError
 from pencil.files import atomic_write, clear_temporaries, digest, write, write_json, write_text
@@ -180,9 +180,9 @@ def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path, name):
 
 
 def test_tables_are_flattened():
-    assert doctest.testmod(pencil.runs.trees).attempted == 1
-    assert doctest.testmod(pencil.runs.trees).failed == 0
-    assert pencil.runs.trees.flatten({"a": {"b": None}, "c": 1}, separator=", ") == {"a, b": None, "c": 1}
+    assert doctest.testmod(pencil.recipe.trees).attempted == 1
+    assert doctest.testmod(pencil.recipe.trees).failed == 0
+    assert pencil.recipe.trees.flatten({"a": {"b": None}, "c": 1}, separator=", ") == {"a, b": None, "c": 1}
 
 
 @pytest.mark.parametrize("new", [False, True])

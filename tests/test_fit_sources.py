@@ -1,5 +1,6 @@
 """pencil.fit on a source by name, folder or file: the same run as the command line trains, with the same recipe."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,13 @@ def test_refused(tmp_path):
         fit("wine", "mlp", test="wines")
     with pytest.raises(DataError, match=r"classes is 3; expected the class names"):
         fit("wine", "mlp", classes=3)
+
+
+@pytest.mark.parametrize("classes", [[f"kind {place}" for place in range(20)], 20])
+def test_declared_classes_are_not_taken_for_ids(classes):
+    x, y = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32), np.arange(60) % 20
+    with pytest.warns(UserWarning, match="look like numbers or ids"):
+        pencil.fit("mlp", (x, y), method="cross_entropy", epochs=1, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit((x, y), model="mlp", classes=classes)

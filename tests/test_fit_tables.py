@@ -5,11 +5,11 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from readers import from_table
 from torch.utils.data import TensorDataset
 
 import pencil
 from pencil.data.columns import Columns
-from pencil.data.sources.table import from_table
 from pencil.errors import DataError
 
 ROWS = 90

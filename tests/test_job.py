@@ -58,7 +58,7 @@ def test_labels_hold_every_row_in_the_order_it_was_given(finished):
     table = pq.read_table(finished.path / "labels.parquet")
     assert table.column_names == [
         "key", "split", "given", "corrected", "confidence", "given_probability", "margin", "entropy", "changed",
-        "issue_score", "mean_margin", "disagreement",
+        "issue_score", "suspect", "mean_margin", "disagreement",
         "distribution",
     ]  # fmt: skip
     assert table["key"].to_pylist() == [str(i) for i in range(120)]

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from review_runs import suspecting
 
 import pencil
 from pencil.data.noise import flip, symmetric_matrix
@@ -28,7 +29,7 @@ def run():
     noise = np.random.default_rng(0).integers(0, 60, (160, 6, 6))
     images = (noise + 150 * clean[:, None, None]).astype(np.uint8)
     given = flip(clean, symmetric_matrix(2, 0.2), seed=0).labels
-    return pencil.fit("small_cnn", (images, given), classes=["fine", HOSTILE], method="cross_entropy", epochs=4)
+    return pencil.fit("small_cnn", (images, given), classes=["fine", HOSTILE], method="elr", epochs=8)
 
 
 def test_every_public_object_is_a_short_line(run):
@@ -56,12 +57,13 @@ def test_every_public_object_is_a_short_line(run):
         assert repr(shown).startswith(type(shown).__name__)
         for text in (repr(shown), str(shown)):
             assert len(text) <= LONGEST and "\x1b" not in text, text
-    assert "labels changed" in repr(run) and run.summary.verdict.level in repr(run)
+    assert "labels changed" in repr(run) and " suspects, " in repr(run) and run.summary.verdict.level in repr(run)
 
 
 def test_the_page_of_a_run_is_small_self_contained_and_escaped(run):
     page = run._repr_html_()
-    assert run.summary.verdict.level in page and f"labels changed of {run.summary.labels.total:,}" in page
+    assert run.summary.verdict.level in page and f"corrections of {run.summary.labels.total:,} labels" in page
+    assert f"{run.summary.labels.suspects:,}</b><br><small>suspects" in page
     assert run.summary.labels.total_changed > 0 and "The first labels to fix" in page
     assert page.count("<img") == min(6, run.summary.labels.total_changed) and 'src="data:image/png;base64,' in page
     assert "<script" not in page and "\x1b" not in page and "&lt;script&gt;" in page
@@ -74,7 +76,10 @@ def test_the_page_of_a_run_is_small_self_contained_and_escaped(run):
 
 def test_a_run_without_changes_says_so(run):
     kept = run.labels.filter(~run.labels.changed)
-    assert "No label was changed." in replace(run, labels=kept)._repr_html_()
+    page = replace(run, labels=kept.filter(~kept.suspect))._repr_html_()
+    assert "No label was changed." in page and "The first" not in page
+    page = replace(run, labels=suspecting(kept, [0]))._repr_html_()
+    assert "No label was changed." in page and "The first suspects:" in page
 
 
 class Notebook:

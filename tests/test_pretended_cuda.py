@@ -18,6 +18,7 @@ from pencil.integrations.pencil_labels import PencilLabels
 from pencil.labels import LabelLayout, LabelStore, MultilabelStore, TopKLabelStore
 from pencil.labels import losses as single
 from pencil.labels import multilabel_losses as binary
+from pencil.labels.chance import is_chance
 from pencil.labels.dynamics import TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics
 from pencil.labels.entry_noise import entry_agreement, entry_log_likelihoods, fit_entry_noise, remaining_entry_trust
@@ -25,7 +26,6 @@ from pencil.labels.noise_model import (
     calibrated,
     disagreement_of_surest,
     fit_noise,
-    is_chance,
     log_likelihoods,
     log_rarity,
     noise_shape,
@@ -38,7 +38,7 @@ from pencil.methods import METHODS, CrossEntropy, Terms
 from pencil.models.dropout import drop
 from pencil.training import Trainer, TrainingSettings
 from pencil.training.distributed import SINGLE_PROCESS, ProcessGroup
-from pencil.training.dynamics import RunDynamics
+from pencil.training.run_dynamics import RunDynamics
 
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by a deep copy
 
@@ -194,8 +194,8 @@ EPOCHS = {"auto": 4, "pencil": 3, "confident_learning": 4}
 SLOW_ON_THE_CPU = (
     "pencil.labels.noise_model.negative_log_likelihoods",
     "pencil.labels.entry_noise._fit",
-    "pencil.training.dynamics.judge",
-    "pencil.training.dynamics.judge_entries",
+    "pencil.training.run_dynamics.judge",
+    "pencil.training.run_dynamics.judge_entries",
 )
 
 
@@ -234,7 +234,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("name", "kind"), RUNS)
 def test_a_run_is_the_same_on_a_pretended_gpu(name, kind, monkeypatch):
-    monkeypatch.setattr("pencil.methods.auto_forms.WORTH_CORRECTING", 1.0)  # of so few entries none would be corrected
+    monkeypatch.setattr("pencil.labels.multi_label.WORTH_CORRECTING", 1.0)  # of so few entries none would be corrected
     options, epochs = OPTIONS.get(name), EPOCHS.get(name, 2)
     run, record, probs = trained(METHODS[name], kind, CPU, options, epochs=epochs)
     found, found_record, found_probs = trained(METHODS[name], kind, CUDA, options, epochs=epochs)
@@ -473,7 +473,7 @@ def test_the_noise_model_on_the_device_of_the_training_rows(absorbed):
         assert all(one.device == logits.device for one in found)
         found += [noise.rate, again.temperature, remaining_trust(logits, given, noise, 0.9), rarity, shape]
         found += [log_likelihoods(logits, given, noise.transition), log_likelihoods(logits, given)]
-        found += [is_chance(logits.argmax(dim=1), given), disagreement_of_surest(logits, given)]
+        found += [is_chance(logits, given), disagreement_of_surest(logits, given)]
         reading = read_labels(logits.softmax(dim=1), given)
         return [*found, reading.corrected, reading.changed, reading.entropy]
 

@@ -107,9 +107,26 @@ def test_signals_of_one_moment_are_one_request():
 
 
 def test_a_closed_connection_saves_like_a_stop():
-    with StopRequest() as request:
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert request.signal == "SIGHUP"
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
+    try:
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert request.signal == "SIGHUP"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_connection_is_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert request.signal is None
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert request.signal == "SIGTERM"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def launch_group(out, *words):
@@ -235,8 +252,9 @@ def image_folder(root):
 
 @pytest.mark.parametrize("how", ["stat", "content"])
 def test_image_files_are_known_by_their_time_or_on_request_by_content(how, tmp_path):
+    from readers import from_folder
+
     from pencil.data.examples import fingerprints
-    from pencil.data.sources.folder import from_folder
 
     root = image_folder(tmp_path / "images")
     content, file = how == "content", root / "cat" / "1.png"

@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "runs"))
 from test_fuzz_directories import _train, run_command, run_python
 
-from pencil.audit.sample import open_sample
+from pencil.auditing.sample import open_sample
 from pencil.errors import RunError
 from pencil.files import write
 from pencil.review.session import Review

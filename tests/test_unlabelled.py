@@ -15,11 +15,11 @@ from test_annotators import NAMES
 
 import pencil as package
 from pencil import Stopped
-from pencil.audit.sample import open_sample
+from pencil.auditing.sample import open_sample
 from pencil.data.read import read_inputs
 from pencil.decisions import read_reviews
 from pencil.job import resume_run, run_recipe
-from pencil.review.images import pictures_of
+from pencil.review.inputs import pictures_of
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
 from pencil.training.checkpointing import Checkpointer

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pencil._version import __version__
 
 if TYPE_CHECKING:
+    from pencil.auditing.session import AuditSession, audit
     from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, Stopped, TrainingError
     from pencil.fitting import fit
     from pencil.integrations.sklearn import PencilClassifier
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pencil.runs.run import Run, open_run
 
 _HOMES = {
+    "auditing.session": ("AuditSession", "audit"),
     "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
     "integrations.sklearn": ("PencilClassifier",),
     "fitting": ("fit",),
@@ -37,6 +39,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "AuditSession",
     "DataError",
     "Issues",
     "LabelStore",
@@ -49,6 +52,7 @@ __all__ = [
     "Stopped",
     "TrainingError",
     "__version__",
+    "audit",
     "compatibility_loss",
     "cross_entropy",
     "entropy_loss",

@@ -83,10 +83,7 @@ def now() -> str:
 
 def read_reviews(path: Path | str) -> list[Decision]:
     """Return the decisions that count, in order: the last decision about each row, without withdrawn ones."""
-    history = History()
-    for decision in read_lines(Path(path)):
-        history.add(decision)
-    return history.standing()
+    return History.read(Path(path)).standing()
 
 
 class History:
@@ -95,6 +92,14 @@ class History:
     def __init__(self) -> None:
         self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
         self._count = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "History":
+        """Return the decisions in a file; none if it does not exist."""
+        found = cls()
+        for decision in read_lines(path):
+            found.add(decision)
+        return found
 
     def add(self, decision: Decision) -> None:
         """Add a decision; an undo removes the last one about its row."""

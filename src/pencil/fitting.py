@@ -12,15 +12,17 @@ from torch import Tensor, nn
 
 from pencil import recipe
 from pencil.data.examples import Examples, Splits
+from pencil.data.given.from_columns import LabelCells
 from pencil.data.given.given_labels import error_context
 from pencil.data.given.resolving import as_clean_labels
 from pencil.data.prepare import named_columns
 from pencil.data.read import read_like, read_source
+from pencil.data.rows import Rows, to_splits
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources.arrays import from_arrays
-from pencil.data.sources.frames import as_label_values, from_frame, from_frame_and_labels, is_frame, pair_keys
-from pencil.data.sources.hugging_face_datasets import from_hugging_face, is_hugging_face
-from pencil.data.sources.torch_dataset import from_dataset
+from pencil.data.sources.arrays import array_rows
+from pencil.data.sources.frames import as_label_values, as_values, frame_rows, is_frame, pair_keys
+from pencil.data.sources.hugging_face_datasets import hugging_face_rows, is_hugging_face
+from pencil.data.sources.torch_dataset import dataset_rows
 from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError, RecipeError
 from pencil.job import run_recipe
@@ -115,6 +117,9 @@ def fit(
         tree = recipe.assign(tree, key.split("."), value)
     chosen = recipe.parse(tree, "the call to pencil.fit", trust=Trust.of(tree))  # the caller named the files
     splits = as_splits(data, chosen.data, classes or chosen.data.classes, clean_labels)
+    if classes is not None:  # declared, as with data.classes
+        declared = chosen.data.model_copy(update={"classes": splits.train.classes})
+        chosen = chosen.model_copy(update={"data": declared})
     if test is not None:
         with error_context("the test set"):
             splits = replace(splits, test=_as_test(test, chosen.data, splits.train))
@@ -192,8 +197,11 @@ def as_splits(
     """Return the splits of data in any form that :func:`fit` accepts; most forms have a single split."""
     if isinstance(data, Splits):
         return data
+    if isinstance(data, Examples):
+        return Splits(data)
     if not _has_columns(data):
-        return Splits(as_examples(data, settings, classes, clean_labels))
+        labels = LabelCells(None, classes=classes, multilabel=settings.multilabel, clean=clean_labels)
+        return to_splits(_object_rows(data, settings, labels), settings.bad_rows)
     if isinstance(classes, int):
         raise DataError(
             f"classes is {classes}; expected the class names, because the data is a table or a source; pass the "
@@ -201,10 +209,10 @@ def as_splits(
         )
     if _is_source(data):
         splits = read_source(os.fspath(data), settings, classes)
-    elif is_hugging_face(data):
-        splits = Splits(from_hugging_face(data, settings.columns, classes, settings.multilabel))
     else:
-        splits = from_frame(data, settings, classes)
+        read = hugging_face_rows if is_hugging_face(data) else frame_rows
+        chosen = settings.model_copy(update={"classes": None if classes is None else tuple(classes)})
+        splits = to_splits(read(data, chosen), settings.bad_rows)
     if clean_labels is None or isinstance(clean_labels, str):
         return splits
     train = splits.train
@@ -221,20 +229,11 @@ def _known(labels: Any, examples: Examples) -> Tensor | None:
     return known
 
 
-def as_examples(
-    data: Any, settings: DataSettings, classes: Sequence[str] | int | None = None, clean_labels: Any = None
-) -> Examples:
-    """Return the examples of a pair of inputs and labels, or of a map-style dataset."""
-    multilabel = settings.multilabel
-    if isinstance(data, Examples):
-        return data
-    if isinstance(data, tuple) and len(data) == 2:
-        x, y = data
-        known = as_label_values(clean_labels)[0]
-        if is_frame(x):
-            return from_frame_and_labels(x, y, settings, classes, known)
-        keys, (values, names) = pair_keys(x, y), as_label_values(y)
-        classes = names if classes is None else classes
-        return from_arrays(x, values, classes=classes, keys=keys, clean_labels=known, multilabel=multilabel)
-    workers = settings.workers or 0
-    return from_dataset(data, classes=classes, clean_labels=clean_labels, workers=workers, multilabel=multilabel)
+def _object_rows(data: Any, settings: DataSettings, labels: LabelCells) -> Rows:
+    """Return the rows of a pair of inputs and labels, or of a map-style dataset; their labels are added."""
+    if not isinstance(data, tuple) or len(data) != 2:
+        return dataset_rows(data, labels, settings.workers or 0)
+    x, labels = data[0], replace(labels, given=data[1])
+    if is_frame(x):
+        return frame_rows(x, settings, labels)
+    return array_rows(x, as_values(labels), pair_keys(x, labels.given))

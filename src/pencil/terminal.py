@@ -37,6 +37,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
+def percent(fraction: float | None) -> str:
+    """Return a fraction as per cent, or a dash for None."""
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def agreed(count: int, one: str, several: str) -> str:
+    """Return the word that agrees with a count, such as ``is`` or ``are``."""
+    return one if count == 1 else several
+
+
 def counted(count: int, one: str, several: str | None = None) -> str:
     """Return a count and its noun: ``1 label``, ``1,347 labels``; ``several`` is an irregular plural."""
-    return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+    return f"{count:,} {agreed(count, one, several or f'{one}s')}"

@@ -60,7 +60,6 @@ class Trust:
 
 
 NO_FILES = Trust()
-ANY_FILE = Trust(everything=True)
 
 
 def as_trust(trust: Trust | bool) -> Trust:

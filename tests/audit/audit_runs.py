@@ -3,19 +3,40 @@
 import json
 
 import numpy as np
+import pyarrow as pa
 import torch
 from review_runs import write_run
 
-from pencil.audit.sample import open_sample
-from pencil.audit.session import Blind
+from pencil.auditing.blind import Blind
+from pencil.auditing.sample import open_sample
 from pencil.data import from_arrays
 from pencil.data.examples import Splits
 from pencil.files import digest
+from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import LABELS, LISTED
 from pencil.runs.results import build_label_table
 from pencil.runs.summary import DataSummary, LabelSummary, Summary
 
 ANIMALS = ("cat", "dog", "bird")
+
+
+def timid_probs(rng, truth, given, c):
+    """The posterior of a network that finds wrong labels a little less probable, and believes nearly all of them."""
+    rows = np.arange(len(truth))
+    doubt = 1 / (1 + np.exp(6.5 - 2.5 * (given != truth) - 0.7 * rng.normal(size=len(truth))))
+    runner_up = np.where(given != truth, truth, (given + 1) % c)
+    probs = np.repeat((0.2 * doubt / (c - 2))[:, None], c, axis=1)
+    probs[rows, runner_up], probs[rows, given] = 0.8 * doubt, 1 - doubt
+    return probs
+
+
+def make_timid_run(path, rows=400, seed=0, **options):
+    """A run that keeps all labels, although 40 % are wrong; returns the true class of each row."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 3, rows)
+    given = np.where(rng.random(rows) < 0.4, (truth + rng.integers(1, 3, rows)) % 3, truth)
+    _write(path, rng, given, timid_probs(rng, truth, given, 3), ANIMALS, **options)
+    return truth
 
 
 def make_run(path, classes=ANIMALS, rows=400, overconfident=False, keys=None, seed=0):
@@ -32,11 +53,20 @@ def make_run(path, classes=ANIMALS, rows=400, overconfident=False, keys=None, se
     shown = sure**0.2 if overconfident else sure
     probs = np.repeat(((1 - shown) / (c - 1))[:, None], c, axis=1)
     probs[np.arange(rows), believed] = shown
+    _write(path, rng, given, probs, classes, keys=keys)
+    return truth
+
+
+def _write(path, rng, given, probs, classes, keys=None, pinned=None):
+    rows, believed = len(given), probs.argmax(axis=1)
     x = rng.integers(0, 256, (rows, 8, 8)).astype(np.uint8)
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
     examples = from_arrays(x, given, classes=classes, keys=keys)
-    write_run(path, build_label_table(Splits(examples), torch.from_numpy(probs), None), data)
+    labels = build_label_table(Splits(examples), torch.from_numpy(probs), None)
+    if pinned is not None:
+        labels = LabelTable(labels.table.append_column("pinned", pa.array(pinned)))
+    write_run(path, labels, data)
     summary = Summary(
         method="auto", seed=0, seconds=1.0, epochs=1, best_epoch=1,
         labels=LabelSummary(rows=rows, changed=int((believed != given).sum())),
@@ -49,7 +79,6 @@ def make_run(path, classes=ANIMALS, rows=400, overconfident=False, keys=None, se
         (path / name).touch()
     (path / "manifest.json").write_text(json.dumps({name: digest(path / name) for name in LISTED}))
     assert (path / LABELS).stat().st_size
-    return truth
 
 
 def answer_all(run, truth, rows=None, upto=None):

@@ -3,12 +3,17 @@
 Run as a program it prints the coverage of every column: `python tests/audit/simulated.py`.
 """
 
+import json
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
 
-from pencil.audit.design import build_strata, draw_sample
-from pencil.audit.estimate import audited_fraction
+from pencil.auditing.design import build_strata, draw_sample
+from pencil.auditing.estimate import audited_fraction
+from pencil.auditing.results import Answers, measure
+from pencil.auditing.sample import plan_sample
+from pencil.runs.label_table import LabelTable
 
 
 @dataclass(frozen=True)
@@ -107,16 +112,93 @@ def one_audit(column, seed):
     return found
 
 
+@dataclass(frozen=True)
+class Posterior:
+    """The true fraction of wrong labels, how well the network ranks them, and by how much it errs.
+
+    The network's log-odds that a label is wrong are ``bias + scale * true log-odds``.
+    """
+
+    noise: float
+    spread: float = 2.0
+    bias: float = 0.0
+    scale: float = 1.0
+    runner_up: float = 0.85
+    rows: int = 3000
+    sample: int = 100
+
+
+DECIDED = {
+    "right posterior, noise 20 %": Posterior(0.2),
+    "timid, noise 40 %": Posterior(0.4, bias=-5.0),
+    "timid, noise 20 %": Posterior(0.2, bias=-4.0),
+    "timid, noise 5 %": Posterior(0.05, bias=-3.0),
+    "bold, noise 20 %": Posterior(0.2, bias=2.0),
+    "overconfident, noise 20 %": Posterior(0.2, scale=2.5),
+    "underconfident, noise 40 %": Posterior(0.4, scale=0.4),
+    "no ranking, noise 40 %": Posterior(0.4, spread=0.05, bias=-4.0),
+    "poor runner-up, noise 40 %": Posterior(0.4, bias=-4.0, runner_up=0.4),
+    "timid, noise 40 %, 50 looked at": Posterior(0.4, bias=-5.0, sample=50),
+}
+"""Networks whose labels are decided by the same answers that measure them."""
+
+
+def network_labels(case, rng, classes=4):
+    """The label table of a network, and the true class of each row."""
+    rows = np.arange(case.rows)
+    centre = np.log(case.noise / (1 - case.noise)) * np.sqrt(1 + case.spread**2 / 3)  # keeps the mean near the noise
+    odds = centre + case.spread * rng.normal(size=case.rows)
+    given = rng.integers(0, classes, case.rows)
+    wrong = rng.random(case.rows) < 1 / (1 + np.exp(-odds))
+    runner_up = (given + rng.integers(1, classes, case.rows)) % classes
+    other = (given + rng.integers(1, classes, case.rows)) % classes
+    truth = np.where(wrong, np.where(rng.random(case.rows) < case.runner_up, runner_up, other), given)
+    doubt = 1 / (1 + np.exp(-(case.bias + case.scale * odds)))
+    probs = np.repeat((0.15 * doubt / (classes - 2))[:, None], classes, axis=1)
+    probs[rows, runner_up], probs[rows, given] = 0.85 * doubt, 1 - doubt
+    corrected = probs.argmax(axis=1)
+    names = [f"class {number}" for number in range(classes)]
+    columns = {
+        "key": pa.array([str(row) for row in rows]),
+        "split": pa.array(["train"] * case.rows),
+        **{name: pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int32)), pa.array(names))
+           for name, codes in (("given", given), ("corrected", corrected))},
+        "confidence": probs.max(axis=1).astype(np.float32),
+        "given_probability": (1 - doubt).astype(np.float32),
+        "changed": corrected != given,
+        "issue_score": doubt.astype(np.float32),
+        "distribution": pa.FixedSizeListArray.from_arrays(pa.array(probs.astype(np.float32).ravel()), classes),
+    }  # fmt: skip
+    return LabelTable(pa.table(columns).replace_schema_metadata({"classes": json.dumps(names)})), truth
+
+
+def one_decided_audit(case, seed):
+    """As `one_audit`, of labels that the answers decide."""
+    labels, truth = network_labels(case, np.random.default_rng(seed))
+    sample = plan_sample(None, labels, rows=case.sample, seed=seed)
+    audit, decided = measure(Answers(sample, truth[sample.rows]))
+    right = decided.corrected == truth
+    found = {
+        "corrected": (audit.corrected_right, right.mean()),
+        "given": (audit.given_wrong, (labels.given_codes != truth).mean()),
+    }
+    if audit.changes_right is not None:
+        found["changes"] = audit.changes_right, right[decided.changed].mean()
+    return found
+
+
 def simulate(column, audits):
     """The fraction of audits whose interval covers the truth, for each quantity."""
-    runs = [one_audit(column, seed) for seed in range(audits)]
-    names = runs[0].keys()
-    return {
-        name: float(np.mean([run[name][0].low - 1e-9 <= run[name][1] <= run[name][0].high + 1e-9 for run in runs]))
-        for name in names
-    }
+    one = one_decided_audit if isinstance(column, Posterior) else one_audit
+    runs = [one(column, seed) for seed in range(audits)]
+    covered = {}
+    for name in ("corrected", "given", "changes"):
+        pairs = [run[name] for run in runs if name in run]
+        if pairs:
+            covered[name] = float(np.mean([one.low - 1e-9 <= true <= one.high + 1e-9 for one, true in pairs]))
+    return covered
 
 
 if __name__ == "__main__":
-    for title, case in COLUMNS.items():
+    for title, case in (COLUMNS | DECIDED).items():
         print(title, {name: round(100 * value, 1) for name, value in simulate(case, 500).items()}, flush=True)  # noqa: T201

@@ -2,36 +2,20 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 
-import pytest
 from audit_runs import make_run
+from browser import expect, person
+from review_runs import served_app
 
+from pencil.auditing.blind import Blind
+from pencil.auditing.blind_page import build_app
+from pencil.auditing.sample import open_sample
 from pencil.decisions import read_reviews
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-try:
-    from playwright.sync_api import expect, sync_playwright
-except ImportError:
-    sync_playwright = None
-
-MISSING = "THE AUDIT PAGE IS NOT TESTED IN A BROWSER: there is no {}; run `make browser`"
-if CHROMIUM is None or sync_playwright is None:
-    pytest.skip(MISSING.format("chromium" if CHROMIUM is None else "playwright"), allow_module_level=True)
-expect.set_options(timeout=60_000)
 COMMAND = "import sys; sys.argv[0] = 'pencil'; from pencil.cli import main; main()"
 MANY = ("<b>bold</b>", "dog\n\u202e& cat", *(f"kind {number:02d}" for number in range(28)))
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        words = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=words)
-        yield browser
-        browser.close()
 
 
 @contextlib.contextmanager
@@ -41,19 +25,23 @@ def auditing(chromium, run, *words):
         [sys.executable, "-c", COMMAND, "audit", str(run), "--no-browser", *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    context = chromium.new_context(viewport={"width": 1200, "height": 800})
-    context.set_default_timeout(60_000)
-    page, said = context.new_page(), []
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
     try:
-        page.goto(process.stdout.readline().strip())
-        yield page
-        assert said == []
+        with person(chromium, process.stdout.readline().strip()) as page:
+            yield page
     finally:
-        context.close()
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def shown(chromium, run, rows=None):
+    """The page of an audit from a thread of this process, which spares the start of another."""
+    with (
+        Blind(run, open_sample(run, rows)) as blind,
+        served_app(lambda access: build_app(blind, access)) as address,
+        person(chromium, address) as page,
+    ):
+        yield page
 
 
 def press(page, key):
@@ -100,7 +88,7 @@ def test_a_whole_session(chromium, tmp_path):
 def test_nothing_is_answered_before_its_picture_is_shown(chromium, tmp_path):
     run = tmp_path / "run"
     make_run(run, rows=60)
-    with auditing(chromium, run, "--rows", "25") as page:
+    with shown(chromium, run, 25) as page:
         page.locator(".single.shown").wait_for()
         held = []
         page.route("**/picture/1", lambda route: held.append(route))
@@ -118,7 +106,7 @@ def test_nothing_is_answered_before_its_picture_is_shown(chromium, tmp_path):
 def test_many_classes_with_odd_names(chromium, tmp_path):
     run = tmp_path / "run"
     make_run(run, classes=MANY, rows=300)
-    with auditing(chromium, run) as page:
+    with shown(chromium, run) as page:
         expect(page.locator(".offered button")).to_have_count(8)
         page.keyboard.press("o")
         expect(page.locator("#chooser")).to_be_visible()
@@ -140,7 +128,7 @@ def test_many_classes_with_odd_names(chromium, tmp_path):
 def test_digits_have_their_own_keys(chromium, tmp_path):
     run = tmp_path / "run"
     make_run(run, classes=tuple("0123456789"))
-    with auditing(chromium, run) as page:
+    with shown(chromium, run) as page:
         expect(page.locator("#progress")).to_have_text("0 of 100 rows")
         press(page, "7")
         expect(page.locator("#progress")).to_have_text("1 of 100 rows")

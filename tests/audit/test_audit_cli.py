@@ -10,16 +10,18 @@ import urllib.request
 from http.cookiejar import CookieJar
 
 import pytest
-from audit_runs import answer_all, make_run
+from audit_runs import answer_all, make_run, make_timid_run
 from commands import pencil
 from review_runs import many_classes_run
 
-from pencil.audit.sample import open_sample
-from pencil.audit.sheet import read_sheet
+from pencil.auditing.results import read_answers, record
+from pencil.auditing.sample import open_sample
+from pencil.auditing.sheet import read_sheet
 from pencil.errors import RunError
 from pencil.runs.directory import RunReader
 from pencil.runs.manifest import verify
 
+DECIDED = "labels as decided by the audit (100 answers); --as-trained reads the labels of training"
 COMMAND = "import sys; sys.argv[0] = 'pencil'; from pencil.cli import main; main()"
 
 
@@ -56,7 +58,7 @@ def test_a_sheet_from_writing_to_results(run, tmp_path):
     assert "100 new answers" in done.stderr
     assert done.stdout.startswith("audited: ") and "%) of the corrected labels are right" in done.stdout
     for words in ("given labels wrong", "changes right", "100 of 1,500", "none of the classes",
-                  "cannot tell", "target 99.9 %: cannot be reached", "confidence "):  # fmt: skip
+                  "cannot tell", "target 99.9 %: cannot be reached", "labels  "):  # fmt: skip
         assert words in done.stdout
     assert "0 new answers" in pencil("audit", "run", "--answers", "sheet.csv", cwd=tmp_path).stderr
     again = pencil("audit", "run", "--results", "--json", "--target", "0.5", cwd=tmp_path)
@@ -82,13 +84,36 @@ def test_targets_in_words(run, tmp_path):
 
 
 def test_the_labels_and_the_report_have_the_results(run, tmp_path):
-    truth = make_run(run, rows=1500, overconfident=True)
-    answer_all(run, truth, rows=300)
-    assert "in the column audited_confidence" in pencil("audit", "run", "--results", cwd=tmp_path).stdout
-    said = pencil("labels", "run", cwd=tmp_path).stdout.splitlines()
-    assert said[0].split(",")[-1] == "audited_confidence" and 0 < float(said[1].split(",")[-1]) < 1
+    truth = make_timid_run(run)
+    trained = pencil("labels", "run", cwd=tmp_path)
+    assert "as decided" not in trained.stderr
+    answer_all(run, truth)
+    said = pencil("audit", "run", "--results", cwd=tmp_path).stdout
+    changed = int(RunReader(run).labels.changed.sum())
+    assert f"labels                           decided again by the answers: {changed} corrections, " in said
+    done = pencil("labels", "run", "--only-changed", cwd=tmp_path)
+    assert done.stderr.splitlines()[0] == DECIDED and len(done.stdout.splitlines()) == changed + 1
+    again = pencil("labels", "run", "--as-trained", cwd=tmp_path)
+    assert (again.stdout, again.stderr) == (trained.stdout, trained.stderr)
     reviewed = pencil("labels", "run", "--reviewed", cwd=tmp_path).stdout.splitlines()
-    assert sum(line.lower().endswith(",true") for line in reviewed) == 300
+    assert sum(line.lower().endswith(",true") for line in reviewed) == 100
+
+
+@pytest.mark.parametrize("words", [("show",), ("show", "--json"), ("review", "--import", "answers.json")])
+def test_commands_say_which_labels_they_read(run, tmp_path, words):
+    (tmp_path / "answers.json").write_text("[]")
+    record(run, read_answers(run, answer_all(run, make_timid_run(run))))
+    command, *options = words
+    decided, trained = (pencil(command, "run", *options, *more, cwd=tmp_path) for more in ((), ("--as-trained",)))
+    assert decided.stderr.splitlines()[0] == DECIDED and "as decided" not in trained.stderr
+    assert command == "review" or decided.stdout != trained.stdout
+
+
+def test_an_interrupted_audit_is_said(run, tmp_path):
+    before = make_timid_run(run), (run / "summary.json").read_bytes()
+    record(run, read_answers(run, answer_all(run, before[0])))
+    (run / "summary.json").write_bytes(before[1])
+    assert "labels as decided by an audit that was interrupted; --as-" in pencil("labels", "run", cwd=tmp_path).stderr
 
 
 def test_the_report_says_it(tmp_path):

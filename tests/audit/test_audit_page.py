@@ -7,12 +7,12 @@ import pytest
 from audit_runs import make_run
 from starlette.testclient import TestClient
 
-from pencil.audit.sample import open_sample
-from pencil.audit.server import NO_PICTURE, build_app
-from pencil.audit.session import Blind
+from pencil.auditing.blind import Blind
+from pencil.auditing.blind_page import NO_PICTURE, build_app
+from pencil.auditing.sample import open_sample
 from pencil.decisions import read_reviews
 from pencil.review.guard import HEADERS, Access
-from pencil.review.images import NotShown
+from pencil.review.inputs import NotShown
 from pencil.review.session import RefusedError
 
 PORT = 8124
@@ -216,7 +216,7 @@ def test_the_guard_of_the_review_stands_before_it(blind, run):
 def test_the_page_puts_text_in_as_text_only():
     from importlib import resources
 
-    files = (("audit", "audit.js"), ("review", "common.js"))
+    files = (("auditing", "audit.js"), ("review", "common.js"))
     script = "".join((resources.files(f"pencil.{package}") / "static" / name).read_text() for package, name in files)
     assert not [
         word for word in ("innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval(") if word in script

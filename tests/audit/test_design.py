@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pencil.audit.design import allocate, build_strata, draw_sample
+from pencil.auditing.design import allocate, build_strata, draw_sample
 
 
 def rows_of(count=2000, changed=0.1, seed=0):
@@ -78,6 +78,17 @@ def test_the_sample_is_seeded_and_extended_without_change():
     more = draw_sample(strata, (60, 130), seed=1)
     assert more[:60].tolist() == first.tolist() and len(set(more.tolist())) == 130
     assert np.bincount(strata.of_row[more]).tolist() == np.bincount(allocate(strata, 130)).tolist()
+
+
+def test_the_sample_does_not_follow_noise_that_was_injected_with_its_seed():
+    """Who injects noise with ``default_rng(seed)`` draws the numbers that a sample of this seed once used."""
+    strata = build_strata(np.zeros(2000, dtype=bool), np.linspace(0.5, 1, 2000))
+    shared, own = [], []
+    for seed in range(30):
+        noisy = np.random.default_rng(seed).random(2000) < 0.2
+        shared.append(noisy[draw_sample(strata, (100,), seed, own_stream=False)].mean())
+        own.append(noisy[draw_sample(strata, (100,), seed)].mean())
+    assert np.mean(shared) > 0.9 and abs(np.mean(own) - 0.2) < 0.03
 
 
 def test_every_beginning_from_25_rows_on_has_all_strata():

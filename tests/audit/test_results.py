@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from audit_runs import answer_all, make_run
+from audit_runs import answer_all, make_run, make_timid_run
 
-from pencil.audit.results import collect, measure, read_answers, record, rows_needed
-from pencil.audit.sample import DESIGN, open_sample
-from pencil.audit.session import Blind
+from pencil.auditing.blind import Blind
+from pencil.auditing.design import draw_sample
+from pencil.auditing.results import collect, decide, measure, read_answers, record, rows_needed
+from pencil.auditing.sample import DESIGN, open_sample
 from pencil.decisions import History, pinned_labels, read_lines, read_reviews
 from pencil.errors import RunError
 from pencil.review.session import Review
-from pencil.runs.auditing import BEFORE
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
 from pencil.runs.manifest import verify
@@ -24,94 +24,58 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def truth_of(run, truth):
-    labels = RunReader(run).labels
-    wrong = labels.corrected_codes != truth
-    return (labels.given_codes != truth).mean(), 1 - wrong.mean(), 1 - wrong[labels.changed].mean()
+def truth_of(answers, truth):
+    """The true fractions of the labels that an audit left or decided."""
+    decided, given = decide(answers), answers.sample.labels.given_codes
+    wrong = decided.corrected != truth
+    return (given != truth).mean(), 1 - wrong.mean(), 1 - wrong[decided.changed].mean()
 
 
 def test_looking_at_everything_finds_the_truth(run):
     truth = make_run(run)
-    audit, _ = measure(read_answers(run, answer_all(run, truth, rows=400)))
+    answers = read_answers(run, answer_all(run, truth, rows=400))
+    audit, _ = measure(answers)
     found = [audit.given_wrong, audit.corrected_right, audit.changes_right]
-    for fraction, expected in zip(found, truth_of(run, truth), strict=True):
+    for fraction, expected in zip(found, truth_of(answers, truth), strict=True):
         assert fraction.low == pytest.approx(expected) == fraction.estimate == pytest.approx(fraction.high)
     assert (audit.population, audit.rows, audit.cannot_tell, audit.no_class) == (400, 400, 0, 0)
 
 
 def test_a_hundred_rows_are_near_the_truth(run):
     truth = make_run(run, rows=3000)
-    audit, _ = measure(read_answers(run, answer_all(run, truth)))
-    for fraction, expected in zip(
-        (audit.given_wrong, audit.corrected_right, audit.changes_right), truth_of(run, truth), strict=True
-    ):
+    answers = read_answers(run, answer_all(run, truth))
+    audit, _ = measure(answers)
+    found = (audit.given_wrong, audit.corrected_right, audit.changes_right)
+    widest = (0.35, 0.35, 0.6)  # the audit keeps few of the changes, and 9 of them are in the sample
+    for fraction, expected, limit in zip(found, truth_of(answers, truth), widest, strict=True):
         width = fraction.high - fraction.low
-        assert abs(fraction.estimate - expected) < width and 0 < width < 0.35
+        assert abs(fraction.estimate - expected) < width and 0 < width < limit
 
 
-def test_results_go_into_the_run_and_its_files_stay_sound(run):
-    truth = make_run(run, rows=1500, overconfident=True)
-    before = RunReader(run).labels
-    audit = record(run, read_answers(run, answer_all(run, truth, rows=300)))
-    assert audit.confidence.used and RunReader(run).summary.audit == audit
-    after = RunReader(run).labels
-    assert after.table.drop_columns(["audited_confidence"]).equals(before.table) and after.classes == before.classes
-    right = after.corrected_codes == truth
-    measured = np.array(after["audited_confidence"])
-    assert abs(measured.mean() - right.mean()) < abs(before.confidence.mean() - right.mean()) / 2
-    assert all(status.ok for status in verify(run))
-    again = record(run, read_answers(run, open_sample(run)))
-    assert again == audit and all(status.ok for status in verify(run))
-    merged = after.merge_decisions(read_reviews(run / "reviews.jsonl"))
-    assert np.array(merged["audited_confidence"])[np.array(merged["reviewed"])].min() == 1
+def test_a_kill_between_labels_and_summary_can_be_repeated(run, monkeypatch):
+    answers = read_answers(run, answer_all(run, make_timid_run(run)))
+    before = (run / "summary.json").read_bytes()
 
+    def killed(*_):
+        raise KeyboardInterrupt
 
-def test_a_column_that_no_longer_helps_is_removed(run):
-    truth = make_run(run, rows=1500, overconfident=True)
-    record(run, read_answers(run, answer_all(run, truth, rows=300)))
-    (run / "reviews.jsonl").unlink()
-    make_calibrated(run, truth)
-    labels = RunReader(run).labels
-    assert "audited_confidence" not in labels.column_names and all(status.ok for status in verify(run))
-
-
-def make_calibrated(run, truth):
-    """Answer as the confidences say, whatever the truth is."""
-    sample, rng = open_sample(run), np.random.default_rng(1)
-    labels = sample.labels
-    with Blind(run, sample) as blind:
-        for at, row in enumerate(sample.rows):
-            right = rng.random() < labels.confidence[row]
-            blind.answer(
-                at, "class", int(labels.corrected_codes[row] if right else (labels.corrected_codes[row] + 1) % 3)
-            )
-    audit = record(run, read_answers(run, sample))
-    assert not audit.confidence.used
-
-
-def test_a_kill_between_manifest_and_labels_can_be_repeated(run):
-    truth = make_run(run, rows=1500, overconfident=True)
-    old = (run / "labels.parquet").read_bytes()
-    answers = read_answers(run, answer_all(run, truth, rows=300))
+    for name in ("write_json", "write_text"):  # the manifest, then the summary
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(f"pencil.runs.audited.{name}", killed)
+            record(run, answers)
+        assert (run / "summary.json").read_bytes() == before
+        reader = RunReader(run)  # the labels are the decided ones, the counts still those of training
+        assert reader.labels.changed.any() and reader.summary.labels.changed == 0
     record(run, answers)
-    (run / "labels.parquet").write_bytes(old)  # as if the process had died before it
-    assert not all(status.ok for status in verify(run))
-    record(run, answers)
-    assert all(status.ok for status in verify(run)) and BEFORE.format("labels.parquet") in json.loads(
-        (run / "manifest.json").read_text()
-    )
+    assert RunReader(run).summary.labels.changed > 0 and all(status.ok for status in verify(run))
 
 
 def test_damaged_labels_are_not_signed_again(run):
-    truth = make_run(run, rows=1500, overconfident=True)
-    answers = read_answers(run, answer_all(run, truth, rows=300))
-    LabelTable(RunReader(run).labels.table.slice(0)).write(run / "labels.parquet")
-    with (run / "labels.parquet").open("ab") as file:
-        file.write(b"PAR1")
-    before = (run / "summary.json").read_bytes()
-    with pytest.raises(RunError):
-        record(run, answers)
-    assert (run / "summary.json").read_bytes() == before
+    answers = read_answers(run, answer_all(run, make_timid_run(run)))
+    labels = RunReader(run).labels
+    LabelTable(labels.table.sort_by("issue_score")).write(run / "labels.parquet")
+    record(run, answers)
+    assert [status.path.name for status in verify(run) if not status.ok] == ["labels.parquet"]
 
 
 def test_old_summaries_are_read_and_new_ones_survive_json(run):
@@ -178,7 +142,7 @@ def test_a_larger_sample_continues(run):
     ("words", "change"),
     [
         ("--rows is 50, but 100 rows are already drawn", {"rows": 50}),
-        ("--seed is 3, but the audit of .* was drawn with seed 0", {"seed": 3}),
+        ("the seed is 3, but the audit of .* was drawn with seed 0", {"seed": 3}),
     ],
 )
 def test_a_sample_is_not_drawn_twice(run, words, change):
@@ -190,7 +154,7 @@ def test_a_sample_is_not_drawn_twice(run, words, change):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b'{"format": 2, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
+    [b"", b"[]", b"{}", b'{"format": 3, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
      b'{"format": 1, "seed": true, "stages": [100], "rows": []}',
      b'{"format": 1, "seed": 0, "stages": [], "rows": []}',
      b'{"format": 1, "seed": 0, "stages": [100, 50], "rows": []}',
@@ -201,6 +165,20 @@ def test_a_damaged_design_is_refused(run, content):
     (run / DESIGN).write_bytes(content)
     with pytest.raises(RunError, match=r"audit\.json"):
         open_sample(run)
+
+
+def test_an_audit_of_format_1_keeps_its_random_stream(run):
+    truth = make_run(run)
+    sample = open_sample(run)
+    assert json.loads((run / DESIGN).read_text())["format"] == 2
+    old = draw_sample(sample.strata, (100,), 0, own_stream=False)
+    assert old.tolist() != sample.places.tolist()
+    rows = [[sample.labels.keys[row].as_py(), "train"] for row in sample.population[old].tolist()]
+    (run / DESIGN).write_text(json.dumps({"format": 1, "seed": 0, "stages": [100], "rows": rows}))
+    assert open_sample(run).places.tolist() == old.tolist()
+    more = answer_all(run, truth, rows=150)
+    assert more.places[:100].tolist() == old.tolist() and json.loads((run / DESIGN).read_text())["format"] == 1
+    assert measure(read_answers(run, open_sample(run)))[0].rows == 150
 
 
 def test_too_few_rows_and_no_audit_are_said(run):

@@ -178,7 +178,7 @@ def test_equal_time_stands_beside_equal_epochs(tmp_path):
 
 def test_without_a_second_budget_there_is_nothing_to_compare():
     spec = spec_of("elr")
-    assert tables.compare_budgets(spec, {"equal epochs": tables.collect(spec, {})}) == []
+    assert tables.compare_budgets(spec, {"equal epochs": tables.collect_entries(spec, {})}) == []
 
 
 def test_a_budget_on_the_command_line(tmp_path, monkeypatch):

@@ -46,7 +46,16 @@ def test_labels_with_the_columns_of_their_table(home):
     assert [row["note"] for row in found] == [f"{int(row['key'][1:]):03}, x" for row in plain]
 
 
-@pytest.mark.filterwarnings("ignore:.*they are skipped")
+def test_suspects_are_listed_with_the_most_probable_issue_first(home):
+    rows = lines_of(pencil("labels", "run", cwd=home).stdout)
+    expected = [row for row in rows if row["suspect"] == "True"]
+    assert lines_of(pencil("labels", "run", "--suspects", cwd=home).stdout) == expected
+    assert {f"p{i}" for i in WRONG} <= {row["key"] for row in expected} and len(expected) < len(rows)
+    joined = lines_of(pencil("labels", "run", "--suspects", "--with-columns", cwd=home).stdout)
+    assert {row["id"] for row in joined} == {row["key"] for row in expected}
+
+
+@pytest.mark.filterwarnings("ignore:.*(they are|it is) skipped")
 def test_a_table_comes_back_with_the_rows_that_the_run_left_out(tmp_path):
     lines = [f"p{i},{i / 10},{i % 2},{'xyz'[i % 2]},{'test' if i % 5 == 0 else 'train'}" for i in range(30)]
     lines[7] = "p7,0.7,1,?,train"  # a label that is none of the classes
@@ -118,6 +127,8 @@ def test_images_sorted_into_folders(home):
         ),
         (["--format", "table"], "name it with --out"),
         (["--format", "table", "--out", "o.csv", "--only-changed"], "remove --only-changed"),
+        (["--format", "table", "--out", "o.csv", "--suspects"], "remove --suspects"),
+        (["--only-changed", "--suspects"], "--suspects includes every row of --only-changed"),
         (["--diagnostics", "d.csv"], "--diagnostics only works with --format table"),
         (["--format", "table", "--out", "o.csv", "--diagnostics", "d.txt"], "expected a .csv, .jsonl or .parquet file"),
         (["--format", "table", "--out", "o.csv", "--diagnostics", "o.csv", "--anyway"], "o.csv: it already exists"),

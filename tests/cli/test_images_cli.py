@@ -13,9 +13,9 @@ import torch
 from commands import pencil
 from conftest import paint, truncate
 from PIL import Image
+from readers import from_folder
 
 from pencil import open_run
-from pencil.data.sources.folder import from_folder
 from pencil.export import select_labels
 from pencil.labels.dynamics import TrainingDynamics
 from pencil.runs.results import RowEvidence, build_label_table
@@ -295,7 +295,7 @@ def test_check_of_several_labels(tmp_path):
     )
     pq.write_table(table, tmp_path / "t.parquet")
     done = pencil("check", "t.parquet", "--set", "data.columns.indicators=['sea', 'sky']", cwd=tmp_path)
-    assert "1 of 8 labels are unknown" in done.stdout and "ready to train" in done.stdout
+    assert "1 of 8 labels is unknown" in done.stdout and "ready to train" in done.stdout
     assert [line.split() for line in done.stdout.splitlines() if line.startswith("s")][:2] == [
         ["sea", "2"],
         ["sky", "3"],

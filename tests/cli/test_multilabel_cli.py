@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from shutil import copytree
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -46,7 +47,7 @@ def home(tmp_path_factory):
     done = pencil("train", "mine.npz", "--out", "run", "--epochs", 20, *settings, cwd=folder)
     assert "test mAP after 20 epochs" in done.stdout and "--only-changed --entries" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "verdict reliable" in words and "its mAP on the held-out labels is" in words
+    assert re.search("verdict (reliable|doubtful)", words) and "points of right labels" in words
     assert "test mAP" in done.stderr
     return folder
 
@@ -88,6 +89,17 @@ def test_train_warns_of_unknown_rows(home):
     assert [row["given"] for row in rows[:3]] == ["", "", ""] and rows[21]["given"] == "0" and len(rows) == 600
 
 
+def test_a_doubtful_run_that_changes_labels_is_refused_without_anyway(home, tmp_path):
+    run = copytree(home / "run", tmp_path / "run")
+    tree = json.loads((run / "summary.json").read_text())
+    tree["verdict"] = {"level": "doubtful", "reasons": ["too few rows"]}
+    (run / "summary.json").write_text(json.dumps(tree))
+    refused = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2).stderr
+    assert "of its proposed labels are not reviewed" in refused and "--anyway" in refused
+    assert "pencil audit" not in refused and not (tmp_path / "l.csv").exists()
+    assert "200 labels written" in pencil("labels", "run", "--anyway", "--out", "l.csv", cwd=tmp_path).stderr
+
+
 def test_evaluate_shows_every_score_at_a_threshold(home):
     shown = pencil("evaluate", "run", cwd=home).stdout
     for words in ("average precision", "F1 above 0.5", "mean of classes", "all labels (micro)", "sky"):
@@ -127,9 +139,12 @@ def test_labels_row_by_row_and_entry_by_entry(home):
         for name, value in (("given", "1"), ("corrected", "1")):
             assert row[name] == ";".join(entry["class"] for entry in mine if entry[name] == value)
         assert int(row["changed"]) == sum(entry["changed"] == "True" for entry in mine)
+    refused = pencil("labels", "run", "--suspects", cwd=home, code=2).stderr
+    assert "multi-label; --suspects only works with single-label data; write --only-changed instead" in refused
     changed = rows_of(pencil("labels", "run", "--entries", "--only-changed", cwd=home).stdout)
     assert 0 < len(changed) == sum(int(row["changed"]) for row in rows)
-    assert "600 labels" in pencil("labels", "run", "--entries", "--format=parquet", "--out=e.parquet", cwd=home).stderr
+    words = ["labels", "run", "--entries", "--format=parquet", "--out=e.parquet", "--anyway"]
+    assert "600 labels" in pencil(*words, cwd=home).stderr
     assert pq.read_table(home / "e.parquet").num_rows == 600
 
 

@@ -3,14 +3,14 @@
 import csv
 import io
 import json
+import os
 import random
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from commands import pencil
+
+from pencil.runs.directory import RunWriter
 
 HEADER = ["id", "age", "income", "city", "note", "label"]
 WORDS = {"yes": "good great fine happy sun the a of", "no": "bad poor sad rain dark the a of"}
@@ -99,17 +99,21 @@ def test_check_shows_columns(home):
     assert "groups of duplicates with different labels: 1" in shown
 
 
-def test_a_stopped_run_resumes_to_the_same_result(home):
+def test_a_stopped_run_resumes_to_the_same_result(home, monkeypatch):
     words = ["train", "mine.csv", "--epochs", 30, "--method", "pencil", "--set", "training.checkpoint_epochs=1"]
     whole = json.loads(pencil(*words, "--out", "runs/whole", "--json", cwd=home).stdout)
-    command = [sys.executable, "-m", "pencil", *map(str, words), "--out", "runs/stopped"]
-    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    metrics = home / "runs/stopped/metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) > 2):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    process.wait()
-    assert metrics.exists() and not (home / "runs/stopped/summary.json").exists()
+    real, epochs = RunWriter.append_metrics, []
+
+    def stop_in_the_third_epoch(self, record):
+        real(self, record)
+        epochs.append(record["epoch"])
+        if len(epochs) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append_metrics", stop_in_the_third_epoch)
+        pencil(*words, "--out", "runs/stopped", cwd=home, code=75)
+    assert epochs[:3] == [1, 2, 3] and len(epochs) < 30 and not (home / "runs/stopped/summary.json").exists()
     resumed = json.loads(pencil(*words, "--out", "runs/stopped", "--resume", "--json", cwd=home).stdout)
     assert resumed["labels"] == whole["labels"]
     for name in ("model.safetensors", "encoder.safetensors"):

@@ -42,11 +42,12 @@ def test_the_end_of_a_run_says_all_that_a_user_needs_within_eighty_columns(home)
     folder, done = home
     lines = done.stdout.splitlines()
     names = [line[:12].strip() for line in lines if line[:12].strip()]
-    assert names[:4] == ["verdict", "wrong", "changed", "look at"]
+    assert names[:4] == ["verdict", "wrong", "labels", "network"]
     assert names[-5:] == ["network", "chosen", "run", "report", "next"]
     assert all(len(line) <= 80 for line in lines)
     assert re.search(r"^verdict     (reliable|doubtful|do not use the corrections)$", done.stdout, flags=re.MULTILINE)
-    assert re.search(r"^look at     \d+ labels: \d+ changed, \d+ undecided", done.stdout, flags=re.MULTILINE)
+    lists = r"^labels      \d+ corrections \(labels that changed\), \d+ suspects \(worth a look\),"
+    assert re.search(lists, done.stdout, flags=re.MULTILINE)
     assert (folder / "runs/my blobs/report.html").exists() and "runs/my blobs/report.html" in done.stdout
 
 

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from readers import from_npz, read_arrays
 
 from pencil import DataError
 from pencil.data import from_arrays
 from pencil.data.examples import check_trainable, hold_out, split_into_batches
 from pencil.data.inputs.base import TensorInputs
 from pencil.data.inputs.transform import Transform, measure_normalization
-from pencil.data.sources.arrays import from_npz, read_arrays
 
 
 def test_names_become_sorted_classes_or_keep_a_given_order():

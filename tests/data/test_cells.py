@@ -11,7 +11,7 @@ from pencil.data.check.cells import in_days, in_words, measure_spread, row_cells
 from pencil.data.examples import Splits
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.review.images import Pictures
+from pencil.review.inputs import Pictures
 from pencil.runs.pictures import show_rows
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import paint
+from readers import read_table
 
 from pencil import DataError
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.delimited import Dialect, find_delimiter, find_dialect, read_delimited
-from pencil.data.sources.table_files import read_table
 
 LINES = (("path", "label", "width"), ("0.png", "kätzchen", "3"), ("1.png", "hund", "4"), ("2.png", "kätzchen", "5"))
 
@@ -157,6 +157,11 @@ def test_broken_lines_are_counted_and_named_or_left_out(here):
         read(here / "t.csv")
     with pytest.warns(UserWarning, match=message + ".*; they are skipped"):
         assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
+    (here / "t.csv").write_text("path,label\n0.png,a\n1.png\n3.png,b\n")
+    with pytest.raises(DataError, match=r"1 bad row of 3: .*; fix this row, or skip it with settings="):
+        read(here / "t.csv")
+    with pytest.warns(UserWarning, match=r"1 bad row of 3: .*; it is skipped"):
+        read(here / "t.csv", bad_rows="skip")
     (here / "t.csv").write_text("path,label\n0.png\n")
     with pytest.raises(DataError, match="1 bad row of 1"):
         read(here / "t.csv", bad_rows="skip")

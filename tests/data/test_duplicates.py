@@ -146,18 +146,18 @@ def test_fifty_thousand_sketches_take_seconds():
     sketches[:, :256] = (coarse @ spread).clip(0, 255)
     sketches[49_000:] = sketches[:1000]
     sketches[49_000:, :8] ^= 1
-    started = time.perf_counter()
+    started = time.process_time()
     found = near_groups(Sketches(sketches), np.arange(50_000))
-    assert time.perf_counter() - started < 60  # about 4 s on one core
+    assert time.process_time() - started < 60  # about 4 s; all pairs take minutes
     assert len(found) == 1000
 
 
 def test_very_many_equal_images_take_no_time_and_memory_of_all_pairs():
     sketches = np.repeat(look_at(picture(0)).sketch[None], 20_000, axis=0)
     sketches[:, 0] += (np.arange(20_000) % 3).astype(np.uint8)
-    started = time.perf_counter()
+    started = time.process_time()
     found = near_groups(Sketches(sketches), np.arange(20_000))
-    assert len(found.positions) == 20_000 and time.perf_counter() - started < 60
+    assert len(found.positions) == 20_000 and time.process_time() - started < 60
 
 
 def test_groups_can_be_chosen_from():

@@ -3,12 +3,12 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from readers import from_frame, from_frame_and_labels
 
 import pencil
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.frames import from_frame, from_frame_and_labels
 from pencil.errors import DataError
 
 WORDS = {"a": "good fine great film {} this was", "b": "bad awful poor film {} it was"}

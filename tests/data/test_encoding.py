@@ -16,12 +16,12 @@ from sklearn.preprocessing import OneHotEncoder, PowerTransformer, StandardScale
 
 from pencil.data.columns import Columns
 from pencil.data.inputs.encoding import MOST_LEVELS, fit_encoder, fit_power, read_encoder
-from pencil.data.inputs.text import count_terms, embed_texts, fit_terms, token_vectors
+from pencil.data.inputs.text import TokenVectors, count_terms, embed_texts, fit_terms_in_parts, token_vectors
 from pencil.data.prepare import prepare
 from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError
-from pencil.runs.content import read_arrays
+from pencil.runs.content import read_safetensors
 
 WORDS = {"spam": "win money now free prize click here today", "ham": "see you at dinner with the family tonight"}
 
@@ -87,7 +87,7 @@ def test_numbers_without_a_sensible_power_are_standardised_only():
 
 def test_terms_are_those_of_scikit_learn():
     texts = mixed(200)["note"].to_pylist()
-    terms = fit_terms(texts)
+    terms = fit_terms_in_parts(len(texts), lambda places: [texts[place] for place in places])
     tokens = token_vectors().tokens(texts)
     counts = count_terms(tokens, terms.terms)
     pipeline = make_pipeline(TfidfTransformer(sublinear_tf=True), TruncatedSVD(len(terms.components), random_state=0))
@@ -102,11 +102,11 @@ def test_an_encoder_is_the_same_after_reading_it(tmp_path):
     examples = records(written(mixed(), tmp_path / "t.csv"))
     encoder = fit_encoder(examples.inputs.records, examples.rows)
     safetensors.numpy.save_file(dict(encoder.arrays), tmp_path / "e.safetensors", encoder.metadata())
-    again = read_encoder(*read_arrays(tmp_path / "e.safetensors"))
+    again = read_encoder(*read_safetensors(tmp_path / "e.safetensors"))
     assert again.plan == encoder.plan
     first, second = (one.encode(examples.inputs.records).values for one in (encoder, again))
     assert torch.equal(first, second) and first.shape == (80, encoder.width)
-    header, arrays = read_arrays(tmp_path / "e.safetensors")
+    header, arrays = read_safetensors(tmp_path / "e.safetensors")
     for broken in ({**arrays, "scale": arrays["scale"][1:]}, {**arrays, "center": arrays["center"] * np.nan}):
         with pytest.raises(ValueError, match="its array"):
             read_encoder(header, broken)
@@ -285,3 +285,27 @@ def test_other_models_of_text(tmp_path):
     np.testing.assert_allclose(vectors[2], alone[0], atol=1e-5)  # padding does not matter
     with pytest.raises(DataError, match=r"data.text_model .* cannot be loaded: .*; pass its folder, or use"):
         fit_encoder(examples.inputs.records, examples.rows, str(tmp_path / "none"))
+
+
+def test_texts_are_encoded_twice_and_a_sample_of_them_once_more(tmp_path, monkeypatch):
+    monkeypatch.setattr("pencil.data.inputs.encoding.MOST_SCALED", 30)
+    examples, read = records(written(mixed(200), tmp_path / "t.parquet")), []
+    tokens = TokenVectors.tokens
+    monkeypatch.setattr(TokenVectors, "tokens", lambda self, texts: read.append(len(texts)) or tokens(self, texts))
+    fit_encoder(examples.inputs.records, examples.rows).encode(examples.inputs.records)
+    assert sum(read) == 200 + 30 + 200
+
+
+def test_terms_of_many_long_texts_are_fitted_on_a_sample_of_all(monkeypatch):
+    monkeypatch.setattr("pencil.data.inputs.text.CHUNK", 10)
+    monkeypatch.setattr("pencil.data.inputs.text.MOST_TOKENS", 300)
+    texts, read = [f"word number {place} and more" for place in range(1000)], []
+
+    def chosen(places):
+        read.extend(places.tolist())
+        return [texts[place] for place in places]
+
+    assert fit_terms_in_parts(len(texts), chosen) is not None
+    lengths = token_vectors().tokens([texts[place] for place in read]).lengths
+    assert 300 <= lengths.sum() < 300 + 10 * lengths.max()  # up to the part that reaches the bound
+    assert min(read) < 100 and max(read) >= 900  # spread over all texts

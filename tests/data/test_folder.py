@@ -42,6 +42,15 @@ def test_splits_in_sub_folders(tmp_path):
         read(tmp_path)
 
 
+def test_two_folders_of_one_split_are_refused(tmp_path):
+    for name in ("train/a/0.png", "train/b/0.png", "dev/a/0.png"):
+        paint(tmp_path / name)
+    assert read(tmp_path).sizes() == {"train": 2, "validation": 1}
+    paint(tmp_path / "val/b/0.png")
+    with pytest.raises(DataError, match=r"has several folders of one split: dev, train, val; .*; merge them"):
+        read(tmp_path)
+
+
 def test_a_test_set_of_its_own(pets, tmp_path):
     for name in ("dog", "cat"):
         paint(tmp_path / "held" / name / "1.png", 7)

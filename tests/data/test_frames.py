@@ -5,10 +5,11 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+from readers import from_frame, from_frame_and_labels
 
 from pencil.data.columns import Columns
 from pencil.data.settings import DataSettings
-from pencil.data.sources.frames import as_table, from_frame, from_frame_and_labels, index_keys, is_frame
+from pencil.data.sources.frames import as_table, index_keys, is_frame
 from pencil.errors import DataError
 
 CELLS = {

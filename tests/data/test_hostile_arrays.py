@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from readers import from_npz, read_arrays
 from scipy import sparse
 
 from pencil import DataError
 from pencil.data import from_arrays
-from pencil.data.sources.arrays import as_input_tensor, from_npz, read_arrays
+from pencil.data.sources.arrays import as_input_tensor
 from pencil.data.sources.npz import as_size, memory_limit
 from pencil.data.sources.torch_dataset import from_dataset
 
@@ -214,14 +215,15 @@ BOMB = """
 import sys
 from pathlib import Path
 import numpy, torch, pyarrow
-from pencil.data.sources.arrays import from_npz, read_arrays
+from pencil.data.settings import DataSettings
+from pencil.data.sources.arrays import read
 from pencil.errors import DataError
 def peak():  # of this program alone; ru_maxrss would begin with that of the one that started it
     return next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
 before = peak()
-for read in (from_npz, read_arrays):
+for new in (False, True):
     try:
-        print("read", read(Path(sys.argv[1])) and "")
+        print("read", read(Path(sys.argv[1]), DataSettings(), new=new) and "")
     except DataError as error:
         print("refused", error)
 print(before, peak())

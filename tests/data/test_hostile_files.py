@@ -9,14 +9,12 @@ import pytest
 import torch
 from commands import pencil
 from conftest import paint
+from readers import from_folder, from_table, read_table
 
 from pencil import DataError, RunError
 from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
-from pencil.data.sources.folder import from_folder
 from pencil.data.sources.regular_files import kind_of, read_regular
-from pencil.data.sources.table import from_table
-from pencil.data.sources.table_files import read_table
 from pencil.files import refuse_path
 
 SMALL = ("--model", "mlp", "--epochs", "1", "--method", "cross_entropy", "--set", "data.workers=0")

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from readers import from_hugging_face
 
 from pencil import DataError
 from pencil.data.columns import Columns
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.hugging_face_datasets import from_hugging_face
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
@@ -111,3 +111,16 @@ def test_text_datasets_are_encoded_as_tables_are(tmp_path):
     assert splits.train.classes == ("no", "yes") and splits.train.inputs.records.roles.used == {"text": "text"}
     prepared = prepare(DataSettings(), splits, seed=0)
     assert prepared.splits.test.inputs.values.shape == (4, prepared.encoder.width)
+
+
+def test_bad_rows_are_skipped_on_request(tmp_path):
+    rows = {"x": [[1.0, 2.0]] * 4, "label": ["a", "b", "c", "a"]}
+    datasets.DatasetDict({"train": datasets.Dataset.from_dict(rows)}).save_to_disk(str(tmp_path / "saved"))
+    settings = DataSettings(source=f"hf/{tmp_path / 'saved'}", classes=("a", "b"))
+    with pytest.raises(
+        DataError, match=r"the dataset has 1 bad row of 4: row 2: label 'c' is not one of the 2 classes"
+    ):
+        load(settings)
+    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 2: label 'c' .*; it is skipped"):
+        found = load(settings.model_copy(update={"bad_rows": "skip"})).train
+    assert found.keys.tolist() == ["0", "1", "3"] and found.given_labels.tolist() == [0, 1, 0]

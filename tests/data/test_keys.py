@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from readers import from_folder, from_npz, from_table, read_arrays
 from torch.utils.data import TensorDataset
 
 from pencil import DataError
@@ -14,9 +15,6 @@ from pencil.data.keys import as_keys, refuse_repeated_keys
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.arrays import from_npz, read_arrays
-from pencil.data.sources.folder import from_folder
-from pencil.data.sources.table import from_table
 from pencil.data.sources.torch_dataset import from_dataset
 
 X = np.eye(4, dtype=np.float32)
@@ -101,7 +99,7 @@ def test_keys_of_tables_and_hugging_face_datasets(tmp_path, ids, message):
     with pytest.raises(DataError, match=message):
         from_table(tmp_path / "t.parquet", columns)
     datasets = pytest.importorskip("datasets")
-    from pencil.data.sources.hugging_face_datasets import from_hugging_face
+    from readers import from_hugging_face
 
     found = datasets.Dataset(table.append_column("x", [[[1.0, 2.0]] * 4]))
     with pytest.raises(DataError, match=message):

@@ -5,13 +5,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from readers import from_frame, from_npz
 
 from pencil import DataError
 from pencil.data import Splits, from_arrays
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.data.sources.arrays import from_npz
-from pencil.data.sources.frames import from_frame
 from pencil.data.sources.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
 

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import paint
+from readers import from_npz, from_table
 from torch.utils.data import Subset, TensorDataset
 
 from pencil import DataError, LabelStore
@@ -19,8 +20,6 @@ from pencil.data.examples import check_trainable
 from pencil.data.prepare import prepare
 from pencil.data.read import load, read_like
 from pencil.data.settings import DataSettings
-from pencil.data.sources.arrays import from_npz
-from pencil.data.sources.table import from_table
 
 NAN = float("nan")
 X = np.arange(8, dtype=np.float32).reshape(4, 2)

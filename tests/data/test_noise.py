@@ -102,7 +102,7 @@ def test_instance_noise_has_the_rate_and_hangs_on_the_input():
         (lambda: noise.flip([0, 5], np.eye(3), 0), r"label 5 at row 1"),
         (lambda: noise.flip([0, 1], [[0.5, 0.6], [0, 1]], 0), r"row 0 of the transition matrix"),
         (lambda: noise.flip([0, 1], np.ones((2, 3)), 0), r"shape \(2, 3\)"),
-        (lambda: noise.flip([0.5, 1.0], np.eye(2), 0), r"class indices"),
+        (lambda: noise.flip([0.5, 1.0], np.eye(2), 0), r"expected a class index"),
     ],
 )
 def test_bad_noise_is_named(call, message):
@@ -137,8 +137,8 @@ def test_what_is_unknown_stays_unknown_and_is_not_counted():
 @pytest.mark.parametrize(
     "labels, rate, message",
     [
-        ([[0.0, 0.4]], 0.1, r"clean label at row 0 is \[0.  0.4\]; expected 0 or 1"),
-        ([0, 1], 0.1, r"shape \(2,\); expected \(n, classes\)"),
+        ([[0.0, 0.4]], 0.1, r"clean labels: multi-label at row 0 is \[0.  0.4\]; expected 0 or 1"),
+        ([0, 1], 0.1, r"clean labels: .* of shape \(2,\); expected .*\(n, classes\)"),
         ([[0.0, 1.0]], 1.1, r"noise rate is 1.1"),
     ],
 )

@@ -13,17 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from readers import from_folder, from_frame, from_frame_and_labels, from_npz, from_shards, from_table
 
 from pencil import DataError
 from pencil.data import from_arrays
 from pencil.data.columns import Columns
 from pencil.data.examples import check_trainable
 from pencil.data.settings import DataSettings
-from pencil.data.sources.arrays import from_npz
-from pencil.data.sources.folder import from_folder
-from pencil.data.sources.frames import from_frame, from_frame_and_labels
-from pencil.data.sources.shards import from_shards
-from pencil.data.sources.table import from_table
 from pencil.data.sources.torch_dataset import from_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:labels .* are the same number:UserWarning")
@@ -169,7 +165,7 @@ def read_polars(cells, classes, folder):
 
 def read_hugging_face(cells, classes, folder):
     datasets = pytest.importorskip("datasets")
-    from pencil.data.sources.hugging_face_datasets import from_hugging_face
+    from readers import from_hugging_face
 
     rows = [[number] for number in x(cells)]
     return from_hugging_face(datasets.Dataset.from_dict({"x": rows, "label": cells}), None, classes)
@@ -344,7 +340,7 @@ def test_the_targets_of_an_image_folder_are_indices_whatever_its_folders_are_cal
 
 def test_labels_with_class_names_of_hugging_face_are_indices_whatever_the_names_are():
     datasets = pytest.importorskip("datasets")
-    from pencil.data.sources.hugging_face_datasets import from_hugging_face
+    from readers import from_hugging_face
 
     stars = datasets.ClassLabel(names=["1", "2", "3"])
     features = datasets.Features(

@@ -11,7 +11,8 @@ from PIL import Image
 
 from pencil import DataError
 from pencil.data.columns import Columns, refuse_repeated_columns
-from pencil.data.read import load, read_inputs
+from pencil.data.prepare import prepare
+from pencil.data.read import load, read_inputs, read_like
 from pencil.data.settings import DataSettings
 from pencil.data.sources.table import row_keys
 
@@ -213,7 +214,7 @@ def test_a_split_column(here):
     )
     with pytest.raises(DataError, match=r"row 3 .*: the split is 'later' \(expected train, training"):
         read(csv(here, rows("label,split", "a,train", "b,later")), {"split": "split"})
-    with pytest.raises(DataError, match=r"has no row of the split train"):
+    with pytest.raises(DataError, match=r"has no training rows"):
         read(csv(here, rows("label,split", "a,test", "b,test")), {"split": "split"})
 
 
@@ -311,3 +312,19 @@ def test_a_path_with_braces_is_named_as_it_is(here):
     (here / "t{0}.csv").write_text("path,label\na.png,x\na.png,y\n")
     with pytest.raises(DataError, match=r"t\{0\}.csv has the path 'a.png' more than once"):
         load(DataSettings(source=str(here / "t{0}.csv")))
+
+
+def test_a_label_column_that_was_found_is_stored_with_the_run(tmp_path):
+    rows = "".join(f"{n},{n % 2}.5,{'ab'[n % 2]}\n" for n in range(40))
+    for name, header in (("t", "u,v,class"), ("renamed", "u,v,colour"), ("other", "u,v,target"), ("two", "u,y,class")):
+        (tmp_path / f"{name}.csv").write_text(f"{header}\n{rows}")
+    settings = DataSettings(source=str(tmp_path / "t.csv"))
+    stored = prepare(settings, load(settings), seed=0).settings
+    assert stored.columns.label == "class"
+    with pytest.raises(DataError, match=r"renamed\.csv has no column 'class'; it has 'u', 'v', 'colour'"):
+        load(stored.model_copy(update={"source": str(tmp_path / "renamed.csv")}))
+    other = stored.model_copy(update={"columns": Columns(label="class")})
+    for name in ("other", "two"):  # other data may have another common name, and the stored one comes first
+        assert read_like(str(tmp_path / f"{name}.csv"), other, ("a", "b"), False).train.classes == ("a", "b")
+    with pytest.raises(DataError, match=r"renamed\.csv has no label column with a common name"):
+        read_like(str(tmp_path / "renamed.csv"), other, ("a", "b"), False)

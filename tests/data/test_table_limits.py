@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from readers import from_frame
 from scipy.stats import yeojohnson
 from sklearn.preprocessing import PowerTransformer
 
@@ -18,7 +19,6 @@ from pencil.data.prepare import prepare
 from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
 from pencil.data.sources.delimited import find_dialect, read_delimited, read_names, read_pieces
-from pencil.data.sources.frames import from_frame
 
 
 def read(path, **settings):

@@ -294,6 +294,19 @@ def decide(run, key, kind, label):
         journal.append(Decision(key, "train", kind, label, "b", "a", "2026-02-01T00:00:00.000+00:00"))
 
 
+@pytest.mark.parametrize("level", ["doubtful", "do not use the corrections"])
+def test_a_run_that_changes_no_label_needs_no_permission(tmp_path, level):
+    """Whatever its verdict says about corrections, the file has the labels as they came."""
+    (tmp_path / "t.csv").write_text("u,v,label\n" + "".join(f"{n},{n}.5,{'ab'[n % 2]}\n" for n in range(8)))
+    run = write_run(
+        tmp_path / "run", believing(DataSettings(source=str(tmp_path / "t.csv")), {}), tmp_path / "t.csv",
+        {"numbering": "lines"},
+    )  # fmt: skip
+    (run / "summary.json").write_text(json.dumps({"verdict": {"level": level, "reasons": ["too few rows"]}}))
+    pencil("labels", "run", "--format", "table", "--out", "repaired.csv", cwd=tmp_path)
+    assert (tmp_path / "repaired.csv").read_bytes() == (tmp_path / "t.csv").read_bytes()
+
+
 def test_a_finished_review_lifts_the_refusal(doubtful):
     words = ("labels", "run", "--format", "table", "--out", "repaired.csv")
     said = pencil(*words, cwd=doubtful.parent, code=2).stderr
@@ -301,7 +314,7 @@ def test_a_finished_review_lifts_the_refusal(doubtful):
     assert "`pencil review run` and add --reviewed" in said and "--anyway" in said
     decide(doubtful, "3", "accept", "a")
     said = pencil(*words, "--reviewed", cwd=doubtful.parent, code=2).stderr
-    assert "1 of its proposed labels are not reviewed" in said and "`pencil review run`, or" in said
+    assert "1 of its proposed labels is not reviewed" in said and "`pencil review run`, or" in said
     assert not (doubtful.parent / "repaired.csv").exists()
     decide(doubtful, "6", "reject", "a")
     pencil(*words, cwd=doubtful.parent, code=2)  # decisions that are not merged do not count
@@ -336,5 +349,5 @@ def test_filled_in_labels_must_be_seen_too(tmp_path):
     run = write_run(tmp_path / "run", labels, tmp_path / "t.csv", {"numbering": "lines"})
     (run / "summary.json").write_text(json.dumps({"verdict": {"level": "doubtful", "reasons": ["too few rows"]}}))
     said = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2)
-    assert "1 of its proposed labels are not reviewed" in said.stderr
+    assert "1 of its proposed labels is not reviewed" in said.stderr
     assert np.count_nonzero(labels.is_unlabelled) == 1

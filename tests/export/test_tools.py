@@ -22,7 +22,8 @@ from pencil.data import read as sources
 from pencil.data.settings import DataSettings
 from pencil.decisions import Decision, Journal, read_reviews
 from pencil.errors import RunError
-from pencil.export.tools import SAVERS, import_file, read_answers
+from pencil.export.contents import Contents
+from pencil.export.tools import SAVERS, import_file, read_tool_answers
 from pencil.runs.directory import RunReader
 from pencil.runs.results import build_label_table
 
@@ -202,19 +203,19 @@ def test_an_answer_that_is_older_than_a_decision_does_not_replace_it(tickets):
     assert decided(tickets) == {("1", "reject", "billing"), ("3", "other", "technical")}
 
 
-def test_answers_without_a_time_are_older_than_decisions_since_their_file_was_written(tickets):
-    out, _ = export(tickets, "argilla")
-    records = read(out / "records.json")
-    for record in records:
-        record["responses"] = {"label": [{"value": "technical", "user_id": "a"}]}
-    (out / "records.json").write_text(json.dumps(records))
-    os.utime(out / "records.json", (1.7e9, 1.7e9))  # in 2023
-    decide(tickets, "1", "reject", "billing", "2026-02-01T00:00:00.000+00:00")
-    decide(tickets, "3", "reject", "billing", "2022-02-01T00:00:00.000+00:00")
-    assert ", ignored: 1" in take_over(tickets, "argilla").stderr
-    assert {made for made in decided(tickets) if made[0] in "13"} == {
-        ("1", "reject", "billing"),
-        ("3", "other", "technical"),
+def test_answers_without_a_time_are_older_than_decisions_since_their_file_was_written(pets):
+    out, _ = export(pets, "fiftyone")
+    tree = read(out / "samples.json")
+    for sample in tree["samples"]:
+        sample["reviewed"] = {"_cls": "Classification", "label": "dog"}
+    (out / "samples.json").write_text(json.dumps(tree))
+    os.utime(out / "samples.json", (1.7e9, 1.7e9))  # in 2023
+    decide(pets, "cat/0 a.png", "reject", "cat", "2026-02-01T00:00:00.000+00:00")
+    decide(pets, "cat/2 a.png", "reject", "cat", "2022-02-01T00:00:00.000+00:00")
+    assert ", ignored: 1" in take_over(pets, "fiftyone").stderr
+    assert {made for made in decided(pets) if made[0] in ("cat/0 a.png", "cat/2 a.png")} == {
+        ("cat/0 a.png", "reject", "cat"),
+        ("cat/2 a.png", "other", "dog"),
     }
 
 
@@ -389,74 +390,6 @@ def test_cvat_takes_several_classes_and_pixels_that_have_no_file(tmp_path):
     assert decided(run) == {("0", "other", ("sea", "sun")), ("1", "other", ())}
 
 
-# COCO
-
-
-def test_coco_there_and_back(pets):
-    out, _ = export(pets, "coco", "--order", "data")
-    tree = read(out / "annotations.json")
-    assert [category["name"] for category in tree["categories"]] == ["cat", "dog"]
-    image, annotation = tree["images"][1], tree["annotations"][1]
-    assert (image["file_name"], image["width"], image["given"]) == ("cat/1 a.png", 8, "cat")
-    assert annotation["image_id"] == image["id"] and annotation["category_id"] == 2
-    assert annotation["bbox"] == [0, 0, 8, 8] and annotation["score"] == pytest.approx(0.9)
-    annotation["category_id"] = 1
-    for one in tree["images"]:  # as by a tool that keeps only what the format knows
-        del one["key"], one["split"], one["given"], one["issue_score"]
-    tree["annotations"].reverse()
-    (pets.parent / "coco.json").write_text(json.dumps(tree))
-    said = take_over(pets, "coco.json")
-    assert decided(pets) == {("cat/1 a.png", "reject", "cat")} and "rows without a new label, ignored: 5" in said.stderr
-    take_over(pets, "coco.json", "--complete")
-    assert len(decided(pets)) == 6
-
-
-def test_coco_takes_and_returns_several_classes(tmp_path):
-    run = many_classes_run(tmp_path / "run", shape=(8, 8))
-    out, _ = export(run, "coco", "--order", "data")
-    tree = read(out / "annotations.json")
-    assert (out / "images" / tree["images"][0]["file_name"]).is_file()
-    of_first = [one for one in tree["annotations"] if one["image_id"] == 1]
-    assert [one["category_id"] for one in of_first] == [2]
-    tree["annotations"] += [{**of_first[0], "category_id": 1}, {**of_first[0], "category_id": 1}]
-    (tmp_path / "coco.json").write_text(json.dumps(tree))
-    take_over(run, "coco.json")
-    assert decided(run) == {("0", "other", ("sea", "sky"))}
-
-
-# Argilla
-
-
-def test_argilla_there_and_back(tickets):
-    out, _ = export(tickets, "argilla")
-    records = {record["metadata"]["key"]: record for record in read(out / "records.json")}
-    assert records["1"]["suggestions"] == {"label": {"value": "technical", "score": pytest.approx(0.9), "agent": "run"}}
-    assert records["1"]["fields"] == {"text": "message: bill 1\nhours: 1"}
-    settings = read(out / ".argilla" / "settings.json")
-    assert settings["questions"][0]["settings"]["type"] == "label_selection"
-    assert read(out / ".argilla" / "dataset.json")["name"] == "run"
-    records["1"] |= {"responses": {"label": [{"value": "technical", "user_id": "u"}]}, "status": "completed"}
-    records["2"] |= {"responses": {"label": [{"value": "billing", "user_id": "u"}]}, "status": "completed"}
-    records["3"] |= {"responses": {"label": [{"value": "technical", "user_id": "u"}]}, "status": "pending"}  # a draft
-    (out / "records.json").write_text(json.dumps(list(records.values())))
-    take_over(tickets, "argilla")
-    assert decided(tickets) == {("1", "accept", "technical"), ("2", "other", "billing")}
-
-
-def test_argilla_takes_several_classes_and_images(tmp_path):
-    run = many_classes_run(tmp_path / "run", shape=(8, 8))
-    out, _ = export(run, "argilla", "--order", "data")
-    records = read(out / "records.json")
-    assert records[0]["fields"]["image"].startswith("data:image/png;base64,")
-    assert records[1]["suggestions"]["label"]["value"] == ["sky", "sun"] and records[3]["suggestions"] == {}
-    settings = read(out / ".argilla" / "settings.json")
-    assert settings["questions"][0]["type"] == "multi_label_selection" and settings["fields"][0]["type"] == "image"
-    records[0]["responses"] = {"label": [{"value": ["sun", "sea"], "user_id": "u"}]}
-    (tmp_path / "records.json").write_text(json.dumps(records))
-    take_over(run, "records.json")
-    assert decided(run) == {("0", "other", ("sea", "sun"))}
-
-
 # All of them
 
 
@@ -475,12 +408,7 @@ def test_hostile_names_come_back_as_they_were(tmp_path, tool):
         for sample in tree["samples"]:
             sample["reviewed"] = sample["corrected"]
         (out / "samples.json").write_text(json.dumps(tree))
-    elif tool == "argilla":
-        records = read(out / "records.json")
-        for record in records:
-            record["responses"] = {"label": [{"value": record["suggestions"]["label"]["value"], "user_id": "u"}]}
-        (out / "records.json").write_text(json.dumps(records))
-    file = {"labelstudio": "tasks.json", "fiftyone": "samples.json", "argilla": "records.json"}.get(tool, "")
+    file = {"labelstudio": "tasks.json", "fiftyone": "samples.json"}.get(tool, "")
     done = import_file(run, out / file, complete=True)
     assert done.added == {"accept": 12}
     labels = RunReader(run).labels
@@ -498,22 +426,22 @@ def test_files_of_an_unreliable_run_need_consent(tmp_path, tool):
     pencil("labels", "run", "--format", tool, "--anyway", cwd=tmp_path, code=2)  # a folder, so --out is needed
 
 
-@pytest.mark.parametrize("tool", ["fiftyone", "cvat", "coco"])
+@pytest.mark.parametrize("tool", ["fiftyone", "cvat"])
 def test_tools_for_images_refuse_texts(tickets, tool):
     said = pencil("labels", "run", "--format", tool, "--out", "out", cwd=tickets.parent, code=2)
-    assert "is not an image" in said.stderr and "labelstudio or argilla" in said.stderr
+    assert "is not an image" in said.stderr and "--format labelstudio" in said.stderr
     assert not (tickets.parent / "out").exists()
 
 
 def test_data_that_a_run_does_not_hold_is_refused(pets):
     (pets / "recipe.toml").write_text('[data]\nsource = "python"\n')
-    said = pencil("labels", "run", "--format", "coco", "--out", "out", cwd=pets.parent, code=2)
+    said = pencil("labels", "run", "--format", "cvat", "--out", "out", cwd=pets.parent, code=2)
     assert "was passed as Python objects" in said.stderr
 
 
 def test_an_image_that_is_gone_is_named(pets):
     (pets.parent / "pets/dog/1.png").unlink()
-    said = pencil("labels", "run", "--format", "coco", "--out", "out", cwd=pets.parent, code=2)
+    said = pencil("labels", "run", "--format", "cvat", "--out", "out", cwd=pets.parent, code=2)
     assert "no longer contains row 'dog/1.png' (train)" in said.stderr
     assert not (pets.parent / "out").exists()
 
@@ -572,12 +500,6 @@ WRONG = {
         '{"samples": [{"key": "1", "split": "train", "tags": ["accept", "reject"]}]}',
         "sample 1 has the tags accept and reject",
     ),
-    "coco.json": (
-        '{"images": [], "categories": [], "annotations": [{"image_id": 5, "category_id": 1}]}',
-        "annotation 1 has image 5, which the file does not list",
-    ),
-    "images.json": ('{"images": [{"id": 1}], "categories": []}', "number 1 of its images has no file_name"),
-    "records.json": ('[{"fields": {}, "responses": {"other": []}}]', "record 1 has no metadata, or no responses"),
     "broken.xml": ("<annotations><image>", "is not XML"),
     "bomb.xml": ('<!DOCTYPE a [<!ENTITY x "y">]><annotations/>', "has a document type"),
     "utf16.xml": ('<!DOCTYPE a [<!ENTITY x "y">]><annotations/>'.encode("utf-16"), "is neither JSON nor XML"),
@@ -639,25 +561,20 @@ def _paths(tree, before=()):
         yield from _paths(inner, (*before, name))
 
 
-@pytest.mark.parametrize("tool", ["labelstudio", "fiftyone", "coco", "argilla"])
+@pytest.mark.parametrize("tool", ["labelstudio", "fiftyone"])
 def test_any_value_anywhere_is_read_or_refused_in_words(pets, tool):
     out, _ = export(pets, tool)
-    file = {"labelstudio": "tasks.json", "fiftyone": "samples.json", "coco": "annotations.json"}.get(
-        tool, "records.json"
-    )
-    tree = read(out / file)
+    tree = read(out / {"labelstudio": "tasks.json", "fiftyone": "samples.json"}[tool])
     if tool == "labelstudio":
         tree = [answer(task, "dog") for task in tree]
-    elif tool == "argilla":
-        tree = [{**record, "responses": {"label": [{"value": "dog"}]}} for record in tree]
-    elif tool == "fiftyone":
+    else:
         reviewed = {"_cls": "Classification", "label": "dog"}
         tree["samples"] = [{**sample, "reviewed": reviewed} for sample in tree["samples"]]
     for path in _paths(tree):
         for junk in JUNK:
             (out / "junk.json").write_text(json.dumps(_replaced(tree, path, junk)))
             with contextlib.suppress(RunError):
-                list(read_answers(out / "junk.json"))
+                list(read_tool_answers(out / "junk.json"))
 
 
 def test_names_of_images_that_are_unknown_or_shared_are_named(pets):
@@ -688,13 +605,13 @@ def test_rows_that_share_an_image_are_not_mixed_up(tmp_path):
     changed_in_cvat(tmp_path / "cvat/annotations.xml", "b.png", "dog")
     take_over(run, "cvat")
     assert decided(run) == {("k1", "reject", "dog")}
-    tree = read(export(run, "coco")[0] / "annotations.json")  # has keys
-    assert [image["key"] for image in tree["images"] if image["file_name"] == "a.png"] == ["k0", "k2"]
+    samples = read(export(run, "fiftyone")[0] / "samples.json")["samples"]  # have keys
+    assert sorted(one["key"] for one in samples if one["filepath"] == str(tmp_path / "a.png")) == ["k0", "k2"]
 
 
 def test_a_folder_needs_one_file_of_a_tool(pets):
     said = take_over(pets, ".", code=2).stderr
-    assert "has 0 of samples.json, records.json, annotations.xml, annotations.json; expected one" in said
+    assert "has 0 of samples.json, annotations.xml; expected one" in said
 
 
 def test_rejecting_a_row_without_a_given_label_is_refused(tmp_path):
@@ -717,8 +634,6 @@ def test_complete_is_for_imports(pets):
 
 def test_exports_are_complete_or_absent(pets, monkeypatch):
     """An error in the middle leaves nothing under the name."""
-    from pencil.export import shown
-
     seen = []
 
     def full(self, where):
@@ -727,8 +642,8 @@ def test_exports_are_complete_or_absent(pets, monkeypatch):
             raise OSError(28, "No space left on device")
         return real(self, where)
 
-    real = shown.Contents.show
-    monkeypatch.setattr(shown.Contents, "show", full)
-    said = pencil("labels", "run", "--format", "coco", "--out", "coco", cwd=pets.parent, code=2)
+    real = Contents.show
+    monkeypatch.setattr(Contents, "show", full)
+    said = pencil("labels", "run", "--format", "cvat", "--out", "task", cwd=pets.parent, code=2)
     assert "No space left" in said.stderr
-    assert not [path for path in Path(pets.parent).iterdir() if "coco" in path.name]
+    assert not [path for path in Path(pets.parent).iterdir() if "task" in path.name]

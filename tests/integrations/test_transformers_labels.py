@@ -4,21 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hand_loop import BATCH, EPOCHS, by_hand, data, labels
 from torch import nn
 from transformers import TrainingArguments
 
 import pencil
-from pencil.integrations import PencilLabels
 from pencil.integrations.hugging_face import PencilTrainer
-from pencil.labels.store import init_scale
-
-EPOCHS, BATCH = 5, 8
-
-
-def data():
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(40, 6, generator=generator)
-    return x, torch.randint(3, (40,), generator=generator)
 
 
 class Rows(torch.utils.data.Dataset):
@@ -52,10 +43,6 @@ class InOrder(PencilTrainer):
         return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
-def labels():
-    return PencilLabels(data()[1], 3, backbone_epochs=1, correction_epochs=3, step=1.5, pull=0.2, beta=0.3)
-
-
 def trainer(folder, mine, dataset=None, options=None, **arguments):
     network = Net()
     settings = {
@@ -81,33 +68,13 @@ def trainer(folder, mine, dataset=None, options=None, **arguments):
     )
 
 
-def by_hand():
-    x, given = data()
-    network = Net()
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.2)
-    store = pencil.LabelStore(given, 3, scale=init_scale(0.999, 3))
-    for epoch in range(EPOCHS):
-        for rows in torch.arange(40).split(BATCH):
-            logits = network.layer(x[rows])
-            if epoch < 1:
-                loss = pencil.cross_entropy(logits, given[rows])
-            else:
-                loss = pencil.pencil_loss(logits, store[rows], beta=0.3 if epoch < 4 else 0.0)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            if 1 <= epoch < 4:
-                store.update(rows, logits, step=1.5, pull=0.2, compatibility="published")
-    return network, store
-
-
 def test_the_same_as_a_loop_by_hand(tmp_path):
     mine = labels()
     it = trainer(tmp_path, mine)
     it.train()
     network, store = by_hand()
     assert torch.equal(mine.store.label_logits, store.label_logits)
-    assert torch.equal(it.model.layer.weight, network.layer.weight)
+    assert torch.equal(it.model.layer.weight, network.weight)
 
 
 def test_accumulated_gradients_move_labels_as_one_large_batch_does(tmp_path):
@@ -116,7 +83,7 @@ def test_accumulated_gradients_move_labels_as_one_large_batch_does(tmp_path):
     it.train()
     network, store = by_hand()
     torch.testing.assert_close(mine.store.label_logits, store.label_logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(it.model.layer.weight, network.layer.weight, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(it.model.layer.weight, network.weight, rtol=1e-5, atol=1e-5)
 
 
 def test_a_checkpoint_holds_the_labels(tmp_path):
@@ -127,7 +94,7 @@ def test_a_checkpoint_holds_the_labels(tmp_path):
     it.train(resume_from_checkpoint=True)
     network, store = by_hand()
     assert torch.equal(mine.store.label_logits, store.label_logits)
-    assert torch.equal(it.model.layer.weight, network.layer.weight)
+    assert torch.equal(it.model.layer.weight, network.weight)
 
 
 def test_evaluation_is_as_ever(tmp_path):

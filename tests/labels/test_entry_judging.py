@@ -5,9 +5,10 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
+from pencil.labels.chance import learned_classes, rank_sums, ranks_rows
 from pencil.labels.dynamics import FLOOR
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
-from pencil.labels.entry_judging import judge_entries, learned_classes, rank_sums, ranks_rows, row_issue_scores
+from pencil.labels.entry_judging import judge_entries, row_issue_scores
 from pencil.labels.entry_noise import fit_entry_noise
 
 
@@ -77,7 +78,7 @@ def test_scores_find_wrong_rows_and_are_probabilities():
     (train, given, wrong), (held, held_given, held_wrong) = seen_entries(800), seen_entries(400, seed=1)
     given[0] = torch.nan
     found = judge_entries(train, given, held, held_given)
-    assert found.knows and found.mismatch < 0.02
+    assert found.knows
     assert found.issue_scores[0] == 0 and found.issue_scores.min() >= 0 and found.issue_scores.max() <= 1
     assert float(found.issue_scores.mean()) == pytest.approx(float(wrong.any(dim=1).double().mean()), abs=0.06)
     naive = torch.where(given > 0.5, -train.log_odds, train.log_odds).nan_to_num(-9).amax(dim=1)
@@ -94,7 +95,6 @@ def test_what_was_memorised_is_matched_to_held_out_rows():
     sure = EntryEvidence(train.log_odds + 1.5 * (2 * given - 1), train.visits)
     found = judge_entries(sure, given, held, held_given)
     assert float(found.issue_scores.mean()) == pytest.approx(float(wrong.any(dim=1).double().mean()), abs=0.06)
-    assert found.mismatch > 0.04
 
 
 def test_nothing_known_nothing_changed():

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score
 from pencil.labels.dynamics import TrainingDynamics
 from pencil.labels.judging import judge, sample_rows
 from pencil.labels.matching import match_quantiles, relative_ranks
-from pencil.labels.reading import reliability
+from pencil.labels.reading import bin_totals, calibration
 
 CLASSES = 5
 
@@ -37,7 +37,7 @@ def test_training_rows_are_judged_like_held_out_rows(rate, memorised):
     found = judge(train, given, held_out, held_given)
     for probs, true in ((found.probs, clean), (found.held_out_probs, held_clean)):
         top = probs.max(dim=1)
-        assert reliability(top.values, top.indices == true)["error"] < 0.06
+        assert calibration(bin_totals(top.values, top.indices == true))["error"] < 0.06
         assert (top.indices == true).double().mean() > 1 - rate
     wrong = (given != clean).numpy()
     assert average_precision_score(wrong, found.issue_scores) > 0.7

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import cohen_kappa_score
 
 from pencil.labels import noise_model
+from pencil.labels.chance import agrees_by_chance
 from pencil.labels.noise_model import (
     RATES,
     TEMPERATURES,
@@ -17,7 +18,6 @@ from pencil.labels.noise_model import (
     direction,
     dirichlet_log_marginal,
     fit_noise,
-    is_chance,
     likelihood_grid,
     negative_log_likelihoods,
     noise_shape,
@@ -299,10 +299,10 @@ def test_few_rows_do_not_make_a_prediction_surer_than_it_was():
 
 def test_predictions_of_one_class_agree_by_chance_however_frequent_it_is():
     given = torch.tensor([0] * 90 + [1] * 10)
-    assert is_chance(torch.zeros(100, dtype=torch.int64), given)
+    assert agrees_by_chance(torch.zeros(100, dtype=torch.int64), given)
     finds_the_rare_class = torch.cat([torch.tensor([0] * 75 + [1] * 15), torch.ones(10, dtype=torch.int64)])
     assert (finds_the_rare_class == given).double().mean() < 0.9  # less often than by predicting the frequent one
-    assert not is_chance(finds_the_rare_class, given)
+    assert not agrees_by_chance(finds_the_rare_class, given)
 
 
 @pytest.mark.parametrize("agreement", [0.0, 0.1, 0.5])
@@ -312,4 +312,4 @@ def test_chance_is_that_of_cohens_kappa(agreement):
     given = torch.multinomial(torch.tensor([0.6, 0.3, 0.1]), 3000, replacement=True, generator=generator)
     repeated = torch.rand(3000, generator=generator) < agreement
     predicted = torch.where(repeated, given, given[torch.randperm(3000, generator=generator)])
-    assert is_chance(predicted, given) == (cohen_kappa_score(predicted.numpy(), given.numpy()) < 0.04)
+    assert agrees_by_chance(predicted, given) == (cohen_kappa_score(predicted.numpy(), given.numpy()) < 0.04)

@@ -176,7 +176,7 @@ def test_an_mlflow_model_takes_rows_of_a_table(tmp_path):
         {"text": ["good film", "bad film"] * 30, "stars": [5.0, 1.0] * 30, "label": ["yes", "no"] * 30}
     )
     run = pencil.fit("mlp", frame, out=tmp_path / "run", epochs=3, progress=False)
-    mlflow_model.copy_network(run, tmp_path / "model")
+    mlflow_model.copy_run_files(run, tmp_path / "model")
     shutil.rmtree(tmp_path / "run")
     new = pd.DataFrame({"text": ["good", "bad"], "stars": [4.0, None]})
     predicted = mlflow_model._load_pyfunc(str(tmp_path / "model")).predict(new)

@@ -250,7 +250,7 @@ def test_through_a_recipe():
 def test_budgets(blobs):
     outcome, _, _ = train(blobs, ForwardEstimated(), epochs=5)
     assert [record["phase"] for record in outcome.records].count("estimate") in (2, 3)
-    with pytest.raises(RecipeError, match="1 epochs are too few for 2 phases estimate, forward"):
+    with pytest.raises(RecipeError, match="1 epoch is too few for 2 phases estimate, forward"):
         train(blobs, ForwardEstimated(), epochs=1)
     matrix = [[0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]  # as the labels of blobs really are
     for name in ("forward", "backward"):

@@ -8,7 +8,7 @@ from torch import nn
 from pencil.errors import ModelError, RecipeError
 from pencil.job.network import resolve
 from pencil.models import ModelSettings, build, preact_resnet32, provenance
-from pencil.user_file import ANY_FILE
+from pencil.user_file import Trust
 
 
 def parameters(network):
@@ -151,20 +151,24 @@ def wrong():
 def test_a_users_own_file(tmp_path):
     path = tmp_path / "my_model.py"
     path.write_text(OWN)
-    network = build(ModelSettings(name=f"{path}:Net", options={"width": 7}), (5,), 3, seed=0, trust=ANY_FILE)
+    network = build(
+        ModelSettings(name=f"{path}:Net", options={"width": 7}), (5,), 3, seed=0, trust=Trust(everything=True)
+    )
     assert network[1].weight.shape == (7, 5) and network[2].weight.shape == (3, 7)
-    assert build(ModelSettings(name=f"{path}:linear"), (5,), 3, seed=0, trust=ANY_FILE)(torch.zeros(2, 5)).shape == (
+    assert build(ModelSettings(name=f"{path}:linear"), (5,), 3, seed=0, trust=Trust(everything=True))(
+        torch.zeros(2, 5)
+    ).shape == (
         2,
         3,
     )
     with pytest.raises(ModelError, match=r"returns a int; expected a torch.nn.Module"):
-        build(ModelSettings(name=f"{path}:wrong"), (5,), 3, seed=0, trust=ANY_FILE)
+        build(ModelSettings(name=f"{path}:wrong"), (5,), 3, seed=0, trust=Trust(everything=True))
     with pytest.raises(ModelError, match="does not define 'Other'"):
-        build(ModelSettings(name=f"{path}:Other"), (5,), 3, seed=0, trust=ANY_FILE)
+        build(ModelSettings(name=f"{path}:Other"), (5,), 3, seed=0, trust=Trust(everything=True))
     with pytest.raises(ModelError, match="does not take the options"):
-        build(ModelSettings(name=f"{path}:Net", options={"depth": 7}), (5,), 3, seed=0, trust=ANY_FILE)
+        build(ModelSettings(name=f"{path}:Net", options={"depth": 7}), (5,), 3, seed=0, trust=Trust(everything=True))
     with pytest.raises(RecipeError, match="does not exist"):
-        build(ModelSettings(name="none.py:Net"), (5,), 3, seed=0, trust=ANY_FILE)
+        build(ModelSettings(name="none.py:Net"), (5,), 3, seed=0, trust=Trust(everything=True))
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,16 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import pencil
+from review_runs import suspecting
 from test_report import _each_figure_once, made_up, opened, some_probs  # noqa: F401 - a fixture
 
+from pencil.cli.show import show_results
 from pencil.errors import TrainingError
 from pencil.job import run_recipe
 from pencil.labels.losses import cross_entropy
@@ -17,7 +20,8 @@ from pencil.recipe import parse
 from pencil.report import write_report
 from pencil.report.gallery import CASES, vary
 from pencil.report.words import LEVELS
-from pencil.runs.advice import explain_difference, next_commands, next_step
+from pencil.runs.advice import describe_doubt, explain_difference, next_commands, next_step
+from pencil.runs.summary import AuditSummary, Interval
 
 RATE = {"estimate": 0.35, "low": 0.25, "high": 0.45}
 
@@ -37,7 +41,7 @@ def page(run, tmp_path):
     return opened(write_report(run, tmp_path / "r.html")), (tmp_path / "r.html").read_text()
 
 
-def test_the_order_is_next_step_verdict_numbers_corrections_undecided_classes_curves_recipe(tmp_path):
+def test_the_order_is_next_step_verdict_numbers_corrections_suspects_classes_curves_recipe(tmp_path):
     verdict = {"level": "doubtful", "reasons": ["only 12 rows were held out"]}
     run = noisy(verdict=verdict, findings={"noise_rate": RATE})
     path = tmp_path / "my run"
@@ -45,12 +49,14 @@ def test_the_order_is_next_step_verdict_numbers_corrections_undecided_classes_cu
     text = seen.text
     quoted = f"'{path}'"
     order = [
-        "What to do next", "Before you use the corrections, review",
-        f"pencil review {quoted}", f"pencil audit {quoted}",
+        "What to do next", "changed (the corrections) and", "are worth a look (the suspects).",
+        "Before you use the corrections, look at the suspects.",
+        "10 minutes of looking decide whether 100 or 180 of the labels are wrong",
+        f"pencil audit {quoted}", "look at the suspects", f"pencil review {quoted}",
         "The corrections are doubtful.", "Only 12 rows were held out.", "estimated wrong", "about 140",
         "about 35.0 % (95 % interval 25.0 to 45.0 %)",
-        "changed", "undecided",
-        "The most confident corrections", "Undecided labels", "Changes between classes", "Class by class",
+        "corrections", "suspects",
+        "The most confident corrections", "Suspects that did not change", "Changes between classes", "Class by class",
         "Training", "Repeat this run", "Recipe", "[training]",
     ]  # fmt: skip
     place = 0
@@ -92,13 +98,18 @@ def test_commands_follow_the_verdict(tmp_path):
 
 def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     levels = {level: noisy(verdict={"level": level, "reasons": []}).summary for level in LEVELS}
-    look = f"review the {levels['reliable'].labels.to_look_at} of 400 labels"
-    assert next_step(levels["reliable"]).startswith("The corrections can be used.")
-    assert next_step(levels["doubtful"]).startswith("Before you use the corrections")
-    assert next_step(levels["do not use the corrections"]).startswith("Do not use the corrections without review")
-    assert all(look in next_step(summary) for summary in levels.values())
+    changed = levels["reliable"].labels.total_changed
+    lists = f"Of 400 labels, {changed} changed (the corrections) and {changed} are worth a look (the suspects)."
+    assert next_step(levels["reliable"]).startswith(f"{lists} The corrections can be used.")
+    assert next_step(levels["doubtful"]).startswith(f"{lists} Before you use the corrections, look at the suspects.")
+    refused = f"{lists} Do not use the corrections without review: look at the suspects, train longer"
+    assert next_step(levels["do not use the corrections"]).startswith(refused)
+    several = made_up(np.eye(3)[np.arange(12) % 3], 1 - np.eye(3)[np.arange(12) % 3], classes=list("abc")).summary
+    assert "review the 36 of 36 known labels that changed or are undecided" in next_step(several)
     clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
-    assert next_step(clean).startswith("There is nothing to fix")
+    assert next_step(clean) == "There is nothing to fix: no label changed, and none is a suspect."
+    suspected = clean.model_copy(update={"labels": clean.labels.model_copy(update={"suspects": 1})})
+    assert next_step(suspected).endswith("none changed and 1 is worth a look (the suspects). Look at the suspects.")
     refused = clean.model_copy(update={"verdict": levels["do not use the corrections"].verdict})
     assert next_step(refused).startswith("This network cannot judge the labels")
 
@@ -115,7 +126,7 @@ def test_corrections_are_varied_over_pairs_of_classes(tmp_path):
     """By confidence alone all of them would be from c0 to c1."""
     run = noisy()
     _, raw = page(run, tmp_path)
-    cards = raw[raw.index('id="sure"') : raw.index('id="undecided"')]
+    cards = raw[raw.index('id="sure"') : raw.index('id="others"')]
     pairs = re.findall(r"given <bdi>(c\d)</bdi>.*?now <bdi>(c\d)</bdi>", cards, flags=re.DOTALL)
     assert len(pairs) == CASES
     kinds = set(zip(*np.array([(a, b) for a, b in pairs]).T, strict=True))
@@ -143,7 +154,7 @@ def test_multi_label_corrections_are_varied_over_classes(tmp_path):
     probs[:100, 0] = 1 - given[:100, 0]  # surest by far
     probs[:4, 1:] = (1 - given[:4, 1:]) * 0.9 + 0.05
     _, raw = page(made_up(given, probs, classes=list("abcde")), tmp_path)
-    cards = raw[raw.index('id="sure"') : raw.index('id="undecided"')]
+    cards = raw[raw.index('id="sure"') : raw.index('id="others"')]
     shown = re.findall(r'<bdi class="to">(\w)</bdi>', cards)
     assert {name: shown.count(name) for name in "abcde"} == dict.fromkeys("abcde", 4)
 
@@ -158,6 +169,12 @@ def test_a_loss_below_zero_is_explained(tmp_path):
     assert "ELR" not in page(run, tmp_path)[0].text
 
 
+def test_an_epoch_without_a_loss_does_not_stop_the_page(tmp_path):
+    run = noisy()
+    metrics = [{"epoch": 1, "phase": "backbone", "loss_early_learning": -0.5}, *run.metrics]
+    assert "What to do next" in page(replace(run, metrics=metrics), tmp_path)[0].text
+
+
 def test_counts_of_the_page_the_summary_and_the_list_agree_and_name_held_out_rows(tmp_path):
     rng = np.random.default_rng(0)
     clean = np.arange(300) % 3
@@ -167,10 +184,12 @@ def test_counts_of_the_page_the_summary_and_the_list_agree_and_name_held_out_row
     listed = pencil("labels", "run", "--only-changed", "--anyway", cwd=tmp_path).stdout.splitlines()[1:]
     held_out = sum(",validation," in line for line in listed)
     assert 0 < held_out < len(listed)
-    words = f"{len(listed)} of 300 labels ({len(listed) - held_out} training, {held_out} held out)"
+    suspects = pencil("labels", "run", "--suspects", "--anyway", cwd=tmp_path).stdout.splitlines()[1:]
+    words = f"{len(listed)} corrections (labels that changed), {len(suspects)} suspects (worth a look)"
     assert words in done and words in pencil("show", "run", cwd=tmp_path).stdout
     text = opened(tmp_path / "run/report.html").text
-    assert f"Of 300 labels, {len(listed)} were changed" in text and f"changed{len(listed)}" in text.replace(" ", "")
+    assert f"Of 300 labels, {len(listed)} were changed" in text and f"corrections{len(listed)}" in text.replace(" ", "")
+    assert f"suspects{len(suspects)}worth" in text.replace(" ", "") and set(listed) <= set(suspects)
     assert f"{held_out} in held-out rows" in text
     rows = pencil("runs", ".", cwd=tmp_path).stdout.splitlines()
     assert rows[0].split() == ["run", "verdict", "method", "score", "changed", "age"]
@@ -217,10 +236,60 @@ def test_a_failed_run_says_why_at_the_top(tmp_path):
     assert " damaged " in pencil("runs", ".", cwd=tmp_path).stdout
 
 
-def test_undecided_rows_are_those_that_the_summary_counts(tmp_path):
-    run = made_up(np.arange(60) % 6, some_probs(60, 6), classes=[f"c{k}" for k in range(6)])
-    margin = run.labels["margin"].to_numpy()
-    labels = run.summary.labels
-    assert labels.undecided == int((margin < 0.2).sum()) > 0
-    assert labels.undecided_changed == int(((margin < 0.2) & run.labels.changed).sum())
-    assert labels.to_look_at == int(((margin < 0.2) | run.labels.changed).sum())
+def test_suspects_that_did_not_change_are_shown_with_the_highest_issue_score_first(tmp_path):
+    run = noisy()
+    kept = np.flatnonzero(~run.labels.changed)[:3]
+    _, raw = page(replace(run, labels=suspecting(run.labels, kept)), tmp_path)
+    cards = raw[raw.index('id="others"') : raw.index('id="transitions"')]
+    order = kept[np.argsort(-run.labels.issue_score[kept], kind="stable")]
+    assert re.findall(r"<bdi>(\d+)</bdi></span>", cards) == [str(row) for row in order]
+    assert cards.count("issue score") == 1 + len(kept) and "and 3 other labels with high issue scores" in raw
+    assert "There are none." in page(run, tmp_path)[1].split('id="others"')[1]
+
+
+def test_a_wide_interval_leads_to_the_audit():
+    """Wide: its upper end is more than twice the corrections, and more than a point of all labels above them."""
+    run = noisy(rows=10_000, verdict={"level": "reliable", "reasons": []})
+    counts = run.summary.labels.model_copy(update={"changed": 200, "suspects": 540})
+
+    def of(low, high, **update):
+        findings = {"noise_rate": {"estimate": high / 2, "low": low, "high": high}}
+        return run.summary.model_copy(update={"labels": counts, "findings": findings, **update})
+
+    wide = of(0.0212, 0.1384)
+    assert describe_doubt(wide) == "10 minutes of looking decide whether 210 or 1,400 of the labels are wrong"
+    assert next_commands(wide, Path("r")) == [
+        (describe_doubt(wide), "pencil audit r"),
+        ("list the corrections", "pencil labels r --only-changed"),
+        ("look at the suspects", "pencil review r"),
+    ]
+    assert describe_doubt(of(0.0, 0.1384)).endswith("whether none or 1,400 of the labels are wrong")
+    few = counts.model_copy(update={"changed": 10})
+    assert describe_doubt(of(0.0, 0.011, labels=few)) == describe_doubt(of(0.01, 0.04)) == ""
+    assert describe_doubt(of(0.0, 0.0111, labels=few)) and describe_doubt(of(0.01, 0.041))
+    measured = Interval(estimate=0.05, low=0.01, high=0.2)
+    audit = AuditSummary(
+        population=400, rows=100, cannot_tell=0, no_class=0, given_wrong=measured, corrected_right=measured
+    )
+    assert describe_doubt(of(0.0212, 0.1384, audit=audit)) == ""
+    assert describe_doubt(run.summary) == ""  # no estimate
+
+
+def test_the_terminal_says_what_the_audit_decides(capsys):
+    run = noisy(verdict={"level": "doubtful", "reasons": []}, findings={"noise_rate": RATE | {"high": 0.9}})
+    show_results([(Path("r"), run.summary)])
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("next"))
+    words = " ".join(line[12:] for line in lines[at:-2])
+    assert words == "10 minutes of looking decide whether 100 or 360 of the labels are wrong:"
+    assert [line.split()[-2:] for line in lines[-2:]] == [["audit", "r"], ["review", "r"]]
+
+
+def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undecided_labels():
+    one = made_up(np.arange(60) % 6, some_probs(60, 6), classes=[f"c{k}" for k in range(6)]).summary.labels
+    assert one.suspects is None and one.to_look_at == one.total_changed > 0  # as in a run of an earlier version
+    assert one.model_copy(update={"suspects": 59}).to_look_at == 59
+    given = np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32)
+    probs = np.array([[0.9, 0.45], [0.55, 0.9], [0.9, 0.1]], dtype=np.float32)
+    several = made_up(given, probs, classes=["a", "b"]).summary.labels
+    assert (several.total_changed, several.undecided, several.undecided_changed, several.to_look_at) == (1, 2, 1, 2)

@@ -6,11 +6,8 @@ from time import process_time
 
 import numpy as np
 import pytest
-import torch
-from review_runs import HOSTILE, many_classes_run, one_class_run, write_run
+from review_runs import HOSTILE, many_classes_run, one_class_run, suspecting, write_run
 
-from pencil.data import from_arrays
-from pencil.data.examples import Splits
 from pencil.decisions import History, Journal, read_lines
 from pencil.errors import RunError
 from pencil.export import select_entries, select_labels
@@ -18,8 +15,7 @@ from pencil.review import Decision, pinned_labels, read_reviews
 from pencil.review.queue import Filter, Queue
 from pencil.review.session import Review
 from pencil.runs.directory import RunReader
-from pencil.runs.results import build_label_table, summarize_labels
-from pencil.runs.summary import CLOSE
+from pencil.runs.label_table import LabelTable
 
 
 def decision(key, kind="accept", label="dog", split="train", given="cat", corrected="dog"):
@@ -222,18 +218,23 @@ def test_confident_disagreements_come_first_and_then_doubts(tmp_path):
     assert ordered.pairs() == [{"pair": "0-1", "given": "cat", "corrected": "dog", "count": 4}]
 
 
-def test_what_to_look_at_are_the_labels_that_the_summary_counts(tmp_path):
-    given, probs = np.arange(60) % 3, torch.distributions.Dirichlet(torch.ones(3)).sample((60,))
-    splits = Splits(from_arrays(np.zeros((60, 4), dtype=np.float32), given, classes=["cat", "dog", "bird"]))
-    ordered = Queue(write_run(tmp_path / "run", build_label_table(splits, probs, None)))
-    counted = summarize_labels(splits.train, probs)
-    shown = ordered.rows(Filter("look"))
-    assert counted.total_changed < len(shown) == counted.to_look_at < 60
-    top = probs.sort(dim=1, descending=True).values
-    close = (top[:, 0] - top[:, 1] < CLOSE) | (probs.argmax(dim=1) != torch.from_numpy(given))
-    assert sorted(shown.tolist()) == close.nonzero()[:, 0].tolist()
+def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undecided_rows(tmp_path):
+    plain = RunReader(one_class_run(tmp_path / "plain")).labels
+    ordered = Queue(write_run(tmp_path / "run", suspecting(plain, [4, 1])))
+    assert ordered.rows(Filter("look")).tolist() == [9, 6, 3, 0, 1, 4]
+    assert ordered.lists == "6 suspects, of which 4 corrections"
+    before = Queue(write_run(tmp_path / "before", LabelTable(plain.table.drop_columns("suspect"))))
+    assert sorted(before.rows(Filter("look")).tolist()) == [0, 3, 6, 9]
+    assert before.lists == "4 suspects, all of them corrections"
     several = Queue(many_classes_run(tmp_path / "several"))
-    assert sorted(several.rows(Filter("look")).tolist()) == [0]
+    assert sorted(several.rows(Filter("look")).tolist()) == [0] and several.lists == "1 row to look at"
+
+
+def test_a_reviewed_row_is_a_suspect_only_if_the_person_changed_its_label(tmp_path):
+    labels = suspecting(RunReader(one_class_run(tmp_path / "run")).labels, [1, 2])
+    merged = labels.merge_decisions([decision("1", "accept", "dog"), decision("3", "reject", "cat"), decision("4")])
+    assert merged.suspects().keys.to_pylist() == ["9", "6", "0", "2"]
+    assert select_labels(merged, suspects=True).keys.to_pylist() == ["9", "6", "0", "2"]
 
 
 def test_sets_of_classes_are_pairs_too(tmp_path):

@@ -18,9 +18,9 @@ from pencil.job import run_recipe
 from pencil.review import embedding as embedding_module
 from pencil.review import neighbours as neighbours_module
 from pencil.review.embedding import choose_embedding
-from pencil.review.images import Pictures
+from pencil.review.inputs import Pictures
 from pencil.review.neighbours import in_turns, nearest
-from pencil.review.probabilities import read_top_classes, top_classes
+from pencil.review.probabilities import most_probable, read_top_classes
 from pencil.review.session import Review
 from pencil.runs.directory import RunReader
 
@@ -61,7 +61,7 @@ def test_the_nearest_are_found_across_blocks(monkeypatch):
 
 def test_the_most_probable_classes_come_first():
     probs = np.random.default_rng(0).dirichlet(np.ones(9), size=20)
-    found = top_classes(probs, count=4)
+    found = most_probable(probs, count=4)
     for row in range(20):
         best = sorted(range(9), key=lambda code: -probs[row, code])[:4]
         assert [one.code for one in found.of(row)] == best
@@ -70,19 +70,19 @@ def test_the_most_probable_classes_come_first():
 
 def test_given_classes_are_shown_however_improbable():
     probs = np.array([[0.9, 0.8, 0.7, 0.01]])
-    assert top_classes(probs, np.array([[np.nan, 0, 0, 1.0]]), count=2).codes.tolist() == [[0, 3]]
+    assert most_probable(probs, np.array([[np.nan, 0, 0, 1.0]]), count=2).codes.tolist() == [[0, 3]]
 
 
 def test_probabilities_are_those_of_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr("pencil.review.probabilities.BLOCK", 5)
     run = one_class_run(tmp_path / "run", [f"class {number:02d}" for number in range(20)], rows=60)
-    probs, found = RunReader(run).labels.probs, read_top_classes(run)
+    probs, found = RunReader(run).labels.probs, read_top_classes(run / "labels.parquet")
     np.testing.assert_allclose(found.probs, -np.sort(-probs, axis=1)[:, :6], rtol=1e-6)
     many = many_classes_run(tmp_path / "many")
-    assert [one.code for one in read_top_classes(many).of(0)] == [1, 2, 0]
+    assert [one.code for one in read_top_classes(many / "labels.parquet").of(0)] == [1, 2, 0]
     (run / "labels.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError, match="no probabilities in"):
-        read_top_classes(run)
+        read_top_classes(run / "labels.parquet")
 
 
 def test_an_improbable_given_class_is_beside_the_probable_ones(tmp_path):

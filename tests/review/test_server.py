@@ -425,8 +425,9 @@ def test_pictures_are_made_anew(browser, review):
 
 
 def test_encoded_images_lose_everything_but_pixels_and_are_limited(tmp_path, access, pets):
-    from pencil.data.sources.folder import from_folder
-    from pencil.review.images import Pictures
+    from readers import from_folder
+
+    from pencil.review.inputs import Pictures
 
     run = one_class_run(tmp_path / "run", ("cat", "dog"))
     table = pq.read_table(run / "labels.parquet")
@@ -474,7 +475,7 @@ def test_inputs_of_any_dataset_are_shown(run, access):
     from pencil.data.examples import Examples, Splits
     from pencil.data.keys import as_keys
     from pencil.data.sources.torch_dataset import DatasetInputs
-    from pencil.review.images import Pictures
+    from pencil.review.inputs import Pictures
 
     items = [(torch.full((2, 4, 6), float(row)), 0) for row in range(11)] + [("not a tensor", 0)]
     items[9][0][0, 1, 2] = -5
@@ -490,7 +491,7 @@ def test_inputs_of_any_dataset_are_shown(run, access):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_data_that_fails_in_an_unknown_way_is_said(run, access):
-    from pencil.review.images import Pictures
+    from pencil.review.inputs import Pictures
 
     with Review(run, Pictures(lambda: {}["no such thing"])) as review:
         review.pictures.wait()
@@ -501,7 +502,8 @@ def test_several_classes_at_once(tmp_path, access):
     run = many_classes_run(tmp_path / "run")
     with Review(run) as review:
         browser = Browser(review, access)
-        assert browser.get("/api/begin").json()["multilabel"]
+        begin = browser.get("/api/begin").json()
+        assert begin["multilabel"] and begin["noun"] == "row"  # rows are counted, here and on the terminal
         assert browser.rows()[0] | {"confidence": 0, "issue_score": 0} == {
             **{
                 "row": 0,

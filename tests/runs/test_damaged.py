@@ -59,7 +59,7 @@ def retyped(name, values):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.drop_columns(["corrected"]), "there is no column 'corrected'; expected the columns of single"),
+        (lambda t: t.drop_columns(["corrected"]), "the column 'corrected' is missing; expected the columns of single"),
         (lambda t: t.append_column("key", t["key"]), "the column 'key' occurs 2 times; expected it once"),
         (lambda t: t.slice(0, 0), "it has no rows"),
         (lambda t: t.replace_schema_metadata(None), "there are no class names in its metadata"),

@@ -29,7 +29,7 @@ import tomli_w
 import torch
 
 import pencil
-from pencil.audit.sample import open_sample
+from pencil.auditing.sample import open_sample
 from pencil.cli import main
 from pencil.errors import PencilError, Stopped
 from pencil.files import TEMPORARY

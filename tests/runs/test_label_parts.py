@@ -14,12 +14,14 @@ from ranks import free_port, in_ranks
 from torch import nn
 
 import pencil
+from pencil.auditing.deciding import Decider
+from pencil.auditing.results import redecide
 from pencil.decisions import Decision
 from pencil.errors import RunError
 from pencil.runs import label_files
-from pencil.runs.auditing import write_audit
+from pencil.runs.audited import write_audit
 from pencil.runs.directory import RunReader
-from pencil.runs.label_files import GROUP_ROWS, LabelFile, part_name, write_part
+from pencil.runs.label_files import GROUP_ROWS, LabelFile, part_name, write_label_part
 from pencil.runs.label_table import LabelTable
 from pencil.runs.manifest import verify
 from pencil.runs.summary import AuditSummary, Interval
@@ -158,7 +160,7 @@ def test_rows_in_no_part_or_in_two_are_refused(runs, tmp_path):
     folder = runs / "more" / "dense" / "labels.parquet"
     table = pq.read_table(folder / part_name(0, RANKS))
     for rank in range(2):
-        write_part(tmp_path, rank, 2, [table])
+        write_label_part(tmp_path, rank, 2, [table])
     with pytest.raises(RunError, match="rows are missing or duplicated"):
         LabelTable.read(tmp_path)
     pq.write_table(table.drop_columns(["row"]), tmp_path / part_name(1, 2))
@@ -169,24 +171,30 @@ def test_rows_in_no_part_or_in_two_are_refused(runs, tmp_path):
 def test_a_part_is_written_in_row_groups(runs, tmp_path):
     table = pq.read_table(runs / "more" / "dense" / "labels.parquet" / part_name(0, RANKS))
     pieces = [table] * (2 * GROUP_ROWS // len(table) + 3)
-    assert set(write_part(tmp_path, 0, 1, iter(pieces))) == {part_name(0, 1)}
+    assert set(write_label_part(tmp_path, 0, 1, iter(pieces))) == {part_name(0, 1)}
     written = pq.ParquetFile(tmp_path / part_name(0, 1)).metadata
     assert written.num_rows == len(pieces) * len(table) and written.num_row_groups == 3
 
 
-def test_an_audit_adds_its_column_to_every_part(pair, tmp_path):
+def test_an_audit_decides_labels_of_parts_and_leaves_the_parts(pair, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(pair[1].path, run)
     before = RunReader(run).labels
-    confidence = np.linspace(0, 1, len(before), dtype=np.float32)
+    parts = {path: path.read_bytes() for path in (run / "labels.parquet").iterdir()}
     half = Interval(estimate=0.5, low=0.4, high=0.6)
     audit = AuditSummary(population=300, rows=100, cannot_tell=0, no_class=0, given_wrong=half, corrected_right=half)
-    write_audit(run, audit, confidence)
+    decider = Decider(shift=3.0, used=True)
+    write_audit(run, audit, lambda part: redecide(decider, part), suspect_from=0.9)
+    assert {path: path.read_bytes() for path in (run / "labels.parquet").iterdir()} == parts
     after = RunReader(run).labels
-    np.testing.assert_array_equal(after["audited_confidence"].to_numpy(), confidence)
-    assert all(status.ok for status in verify(run))
-    kept = shutil.copy(run / "labels.parquet" / part_name(0, RANKS), tmp_path / "kept")
+    assert after.keys.equals(before.keys) and after.column_names == before.column_names
+    rows = np.flatnonzero(before.given_codes >= 0)
+    expected, scores = decider.decide(before.probs[rows], before.given_codes[rows], before.issue_score[rows])
+    np.testing.assert_array_equal(after.corrected_codes[rows], expected.argmax(axis=1))
+    np.testing.assert_allclose(after.issue_score[rows], scores, atol=1e-6)
+    top = np.sort(expected, axis=1)[:, -4:]  # a table of top-k labels keeps the four most probable classes
+    np.testing.assert_allclose(np.sort(after.probs[rows], axis=1)[:, -4:], top, atol=1e-6)
+    assert after.changed.sum() > before.changed.sum() and (after.suspect >= after.changed).all()
+    assert all(status.ok for status in verify(run)) and len(verify(run)) == len(verify(pair[1].path)) + 1
     write_audit(run, audit, None)
-    assert RunReader(run).labels.column_names == before.column_names
-    shutil.copy(kept, run / "labels.parquet" / part_name(0, RANKS))  # as a process leaves it that is killed in between
-    assert RunReader(run).labels.column_names == before.column_names
+    assert not RunReader(run).is_audited and all(status.ok for status in verify(run))

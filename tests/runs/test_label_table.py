@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from review_runs import suspecting
 
 from pencil.data import Splits, from_arrays
 from pencil.errors import RunError
@@ -98,6 +99,16 @@ def test_labels_to_fix_are_the_changed_ones_with_the_most_confident_first():
         chosen = labels.table.filter(pc.greater_equal(labels["confidence"], least)) if least else labels.table
         expected = chosen.filter(chosen["changed"]).sort_by([("confidence", "descending")])
         assert labels.to_fix(least).table.equals(expected) and labels.confident(least).table.equals(chosen)
+
+
+def test_suspects_include_the_labels_to_fix():
+    labels = single()[0]
+    more = suspecting(labels, [1, 11])
+    assert more.suspects().keys.to_pylist() == ["k0", "k4", "k8", "k11", "k1"]
+    assert more.to_fix().keys.to_pylist() == ["k0", "k4", "k8"]
+    before = LabelTable(labels.table.drop_columns("suspect"))
+    assert before.suspects().keys.to_pylist() == ["k0", "k4", "k8"]
+    assert multi()[0].suspects().keys.to_pylist() == ["a"]
 
 
 def test_ties_and_nan_stay_in_order():

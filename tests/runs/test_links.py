@@ -7,7 +7,6 @@ run, runs every command on each, and compares names, bytes and times of everythi
 
 import hashlib
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -16,19 +15,20 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from test_fuzz_directories import _train, run_command, run_python, snapshot
 
+import pencil
 from pencil import files
-from pencil.audit.sample import open_sample
+from pencil.auditing.deciding import Decider
+from pencil.auditing.results import redecide
+from pencil.auditing.sample import open_sample
 from pencil.errors import RunError
 from pencil.files import make_folder, move, refuse_links, remove, write_text
 from pencil.loggers.trackers import refuse_links_out
 from pencil.review.session import Review
-from pencil.runs.auditing import write_audit
+from pencil.runs.audited import write_audit
 from pencil.runs.directory import RunReader, RunWriter
-from pencil.runs.label_files import part_name
 from pencil.runs.layout import is_empty
 from pencil.runs.lock import RunLock
 
@@ -42,6 +42,7 @@ PLACES = (
     f"{ASIDE}.old",
     ".labels.parquet.parts",
     "labels.parquet",
+    "audited.parquet",
     "checkpoints/best.safetensors",
     "metrics.jsonl",
     "reviews.jsonl",
@@ -75,6 +76,7 @@ def top(tmp_path_factory):
         shutil.copytree(newest, mine / name)
     for name in ("reviews.jsonl", "audit.json", "report.html", "labels.parquet", "checkpoints/best.safetensors"):
         shutil.copyfile(top / "finished" / name, mine / name)
+    shutil.copyfile(top / "finished" / "labels.parquet", mine / "audited.parquet")
     (mine / ".lock").write_text("{}")
     (top / "outside").mkdir()
     (top / "outside" / "precious.txt").write_text("mine")
@@ -160,21 +162,23 @@ def test_no_output_goes_through_a_link_in_a_run(top, words):
     assert code == 2 and REFUSED in error and outside(top) == before
 
 
-def test_an_audit_replaces_no_labels_through_a_link(top):
-    run = with_link(top, "finished", "labels.parquet", target=top / "parts")
-    table = RunReader(top / "finished").labels.table
-    part = part_name(0, 1)
-    shutil.rmtree(top / "parts", ignore_errors=True)
-    (top / "parts").mkdir()
-    rows = pa.array(np.arange(len(table)), pa.int64())
-    pq.write_table(table.append_column("row", rows), top / "parts" / part)
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest[f"labels.parquet/{part}"] = files.digest(top / "parts" / part)
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    before, own = outside(top), (run / "manifest.json").read_bytes()
+@pytest.mark.parametrize("decider", [None, Decider(shift=3.0, used=True)])
+@pytest.mark.parametrize("place", ["audited.parquet", "labels.parquet", "manifest.json", "summary.json"])
+def test_an_audit_changes_nothing_through_a_link(top, place, decider):
+    """A link in place of a file is replaced; a linked label table is read."""
+    run = with_link(top, "finished", place, target=top / "finished" / place)
+    before = outside(top)
+    write_audit(run, None, decider and (lambda part: redecide(decider, part)))
+    assert outside(top) == before and (run / place).is_symlink() == (place == "labels.parquet")
+    assert (run / "audited.parquet").exists() == (decider is not None)
+
+
+def test_an_audit_in_a_linked_folder_is_refused(top):
+    run = with_link(top, "finished", "reviews.jsonl")
+    before = outside(top)
     with pytest.raises(RunError, match=REFUSED):
-        write_audit(run, None, np.full(len(table), 0.5))
-    assert outside(top) == before and (run / "manifest.json").read_bytes() == own
+        pencil.audit(run).save()
+    assert outside(top) == before
 
 
 @pytest.mark.parametrize("place", ["checkpoints", "metrics.jsonl"])
@@ -273,7 +277,7 @@ def test_a_tracker_may_have_links_of_its_own_but_none_that_lead_out(received):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["stopped", "finished"])
 def test_no_command_touches_anything_through_a_link(top, kind):
-    """13 places in each of two runs, and 13 commands on each: 338."""
+    """14 places in each of two runs, and 13 commands on each: 364."""
     codes: Counter = Counter()
     wrong = []
     for place, index in itertools.product(PLACES, range(13)):

@@ -81,6 +81,6 @@ def test_the_files_hold_the_numbers_that_are_shown(run):
 
 def test_changed_and_wrong_are_named_differently(run, tmp_path):
     lines = dict(result_lines(run.summary))
-    assert "of the given labels" in lines["wrong"] and "wrong" not in lines["changed"]
+    assert "of the given labels" in lines["wrong"] and "wrong" not in lines["labels"]
     page = write_report(run, tmp_path / "r.html").read_text()
-    assert "<dt>estimated wrong</dt>" in page and "<dt>changed</dt>" in page
+    assert "<dt>estimated wrong</dt>" in page and "<dt>corrections</dt>" in page

@@ -14,11 +14,11 @@ import pytest
 from commands import pencil
 from hypothesis import given as for_all
 from hypothesis import strategies as st
+from readers import read_table
 
 import pencil as package
 from pencil.cli.output import binary_output, text_output
-from pencil.cli.show import show, table
-from pencil.data.sources.table_files import read_table
+from pencil.cli.show import say, table
 from pencil.errors import DataError
 from pencil.export.labels import write_labels
 from pencil.formulas import (
@@ -170,7 +170,7 @@ def test_what_is_made_visible():
 def test_tables_show_control_characters(capsys):
     shown = table(f"class{ESCAPE}", title=ESCAPE)
     shown.add_row(ESCAPE)
-    show(shown, ESCAPE)
+    say(shown, ESCAPE)
     assert "\x1b" not in capsys.readouterr().out
 
 
@@ -188,7 +188,7 @@ def test_csv_on_a_terminal_shows_control_characters(monkeypatch):
 
 
 def test_all_text_goes_through_one_place():
-    """Commands print by ``echo`` and ``show``; nothing else in the command line writes."""
+    """Commands print by ``echo`` and ``say``; nothing else in the command line writes."""
     for path in (Path(package.__file__).parent / "cli").glob("*.py"):
         if path.name != "output.py":
             text = path.read_text()

@@ -10,15 +10,14 @@ import torch
 from conftest import truncate
 from test_features import photo_recipe, photos  # noqa: F401
 
-from pencil import cluster
 from pencil.data.inputs.base import DIGEST
 from pencil.data.inputs.feature_store import FeatureStore
 from pencil.data.read import load
 from pencil.errors import DataError, RecipeError, Stopped, TrainingError
 from pencil.job import run_recipe
 from pencil.job.assembly import assemble
+from pencil.training import cluster, ray_features
 from pencil.training import features as features_module
-from pencil.training import ray_features
 from pencil.training.extraction import on_this_machine
 from pencil.training.features import compute_features, count_missing
 

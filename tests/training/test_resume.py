@@ -21,7 +21,7 @@ from pencil.methods.auto import AutoState
 from pencil.methods.state import load_state, state_tree
 from pencil.models import mlp, small_cnn
 from pencil.runs.checkpoints import Checkpoints
-from pencil.runs.resume import StoredRows, _initial_labels, _matched_state
+from pencil.runs.resume import RecordedRows, _initial_labels, _matched_state
 from pencil.training import Trainer, TrainingSettings
 
 STATEFUL = {"pencil": {"step": 2.0, "rounds": 2}, "joint_optimization": {"update_from": 0.3, "window": 3}}
@@ -236,7 +236,7 @@ def test_all_that_a_method_keeps_of_rows_is_matched_when_rows_change(name):
     state, stored, first = trained.state_dict(), trained.method, state_tree(fresh.method.state)
     declared = dict(stored.row_state or {})
     assert stored.state is None or dimensions(state_tree(stored.state), 91) == declared
-    found = _matched_state(state, fresh, StoredRows(before.keys, splits.validation.keys))
+    found = _matched_state(state, fresh, RecordedRows(before.keys, splits.validation.keys))
     for field, dimension in declared.items():
         values, olds = found["method"]["state"][field], getattr(stored.state, field)
         lists = [[one] if isinstance(one, torch.Tensor) else list(one) for one in (values, olds)]
@@ -259,7 +259,7 @@ def test_weights_are_not_taken_for_values_of_rows():
     trained, fresh = build(make("auto"), splits=splits), build(make("auto"), splits=others)
     trained.method.state.best_weights = trained.snapshot()
     assert any(len(value) == 16 for value in trained.snapshot() if value.ndim)
-    state = _matched_state(trained.state_dict(), fresh, StoredRows(splits.train.keys, splits.validation.keys))
+    state = _matched_state(trained.state_dict(), fresh, RecordedRows(splits.train.keys, splits.validation.keys))
     pairs = zip(state["method"]["state"]["best_weights"], trained.snapshot(), strict=True)
     assert all(found.equal(weights) for found, weights in pairs)
 
@@ -272,7 +272,7 @@ def test_a_method_that_does_not_declare_the_state_of_rows_is_refused_other_rows(
         RunError,
         match="Elr does not declare which part of its state is per row; expected the class attribute row_state",
     ):
-        _matched_state(trained.state_dict(), fresh, StoredRows(trained.splits.train.keys, others.validation.keys))
+        _matched_state(trained.state_dict(), fresh, RecordedRows(trained.splits.train.keys, others.validation.keys))
 
 
 def test_new_rows_of_sharded_labels_begin_as_given():

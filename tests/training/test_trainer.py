@@ -12,6 +12,7 @@ from pencil import ModelError, RecipeError, TrainingError
 from pencil.data import Splits, from_arrays, from_dataset
 from pencil.data.inputs.augment import Augmentation
 from pencil.labels.entry_noise import entry_agreement
+from pencil.labels.forms import label_form
 from pencil.labels.losses import cross_entropy
 from pencil.labels.store import LabelStore
 from pencil.methods import Auto, CrossEntropy, Method, Pencil, Phase, Terms, fit_budget
@@ -20,7 +21,7 @@ from pencil.models import mlp
 from pencil.seeding import seeded
 from pencil.training import Observer, Trainer, TrainingSettings
 from pencil.training.compute import cpu_runs_bf16, pick_device, pick_precision
-from pencil.training.metrics import LabelTotals, training_hits
+from pencil.training.metrics import LabelTotals
 from pencil.training.settings import OptimizerSettings, build_optimizer
 
 
@@ -442,4 +443,4 @@ def test_the_entropy_of_labels_is_that_of_known_entries():
 def test_training_agreement_leaves_out_rows_whose_classes_tie():
     given = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.2, 0.8], [0.5, 0.0, 0.5]])
     logits = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
-    assert training_hits(logits, given, False) == (1.0, 2.0)
+    assert label_form(False).hits(logits, given) == (1.0, 2.0)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import TaskID
 
-from pencil.bench.spec import Cell
+from pencil.bench.spec import GridCell
 from pencil.loggers.progress import SECONDS_PER_LINE, Follower, OneLine, Status, clock, show_task
 from pencil.methods.base import Phase
 from pencil.terminal import visible
@@ -68,10 +68,10 @@ def warnings_told(tell: Tell) -> Iterator[None]:
 class Display(Protocol):
     """Shows the progress of the cells on stderr."""
 
-    def on_news(self, cell: Cell, news: News) -> None:
+    def on_news(self, cell: GridCell, news: News) -> None:
         """Called when a running cell reports its status or a sentence."""
 
-    def on_end(self, cell: Cell, line: str) -> None:
+    def on_end(self, cell: GridCell, line: str) -> None:
         """Called when a cell has ended; ``line`` describes the result."""
 
 
@@ -82,7 +82,7 @@ class Bars:
         self.progress = progress
         self.tasks: dict[str, TaskID] = {}
 
-    def on_news(self, cell: Cell, news: News) -> None:
+    def on_news(self, cell: GridCell, news: News) -> None:
         """Draw the bar of a cell, or print what it says."""
         if isinstance(news, str):
             self._print(f"{cell.label}: {news}")
@@ -92,7 +92,7 @@ class Bars:
             self.tasks[cell.label] = self.progress.add_task("", total=None, before=before, score="", more=())
         show_task(self.progress, self.tasks[cell.label], news, before)
 
-    def on_end(self, cell: Cell, line: str) -> None:
+    def on_end(self, cell: GridCell, line: str) -> None:
         """Remove the bar, and print the line."""
         if cell.label in self.tasks:
             self.progress.remove_task(self.tasks.pop(cell.label))
@@ -114,7 +114,7 @@ class Log:
         self._said_at: dict[str, float] = {}
         self._began: dict[str, tuple[int | None, int, float]] = {}
 
-    def on_news(self, cell: Cell, news: News) -> None:
+    def on_news(self, cell: GridCell, news: News) -> None:
         """Write a line if it is time for one."""
         name, now = cell.label, self.now()
         if isinstance(news, str):
@@ -133,7 +133,7 @@ class Log:
             figures.append(f"{clock(left)} left")
         self._write(": ".join([name, news.stage, *filter(None, [", ".join(filter(None, figures))])]))
 
-    def on_end(self, cell: Cell, line: str) -> None:
+    def on_end(self, cell: GridCell, line: str) -> None:
         """Write the line."""
         self._said_at.pop(cell.label, None)
         self._began.pop(cell.label, None)

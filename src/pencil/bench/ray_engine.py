@@ -7,26 +7,26 @@ from typing import Any
 
 from pencil.bench.progress import News, warnings_told
 from pencil.bench.runner import Result, read_results, run_cell, unfinished
-from pencil.bench.spec import Cell
-from pencil.cluster import as_task, finished_tasks, has_gpus, joined_cluster, reason_of
+from pencil.bench.spec import GridCell
 from pencil.files import write_json
+from pencil.training.cluster import as_task, finished_tasks, has_gpus, joined_cluster, reason_of
 
 
 def run_cells_on_ray(
-    cells: Sequence[Cell],
+    cells: Sequence[GridCell],
     folder: Path,
     at_a_time: int | None,
-    report: Callable[[Cell, Result, int], None],
-    watch: Callable[[Cell, News], None] = lambda *_: None,
+    report: Callable[[GridCell, Result, int], None],
+    watch: Callable[[GridCell, News], None] = lambda *_: None,
 ) -> dict[str, Result]:
     """Run every cell that has no result yet; see :func:`pencil.bench.runner.run_cells`.
 
-    The cluster is joined by :func:`pencil.cluster.joined_cluster`. A cell takes a core, and a GPU if the cluster has
-    any; if its machine dies, the cell is retried once. This process receives and writes the results.
+    The cluster is joined by :func:`pencil.training.cluster.joined_cluster`. A cell takes a core, and a GPU if the
+    cluster has any; if its machine dies, the cell is retried once. This process receives and writes the results.
 
     Parameters
     ----------
-    cells : sequence of Cell
+    cells : sequence of GridCell
         The grid.
     folder : Path
         Folder with one file per result.
@@ -55,7 +55,7 @@ def run_cells_on_ray(
 class _News:
     """The news of running cells, in a queue on the cluster."""
 
-    def __init__(self, cells: Sequence[Cell], watch: Callable[[Cell, News], None]):
+    def __init__(self, cells: Sequence[GridCell], watch: Callable[[GridCell, News], None]):
         from ray.util.queue import Queue
 
         self.cells, self.watch, self.ended = cells, watch, set[int]()
@@ -75,7 +75,7 @@ class _News:
                 self.watch(self.cells[number], news)
 
 
-def _run_told(cell: Cell, number: int, queue: Any) -> Result:
+def _run_told(cell: GridCell, number: int, queue: Any) -> Result:
     """Run a cell on a machine of the cluster; its news go into the queue."""
 
     def tell(news: News) -> None:

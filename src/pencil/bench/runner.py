@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pencil.bench.progress import News, Relay, Tell, warnings_told
-from pencil.bench.spec import Cell
+from pencil.bench.spec import GridCell
 from pencil.files import write_json
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ CHOSEN_LATER = ("rows", "test_rows", "long_tail", "noise", "validation", "augmen
 
 
 def run_cells(
-    cells: Sequence[Cell],
+    cells: Sequence[GridCell],
     folder: Path,
     processes: int,
-    report: Callable[[Cell, Result, int], None],
-    watch: Callable[[Cell, News], None] = lambda *_: None,
+    report: Callable[[GridCell, Result, int], None],
+    watch: Callable[[GridCell, News], None] = lambda *_: None,
 ) -> dict[str, Result]:
     """Run every cell that has no result yet.
 
     Parameters
     ----------
-    cells : sequence of Cell
+    cells : sequence of GridCell
         The grid.
     folder : Path
         Folder with one file per result.
@@ -77,14 +77,14 @@ def run_cells(
     return read_results(cells, folder)
 
 
-def unfinished(cells: Sequence[Cell], folder: Path) -> list[Cell]:
+def unfinished(cells: Sequence[GridCell], folder: Path) -> list[GridCell]:
     """Return the cells without a result; create the folder of the results."""
     folder.mkdir(parents=True, exist_ok=True)
     before = read_results(cells, folder)
     return [cell for cell in cells if before.get(cell.identity(), {}).get("status") != "done"]
 
 
-def read_results(cells: Sequence[Cell], folder: Path) -> dict[str, Result]:
+def read_results(cells: Sequence[GridCell], folder: Path) -> dict[str, Result]:
     """Return the results so far, by the identity of the cell; an incomplete file counts as no result."""
     found = {cell.identity(): _read(folder / f"{cell.identity()}.json") for cell in cells}
     return {name: result for name, result in found.items() if result is not None}
@@ -101,7 +101,7 @@ class _Worker:
 
     def __init__(self, number: int, threads: int | None):
         self.number, self.threads = number, threads
-        self.cell: Cell | None = None
+        self.cell: GridCell | None = None
         self._start()
 
     def _start(self) -> None:
@@ -112,7 +112,7 @@ class _Worker:
         self.process.start()
         inner.close()
 
-    def take(self, cell: Cell) -> None:
+    def take(self, cell: GridCell) -> None:
         self.cell = cell
         try:
             self.pipe.send(cell)
@@ -120,7 +120,7 @@ class _Worker:
             self._start()
             self.pipe.send(cell)
 
-    def receive(self) -> tuple[Cell, Result | News]:
+    def receive(self) -> tuple[GridCell, Result | News]:
         """Return the cell and its next message: news, or the final result."""
         cell = self.cell
         assert cell is not None
@@ -171,7 +171,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def run_cell(cell: Cell, tell: Tell = lambda _: None) -> Result:
+def run_cell(cell: GridCell, tell: Tell = lambda _: None) -> Result:
     """Run one cell and return its summary and curves, or the error: a failed cell does not stop the grid.
 
     ``tell`` is called with the status of the cell.

@@ -129,14 +129,16 @@ class Spec(_Strict):
         """Return the noises that a dataset has, in order."""
         return [noise for noise in self.noises if noise.applies_to(dataset)]
 
-    def cells(self) -> Iterator["Cell"]:
+    def cells(self) -> Iterator["GridCell"]:
         """Yield all cells, seed by seed, so that an interrupted benchmark has complete tables for fewer seeds."""
         for seed in self.seeds:
             for dataset in self.datasets:
                 for noise in self.noises_of(dataset.name):
                     for method in self.methods:
                         tree = self._tree(dataset, noise, method, seed)
-                        yield Cell(dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds)
+                        yield GridCell(
+                            dataset.name, noise.name, method.name, seed, tree, self._trust, self.budget_seconds
+                        )
 
     def _tree(self, dataset: Axis, noise: Axis, method: MethodRow, seed: int) -> Tree:
         tree = self.recipe
@@ -175,7 +177,7 @@ def _named(known: Sequence[AnyAxis], asked: Sequence[str], kind: str) -> list[An
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One run of the grid."""
 
     dataset: str

@@ -113,7 +113,7 @@ Seeds = dict[int, Result]
 Place = tuple[str, str, str]
 
 
-def collect(spec: Spec, results: dict[str, Result]) -> list[Entry]:
+def collect_entries(spec: Spec, results: dict[str, Result]) -> list[Entry]:
     """Return the entries of all datasets, noises and methods, in the order of the spec."""
     by_place: dict[Place, Seeds] = {}
     for cell in spec.cells():
@@ -145,8 +145,8 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
     }
     return Entry(
         *named,
-        best=_percent(done, "best"),
-        last=_percent(done, "last"),
+        best=_scores(done, "best"),
+        last=_scores(done, "last"),
         labels=_labels(done),
         repairs=_repairs(done),
         average_precision=_detection(done, "average_precision"),
@@ -163,7 +163,7 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
     )
 
 
-def _percent(done: Seeds, when: str) -> Measurement | None:
+def _scores(done: Seeds, when: str) -> Measurement | None:
     scores: dict[int, dict[str, float]] = {
         seed: summary.get("test_accuracy") or summary.get("test_map") or {} for seed, summary in done.items()
     }

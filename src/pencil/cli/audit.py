@@ -23,8 +23,8 @@ from pencil.errors import RunError
 from pencil.terminal import counted
 
 if TYPE_CHECKING:
-    from pencil.audit.results import Answers
-    from pencil.audit.session import Blind
+    from pencil.auditing.blind import Blind
+    from pencil.auditing.results import Answers
     from pencil.runs.summary import AuditSummary
 
 
@@ -62,10 +62,10 @@ def audit(
     Stopping the page with Ctrl-C or SIGTERM prints the results and writes them to the run. --rows 200 extends the
     sample.
     """
-    from pencil.audit.results import read_answers
-    from pencil.audit.sample import open_sample
-    from pencil.audit.session import Blind
-    from pencil.audit.sheet import import_sheet, write_sheet
+    from pencil.auditing.blind import Blind
+    from pencil.auditing.results import read_answers
+    from pencil.auditing.sample import open_sample
+    from pencil.auditing.sheet import import_sheet, write_sheet
     from pencil.runs.directory import RunReader
     from pencil.runs.lock import RunLock
 
@@ -97,7 +97,7 @@ def _refuse(target: float | None, results: bool, sheet: Path | None, answers: Pa
 
 
 def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bool) -> None:
-    from pencil.audit.server import build_app
+    from pencil.auditing.blind_page import build_app
     from pencil.review.guard import Access
     from pencil.review.server import serve_app
 
@@ -115,9 +115,10 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
 
 
 def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bool) -> None:
-    from pencil.audit.results import record, rows_needed
+    from pencil.auditing.results import record, rows_needed
 
-    if answered.missing:
+    found = record(run, answered)
+    if found is None:
         echo(
             f"answered: {counted(len(answered.codes), 'row')}; {answered.missing:,} more are needed for a first "
             f"result; continue with `pencil audit {run}`",
@@ -126,7 +127,6 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
         if as_json:  # empty output could be mistaken for a result
             echo(json.dumps({"answered": len(answered.codes), "missing": answered.missing}, indent=2))
         return
-    found = record(run, answered)
     needed = None if target is None else rows_needed(answered, target)
     if as_json:
         more = {} if target is None else {"target": target, "rows_needed": needed}
@@ -154,12 +154,21 @@ def _words(found: "AuditSummary") -> list[str]:
             f"cannot tell                      {found.cannot_tell:,}: the intervals are valid whether these labels "
             "are right or wrong"
         )
-    if found.confidence is not None:
-        before, after = found.confidence.log_loss, found.confidence.recalibrated_log_loss
-        losses = f"log loss on audited rows {before:.3f}, recalibrated {after:.3f}"
-        kept = "recalibrated, in the column audited_confidence" if found.confidence.used else "unchanged"
-        lines.append(f"confidence                       {kept} ({losses})")
+    lines.append(f"labels                           {_decision_words(found)}")
     return lines
+
+
+def _decision_words(found: "AuditSummary") -> str:
+    from pencil.auditing.deciding import FEWEST
+
+    if found.labels is not None:
+        return (
+            f"decided again by the answers: {found.labels.total_changed:,} corrections, "
+            f"{found.labels.suspects or 0:,} suspects"
+        )
+    if found.rows < FEWEST:
+        return f"as trained; {FEWEST - found.rows:,} more answers let the audit decide them again"
+    return "as trained: the answers agree with what training decided"
 
 
 def _target_words(run: Path, found: "AuditSummary", target: float, needed: int | None) -> str:

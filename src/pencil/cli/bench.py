@@ -9,10 +9,11 @@ import typer
 from pencil.cli.options import AsJson, TrustFiles, minutes
 from pencil.cli.output import echo
 from pencil.errors import RecipeError
+from pencil.terminal import counted
 
 if TYPE_CHECKING:
     from pencil.bench.runner import Result
-    from pencil.bench.spec import Cell, Spec
+    from pencil.bench.spec import GridCell, Spec
 
 Processes = Annotated[
     int | None,
@@ -61,7 +62,8 @@ def bench(
         return
     whole = read_spec(spec, trust)
     if root is not None:
-        whole = whole.model_copy(update={"recipe": _with_root(whole.recipe, root)})
+        data = {**whole.recipe.get("data", {}), "root": str(root)}
+        whole = whole.model_copy(update={"recipe": {**whole.recipe, "data": data}})
     if budget is not None:
         whole = whole.model_copy(update={"budget_seconds": 60 * minutes(budget)})
     chosen = whole.part(dataset or (), noise or (), method or (), seed or ())
@@ -78,7 +80,7 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
     from pencil.bench import runner
     from pencil.bench.progress import show_cells
     from pencil.bench.ray_engine import run_cells_on_ray
-    from pencil.cluster import check_engine
+    from pencil.training.cluster import check_engine
 
     check_engine(engine)
     cells = list(chosen.cells())
@@ -87,7 +89,7 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
     try:
         with show_cells() as display:
 
-            def report(cell: "Cell", result: "Result", left: int) -> None:
+            def report(cell: "GridCell", result: "Result", left: int) -> None:
                 display.on_end(cell, _line(cell, result, left))
 
             folder = target / "cells"
@@ -100,14 +102,14 @@ def _run(whole: "Spec", chosen: "Spec", target: Path, processes: int | None, eng
     return entries
 
 
-def _line(cell: "Cell", result: "Result", left: int) -> str:
+def _line(cell: "GridCell", result: "Result", left: int) -> str:
     """The message at the end of a cell."""
     if result["status"] == "failed":
         return f"failed: {cell.label}: {result['error']}"
     summary = result["summary"]
     test = summary.get("test_accuracy", summary.get("test_map", {})).get("last")
     shown = "" if test is None else f" test {test:.1%}"
-    return f"{cell.label}:{shown} {summary['epochs']} epochs in {summary['seconds']:.0f} s ({left} left)"
+    return f"{cell.label}:{shown} {counted(summary['epochs'], 'epoch')} in {summary['seconds']:.0f} s ({left} left)"
 
 
 def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = False) -> Any:
@@ -120,7 +122,7 @@ def _write_tables(whole: "Spec", asked: "Spec", target: Path, latex: bool = Fals
 
     chosen = _with_results(whole, asked, target / "cells")
     results = read_results(list(chosen.cells()), target / "cells")
-    entries = tables.collect(chosen, results)
+    entries = tables.collect_entries(chosen, results)
     left = unfinished(list(asked.cells()), target / "cells")
     if left:
         total = len(list(asked.cells()))
@@ -163,9 +165,5 @@ def _by_budget(chosen: "Spec", folder: Path) -> dict[str, Any]:
         spec = chosen.model_copy(update={"budget_seconds": seconds})
         results = read_results(list(spec.cells()), folder)
         if results:
-            found["equal epochs" if seconds is None else f"{seconds:g} s"] = tables.collect(spec, results)
+            found["equal epochs" if seconds is None else f"{seconds:g} s"] = tables.collect_entries(spec, results)
     return found
-
-
-def _with_root(tree: dict[str, Any], root: Path) -> dict[str, Any]:
-    return {**tree, "data": {**tree.get("data", {}), "root": str(root)}}

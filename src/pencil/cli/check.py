@@ -12,7 +12,7 @@ from pencil.cli.options import AsJson, Epochs, MethodName, ModelName, Pinned, Se
 from pencil.cli.output import echo
 from pencil.errors import RunError
 from pencil.runs.layout import is_run
-from pencil.terminal import counted, duration
+from pencil.terminal import agreed, counted, duration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ def check(
         return
     options = {"model.name": model, "seed": seed, "data.pinned": pinned}
     recipe = build_recipe(what, options, method=method, epochs=epochs, assignments=assignments, skip_refused=True)
-    from pencil.cli.show import show
+    from pencil.cli.show import say
     from pencil.errors import DataError
     from pencil.job.check import check_recipe
 
@@ -57,9 +57,9 @@ def check(
     if as_json:
         echo(json.dumps(_tree(result)))
     else:
-        show(f"data        {recipe.data.source}", *_findings(result), "", *_classes(result))
+        say(f"data        {recipe.data.source}", *_findings(result), "", *_classes(result))
         if not result.problems:
-            show("", *_plan(recipe, result), *_ending(result))
+            say("", *_plan(recipe, result), *_ending(result))
     if len(result.problems) == 1:
         raise result.problems[0]
     if result.problems:
@@ -68,7 +68,7 @@ def check(
 
 
 def _check_run(path: Path, as_json: bool) -> None:
-    from pencil.cli.show import show
+    from pencil.cli.show import say
     from pencil.runs.layout import is_unfinished
     from pencil.runs.manifest import verify
 
@@ -78,15 +78,15 @@ def _check_run(path: Path, as_json: bool) -> None:
         echo(json.dumps({"finished": finished, "ok": all(one.ok for one in statuses), "findings": found}))
     else:
         for one in statuses:
-            show(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())
+            say(f"{'whole ' if one.ok else 'BROKEN'}  {one.path.relative_to(path)}  {one.reason}".rstrip())
         if not finished:
-            show(
+            say(
                 "",
                 f"not finished; resume with: pencil resume {path}" if statuses else "not finished; no checkpoint yet",
             )
     broken = [one for one in statuses if not one.ok]
     if broken:
-        are = "is" if len(broken) == 1 else "are"
+        are = agreed(len(broken), "is", "are")
         raise RunError(f"{len(broken)} of {len(statuses)} files or checkpoints in {path} {are} damaged; see above.")
 
 
@@ -224,14 +224,15 @@ def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
     if found.rows_without_class:
         yield f"            {_rows_have(found.rows_without_class)} no class"
     if found.unknown_labels:
-        yield f"            {found.unknown_labels:,} of {entries:,} labels are unknown"
+        are = agreed(found.unknown_labels, "is", "are")
+        yield f"            {found.unknown_labels:,} of {entries:,} labels {are} unknown"
     if found.unknown_rows:
-        are = "is" if found.unknown_rows == 1 else "are"
+        are = agreed(found.unknown_rows, "is", "are")
         yield f"            {_rows_have(found.unknown_rows)} no known labels and {are} ignored in training"
 
 
 def _rows_have(count: int) -> str:
-    return f"{counted(count, 'row')} {'has' if count == 1 else 'have'}"
+    return f"{counted(count, 'row')} {agreed(count, 'has', 'have')}"
 
 
 def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import typer
 
 from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
 from pencil.cli.output import echo
+from pencil.terminal import percent
 
 
 def evaluate(
@@ -21,7 +22,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Print accuracy, overall and per class; for multi-label data, average precision and F1."""
-    from pencil.cli.show import percent, show, table
+    from pencil.cli.show import say, table
     from pencil.data.prepare import choose_test
     from pencil.data.read import load, read_like
     from pencil.errors import DataError
@@ -47,11 +48,11 @@ def evaluate(
         shown.add_section()
         shown.add_row("mean of classes", percent(found["map"]), percent(found["f1"]), f"{found['rows']:,}")
         shown.add_row("all labels (micro)", percent(found["map_micro"]), percent(found["f1_micro"]), "")
-        show(shown)
+        say(shown)
     else:
         shown = table("class", "accuracy", "rows")
         for name, value in found["per_class"].items():
             shown.add_row(name, percent(value), f"{found['class_rows'][name]:,}")
         shown.add_section()
         shown.add_row("all", percent(found["accuracy"]), f"{found['rows']:,}")
-        show(shown)
+        say(shown)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath
+from pencil.cli.options import AsJson, AsTrained, RunPath, read_run
 from pencil.cli.output import binary_output, echo
 from pencil.errors import RunError
-from pencil.terminal import counted
+from pencil.terminal import agreed, counted
 
 if TYPE_CHECKING:
     from pencil.decisions import Decision
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pencil.runs.label_table import LabelTable
 
 TEXT = ("csv", "jsonl", "parquet")
-TOOLS = ("labelstudio", "fiftyone", "cvat", "coco", "argilla")
+TOOLS = ("labelstudio", "fiftyone", "cvat")
 FORMATS = (*TEXT, "table", "cleanlab", "huggingface", "imagefolder", *TOOLS)
 ORDERS = ("issues", "data")
 FOLDERS = ("huggingface", "imagefolder", *TOOLS)
@@ -39,6 +39,7 @@ class _Wish:
     symlinks: bool
     diagnostics: Path | None
     only_changed: bool
+    suspects: bool
 
 
 def labels(
@@ -46,6 +47,9 @@ def labels(
     format: Annotated[str | None, typer.Option("--format", help=f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Write to a new file or folder instead of stdout.")] = None,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
+    suspects: Annotated[
+        bool, typer.Option("--suspects", help="Only rows worth a look: the changed ones and further high issue scores.")
+    ] = False,
     min_confidence: Annotated[
         float, typer.Option("--min-confidence", help="Only rows with at least this confidence.")
     ] = 0.0,
@@ -76,6 +80,7 @@ def labels(
             help="table: also write all label columns to a new .csv, .jsonl or .parquet file.",
         ),
     ] = None,
+    as_trained: AsTrained = False,
     as_json: AsJson = False,
 ) -> None:
     """Export labels, the most probable label errors first.
@@ -90,22 +95,21 @@ def labels(
     confidence and changed; the other options select among these lines.
 
     --with-columns keeps the columns and rows of your table in their order, and its delimiter for CSV. The labels are
-    additional columns, empty for rows outside the run. --only-changed and --min-confidence select among the rows of the
-    run.
+    additional columns, empty for rows outside the run. --only-changed, --suspects and --min-confidence select among the
+    rows of the run.
 
     In CSV, text that a spreadsheet program would run as a formula is prefixed with a quote (').
 
     cleanlab is a .csv or .npz file with cleanlab's columns, huggingface a folder for datasets.load_from_disk,
     imagefolder a folder of images per class, ready for training.
 
-    labelstudio, fiftyone, cvat, coco and argilla are folders for these tools, with the corrected label as prediction;
+    labelstudio, fiftyone and cvat are folders for these tools, with the corrected label as prediction;
     `pencil review RUN --import FILE` reads the answers.
 
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
     proposes (--reviewed), or with --anyway.
     """
     from pencil.export.labels import select_entries, select_labels
-    from pencil.runs.directory import RunReader
 
     order = order or ("data" if with_columns else "issues")
     if order not in ORDERS:
@@ -113,20 +117,22 @@ def labels(
     if not 0 <= min_confidence <= 1:
         raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
     format = _format(format, as_json)
-    wish = _Wish(format, out, entries, with_columns, copy, symlinks, diagnostics, only_changed)
+    wish = _Wish(format, out, entries, with_columns, copy, symlinks, diagnostics, only_changed, suspects)
     _refuse(wish)
-    reader = RunReader(run)
+    reader = read_run(run, as_trained=as_trained)
     decisions = _decisions(run) if reviewed else []
     table = reader.labels.merge_decisions(decisions) if reviewed else reader.labels
     by_issue = order == "issues" and format in BY_ISSUE
-    chosen = select_labels(table, only_changed=only_changed, min_confidence=min_confidence, by_issue=by_issue)
+    chosen = select_labels(
+        table, only_changed=only_changed, suspects=suspects, min_confidence=min_confidence, by_issue=by_issue
+    )
     if not anyway:
         _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None)
     if entries:
         lines = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
         _write(lines, format) if out is None else _save(lines, format, out)
     elif with_columns:
-        all_rows = not only_changed and min_confidence <= 0
+        all_rows = not only_changed and not suspects and min_confidence <= 0
         _write_joined(reader, chosen, wish, keep_order=by_issue, all_rows=all_rows)
     elif out is None:
         _write(chosen, format)
@@ -168,8 +174,10 @@ def _mistakes(wish: _Wish) -> Iterator[tuple[bool, str]]:
     for option, is_set in (("--copy", wish.copy), ("--symlinks", wish.symlinks)):
         yield is_set and format != "imagefolder", f"{option} only works with --format imagefolder; remove it."
     yield wish.copy and wish.symlinks, "--copy and --symlinks are mutually exclusive; remove one of them."
-    every = "--format table always contains every row; remove --only-changed."
-    yield wish.only_changed and format == "table", every
+    both = wish.only_changed and wish.suspects
+    yield both, "--suspects includes every row of --only-changed; remove one of them."
+    for option, is_set in (("--only-changed", wish.only_changed), ("--suspects", wish.suspects)):
+        yield is_set and format == "table", f"--format table always contains every row; remove {option}."
     if wish.diagnostics is not None:
         ending = wish.diagnostics.suffix.lower()[1:]
         yield (
@@ -209,7 +217,10 @@ def _mind_verdict(
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
     run = shlex.quote(str(reader.path))
-    expected = f"{unseen:,} of its proposed labels are not reviewed; expected a reliable run, or a decision about each"
+    are = agreed(unseen, "is", "are")
+    expected = (
+        f"{unseen:,} of its proposed labels {are} not reviewed; expected a reliable run, or a decision about each"
+    )
     audit = "" if reader.labels.multilabel else f", or measure their accuracy with `pencil audit {run}`"
     remedy = f"review its labels with `pencil review {run}`{' and add --reviewed' if decisions is None else ''}{audit}"
     if refuse:

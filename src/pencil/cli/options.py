@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pencil.cli.output import echo
 from pencil.errors import RecipeError, RunError
+from pencil.terminal import counted
 
 if TYPE_CHECKING:
     from pencil.recipe import Recipe
+    from pencil.runs.directory import RunReader
     from pencil.user_file import Trust
 
 What = Annotated[
@@ -46,6 +49,35 @@ TrustFiles = Annotated[
     bool, typer.Option("--trust", help="Execute the Python files that the recipe or run names; read them first.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsTrained = Annotated[
+    bool,
+    typer.Option("--as-trained", help="Read the labels of training, even if an audit has decided them again."),
+]
+
+
+def read_run(run: Path, *, as_trained: bool, finished: bool = True, named: bool = False) -> "RunReader":
+    """Return the reader of a run; say on stderr whose labels it reads if an audit has decided them.
+
+    Parameters
+    ----------
+    run
+        The run directory.
+    as_trained
+        The option ``--as-trained``.
+    finished
+        Raise for a run that has not finished.
+    named
+        Name the run, because the command reads several.
+    """
+    from pencil.runs.directory import RunReader
+
+    reader = RunReader(run, finished=finished, as_trained=as_trained)
+    if reader.is_audited:
+        audit = reader.summary.audit
+        by = "an audit that was interrupted" if audit is None else f"the audit ({counted(audit.rows, 'answer')})"
+        start = f"{run}: " if named else ""
+        echo(f"{start}labels as decided by {by}; --as-trained reads the labels of training", err=True)
+    return reader
 
 
 def build_recipe(

@@ -58,7 +58,7 @@ def predict(
     unread = probs.isnan().any(dim=1).nonzero()[:, 0].tolist()
     errors = {row: inputs.fault_of(row) or "it cannot be read" for row in unread}
     answers = [
-        Answer(key, errors[row]) if row in errors else _answer(key, some, opened.classes, cut, opened.multilabel)
+        Prediction(key, errors[row]) if row in errors else _answer(key, some, opened.classes, cut, opened.multilabel)
         for row, (key, some) in enumerate(zip(keys, probs, strict=True))
     ]
     _write_json(answers) if as_json else _write_csv(answers, with_errors=bool(errors))
@@ -67,7 +67,7 @@ def predict(
         raise typer.Exit(1)
 
 
-class Answer(NamedTuple):
+class Prediction(NamedTuple):
     """The prediction for one input, or the reason why it is missing."""
 
     key: str
@@ -77,18 +77,18 @@ class Answer(NamedTuple):
     probabilities: dict[str, float] | None = None
 
 
-def _answer(key: str, probs: "Tensor", classes: tuple[str, ...], threshold: float, multilabel: bool) -> Answer:
+def _answer(key: str, probs: "Tensor", classes: tuple[str, ...], threshold: float, multilabel: bool) -> Prediction:
     name, confidence = _describe(probs, classes, threshold if multilabel else None)
-    return Answer(key, None, name, confidence, dict(zip(classes, probs.tolist(), strict=True)))
+    return Prediction(key, None, name, confidence, dict(zip(classes, probs.tolist(), strict=True)))
 
 
-def _write_json(answers: list[Answer]) -> None:
+def _write_json(answers: list[Prediction]) -> None:
     for key, error, name, confidence, probabilities in answers:
         found = {"class": name, "confidence": confidence, "probabilities": probabilities}
         echo(json.dumps({"key": key, **(found if error is None else {"class": None, "error": error})}))
 
 
-def _write_csv(answers: list[Answer], *, with_errors: bool) -> None:
+def _write_csv(answers: list[Prediction], *, with_errors: bool) -> None:
     from pencil.formulas import escape_formula
 
     lines = csv.writer(text_output(), lineterminator="\n")

@@ -16,14 +16,14 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from pencil import recipe
-    from pencil.cli.show import show
+    from pencil.cli.show import say
 
     families = groupby(recipe.shipped().items(), key=lambda item: item[1].get("description", ""))
     for description, members in families:
-        show(description)
+        say(description)
         for name, tree in members:
-            show(f"  {name:<34}{tree.get('paper', '')}".rstrip())
-    show("\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
+            say(f"  {name:<34}{tree.get('paper', '')}".rstrip())
+    say("\nsee one      pencil recipes show NAME\nrun one      pencil train NAME")
 
 
 @app.command(cls=Command)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pencil.cli.options import AsTrained, read_run
 from pencil.cli.output import echo
 
 COMPARISON = Path("comparison.html")
@@ -18,12 +19,16 @@ def report(
     without_data: Annotated[
         bool, typer.Option("--without-data", help="Do not load the data: show keys and labels instead of images.")
     ] = False,
+    as_trained: AsTrained = False,
 ) -> None:
     """Write the results as one self-contained HTML file."""
     from pencil.report import write_comparison, write_report
 
-    if len(runs) == 1:
-        made = write_report(runs[0], out, with_data=not without_data)
+    several = len(runs) > 1
+    for run in runs:
+        read_run(run, as_trained=as_trained, finished=several, named=several)  # one run may have failed
+    if several:
+        made = write_comparison(runs, COMPARISON if out is None else out, as_trained=as_trained)
     else:
-        made = write_comparison(runs, COMPARISON if out is None else out)
+        made = write_report(runs[0], out, with_data=not without_data, as_trained=as_trained)
     echo(made)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath
+from pencil.cli.options import AsJson, AsTrained, RunPath, read_run
 from pencil.cli.output import echo
 from pencil.terminal import counted
 
@@ -20,7 +20,7 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List the runs in a folder, newest first: verdict, method, score, changed labels, age."""
-    from pencil.cli.show import show, table
+    from pencil.cli.show import say, table
     from pencil.runs.listing import list_runs
     from pencil.terminal import duration
 
@@ -35,20 +35,18 @@ def runs(
     for run in found:
         changed = "" if run.summary is None else f"{run.summary.labels.total_changed:,}"
         shown.add_row(str(run.path), _state(run), run.method or "-", _score(run), changed, duration(run.age))
-    show(shown)
+    say(shown)
 
 
-def show(run: RunPath, as_json: AsJson = False) -> None:
+def show(run: RunPath, as_trained: AsTrained = False, as_json: AsJson = False) -> None:
     """Print the results of a run as at the end of training: verdict, noise rate, chosen settings, next steps."""
-    from pencil.cli.show import program, show_results
-    from pencil.cli.show import show as say
-    from pencil.runs.directory import RunReader
+    from pencil.cli.show import program, say, show_results
     from pencil.runs.layout import is_unfinished
     from pencil.runs.listing import describe_run
 
-    reader = RunReader(run, finished=False)
+    reader = read_run(run, as_trained=as_trained, finished=False)
     if as_json:
-        echo(json.dumps(describe_run(run).to_dict()))
+        echo(json.dumps(describe_run(run, as_trained=as_trained).to_dict()))
     elif not is_unfinished(run):
         show_results([(run, reader.summary)])
     else:

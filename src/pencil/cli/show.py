@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pencil.cli.output import is_terminal
-from pencil.terminal import counted, visible
+from pencil.terminal import counted, percent, visible
 
 if TYPE_CHECKING:
     from pencil.runs.summary import Summary
@@ -54,17 +54,12 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def show(*parts: Any) -> None:
+def say(*parts: Any) -> None:
     """Print text and tables to stdout."""
     width = None if is_terminal() else PIPE  # rich detects the width of a terminal
     console = _Console(highlight=False, soft_wrap=True, markup=False, width=width)
     for part in parts:
         console.print(visible(part) if isinstance(part, str) else part)
-
-
-def percent(fraction: float | None) -> str:
-    """Return a fraction as per cent, or a dash for None."""
-    return "-" if fraction is None else f"{100 * fraction:.1f} %"
 
 
 def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | None = None) -> None:
@@ -79,20 +74,23 @@ def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | Non
     """
     path, summary = runs[-1]
     if len(runs) > 1:
-        show(_comparison([one for _, one in runs], title), "")
+        say(_comparison([one for _, one in runs], title), "")
     for name, text in result_lines(summary):
         show_line(name, text)
     if path is None:
         return
-    from pencil.runs.advice import next_commands
+    from pencil.runs.advice import describe_doubt, next_commands
 
-    show(f"{'run':{NAMES}}{path}", f"{'report':{NAMES}}{path / 'report.html'}", "")
+    say(f"{'run':{NAMES}}{path}", f"{'report':{NAMES}}{path / 'report.html'}", "")
+    doubt = describe_doubt(summary)
+    if doubt:
+        show_line("next", f"{doubt}:")
     for number, (_, command) in enumerate(next_commands(summary, path, program())):
-        show(f"{'' if number else 'next':{NAMES}}{command}")  # never wrapped, so that it can be copied
+        say(f"{'' if number or doubt else 'next':{NAMES}}{command}")  # never wrapped, so that it can be copied
 
 
 def _comparison(summaries: "Sequence[Summary]", title: str | None) -> Table:
-    score = "mAP" if summaries[0].data.multilabel else "accuracy"
+    score = summaries[0].data.wording.score_name
     shown = table("method", f"test {score}", "labels changed", "right before", "right after", "s", title=title)
     for summary in summaries:
         labels = summary.labels
@@ -112,23 +110,27 @@ def show_line(name: str, text: str) -> None:
     width = min(WIDEST, Console().width)
     parts = textwrap.wrap(visible(text), max(20, width - NAMES), break_long_words=False, break_on_hyphens=False)
     for number, part in enumerate(parts or [""]):
-        show(f"{'' if number else name:{NAMES}}{part}")
+        say(f"{'' if number else name:{NAMES}}{part}")
 
 
 def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
     """Yield the summary of a run: verdict, noise and changes, labels to review, score, chosen settings."""
-    from pencil.runs.advice import explain_difference, wrong_labels
+    from pencil.runs.advice import describe_lists, explain_difference, wrong_labels
 
     if summary.verdict is not None:
         yield "verdict", summary.verdict.level
         yield from (("", reason) for reason in summary.verdict.reasons)
     if summary.noise_rate is not None:
         yield "wrong", wrong_labels(summary)
-    yield "changed", _changed(summary)
+    if summary.data.multilabel:
+        yield "changed", _changed(summary)
+    else:
+        yield "labels", f"{describe_lists(summary)}, of {summary.labels.total:,} labels"
     why = explain_difference(summary, summary.labels.total_changed / max(1, summary.labels.total))
     if why:
         yield "", why
-    yield "look at", _to_look_at(summary)
+    if summary.data.multilabel:
+        yield "look at", describe_lists(summary)
     rows = summary.data.rows.get("unlabelled", 0)
     if rows:
         yield "unlabelled", f"{counted(rows, 'row')} without a given label {'was' if rows == 1 else 'were'} labelled"
@@ -140,29 +142,19 @@ def result_lines(summary: "Summary") -> Iterator[tuple[str, str]]:
 
 
 def _changed(summary: "Summary") -> str:
-    labels, what = summary.labels, "known labels" if summary.data.multilabel else "labels"
+    labels, what = summary.labels, summary.data.wording.labels
     parts = f" ({labels.changed:,} training, {labels.held_out_changed:,} held out)" if labels.held_out else ""
     fraction = percent(labels.total_changed / max(1, labels.total))
     return f"{labels.total_changed:,} of {labels.total:,} {what}{parts}: {fraction}"
 
 
-def _to_look_at(summary: "Summary") -> str:
-    labels = summary.labels
-    if labels.undecided is None:
-        return counted(labels.total_changed, "changed label")
-    more = labels.to_look_at - labels.total_changed
-    undecided = f"{more:,} undecided (another class is almost as likely)"
-    return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
-
-
 def _scores(summary: "Summary") -> Iterator[tuple[str, str]]:
-    name = "mAP" if summary.data.multilabel else "accuracy"
+    words = summary.data.wording
     if summary.test is not None:
         length = f"{counted(summary.epochs, 'epoch')} in {summary.seconds:.0f} s"
-        yield "network", f"{percent(summary.test.last)} test {name} after {length}"
+        yield "network", f"{percent(summary.test.last)} test {words.score_name} after {length}"
     elif summary.validation is not None:
-        agrees = f"{name} on" if summary.data.multilabel else "agreement with"
-        score = f"{percent(summary.validation.last)} {agrees} held-out labels, which may be wrong"
+        score = f"{percent(summary.validation.last)} {words.agreement} held-out labels, which may be wrong"
         yield "network", f"{score}; {counted(summary.epochs, 'epoch')} in {summary.seconds:.0f} s"
     labels = summary.labels
     if labels.correct_after is not None:

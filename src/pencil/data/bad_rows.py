@@ -7,15 +7,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pencil.errors import DataError, setting
+from pencil.terminal import agreed, counted
 
 OnBadRows = Literal["error", "skip"]
 SHOWN = 5
 """Maximum number of bad rows that are named; the others are counted."""
 
 
-def skip_remedy() -> str:
+def skip_remedy(count: int = 2) -> str:
     """Return how to skip bad rows, as the caller would write it; commands that only read a run do not accept it."""
-    return f"skip them with {setting('data.bad_rows', 'skip')} when you check or train"
+    return f"skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
 class BadRow(NamedTuple):
@@ -79,9 +80,9 @@ class BadRows:
             What to do if the rows cannot be fixed; by default, skip them.
         """
         if self._reasons:
-            remedy = skip_remedy() if remedy is None else remedy
+            remedy = skip_remedy(len(self)) if remedy is None else remedy
             rest = f", or {remedy}" if remedy else ""
-            raise DataError(f"{self.describe(keys, total)}; fix these rows{rest}.")
+            raise DataError(f"{self.describe(keys, total)}; fix {agreed(len(self), 'this row', 'these rows')}{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
         """Raise, or warn about skipped rows, depending on ``on_bad_rows``.
@@ -102,14 +103,18 @@ class BadRows:
             return None
         if on_bad_rows == "error" or len(self._reasons) == len(keys):
             self.refuse(keys, total=len(keys))
-        warnings.warn(f"{self.describe(keys, len(keys))}; they are skipped", stacklevel=3)
+        warnings.warn(self.describe_skipped(keys, len(keys)), stacklevel=3)
         return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
         """Return the number of bad rows, and the first of them with their reasons."""
         count = len(self._reasons)
         of = "" if total is None else f" of {total:,}"
-        return f"{self.where} has {count:,} bad row{'s' if count > 1 else ''}{of}: {self._listed(keys)}"
+        return f"{self.where} has {counted(count, 'bad row')}{of}: {self._listed(keys)}"
+
+    def describe_skipped(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
+        """Return a warning that the bad rows are skipped."""
+        return f"{self.describe(keys, total)}; {agreed(len(self), 'it is', 'they are')} skipped"
 
     def _listed(self, keys: np.ndarray | None) -> str:
         """Return the first bad rows with their reasons, and the number of further ones."""

@@ -128,6 +128,17 @@ class ColumnUses:
         """Return other columns with the key that was decided for this table."""
         return columns.model_copy(update={"key": self.columns.key, "numbering": self.columns.numbering})
 
+    def with_found(self, columns: Columns) -> Columns:
+        """Return other columns with the key that was decided and the label column that was found in this table."""
+        label, columns = self.of("label"), self.with_key(columns)
+        return columns if columns.labels or len(label) != 1 else columns.model_copy(update={"label": label[0]})
+
+
+class UnknownColumnError(DataError):
+    """Columns are listed that a table does not have: ``names``."""
+
+    names: tuple[str, ...] = ()
+
 
 def as_names(value: Names) -> tuple[str, ...]:
     """Return one name, several or none as a tuple."""
@@ -148,10 +159,12 @@ def refuse_unknown(where: Path | str, table: pa.Table, columns: Columns) -> None
     missing = {name: use for use, value in named for name in as_names(value) if name not in known}
     if missing:
         key = f"data.columns.{next(iter(missing.values()))}"
-        raise DataError(
+        error = UnknownColumnError(
             f"{where} has no column {_list(list(missing))}; it has {_list(table.column_names)}; name another one with "
             f"{setting(key, 'NAME')}, or add it to the table."
         )
+        error.names = tuple(missing)
+        raise error
 
 
 def find_column(where: Path | str, table: pa.Table, usual: Sequence[str], what: str, *keys: str) -> str:
@@ -182,13 +195,8 @@ def taken_names(columns: Columns, names: Sequence[str], *, labelled: bool = True
 
     Without ``labelled``, a column with a common label name is treated like any other.
     """
-    usual = usual_name(names, LABEL_COLUMNS) if labelled else None
-    others = (columns.label or usual, columns.probabilities, columns.indicators)
-    return [
-        name
-        for value in (*others, columns.key, columns.clean, columns.split, columns.ignore)
-        for name in as_names(value)
-    ]
+    usual = usual_name(names, LABEL_COLUMNS) if labelled and columns.label is None else None
+    return [*as_names(usual), *columns.beside_inputs, *as_names(columns.ignore)]
 
 
 def label_names(columns: Columns, names: Sequence[str]) -> tuple[str, ...]:

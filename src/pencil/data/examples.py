@@ -15,6 +15,7 @@ from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import Inputs
 from pencil.errors import DataError, setting
 from pencil.seeding import generator
+from pencil.terminal import agreed
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,12 @@ class Examples:
     table: ColumnUses | None = None
 
     def __post_init__(self) -> None:
-        lengths = {"labels": len(self.given_labels), "keys": len(self.keys)}
-        if self.clean_labels is not None:
-            lengths["clean labels"] = len(self.clean_labels)
-        if self.pinned is not None:
-            lengths["marks of pinned rows"] = len(self.pinned)
-        if self.weights is not None:
-            lengths["weights"] = len(self.weights)
-        for name, count in lengths.items():
-            if count != len(self.rows):
+        parts: dict[str, Tensor | np.ndarray | None] = {"labels": self.given_labels, "keys": self.keys}
+        parts |= {"clean labels": self.clean_labels, "marks of pinned rows": self.pinned, "weights": self.weights}
+        for name, values in parts.items():
+            if values is not None and len(values) != len(self.rows):
                 raise DataError(
-                    f"there are {len(self.rows)} inputs but {count} {name}; expected one per input; "
+                    f"there are {len(self.rows)} inputs but {len(values)} {name}; expected one per input; "
                     "pass arrays of equal length."
                 )
 
@@ -298,13 +294,17 @@ def warn_of_many_classes(examples: Examples) -> None:
     )
 
 
-UNKNOWN = "have no known labels and are ignored in training"
+UNKNOWN = "no known labels"
+"""Part of the warning of :func:`warn_of_unknown_rows`, by which it is filtered."""
 
 
 def warn_of_unknown_rows(examples: Examples) -> None:
     """Warn about multi-label rows without any known class; they are excluded from losses and updates."""
     unknown = int(examples.given_labels.isnan().all(dim=1).sum()) if examples.multilabel else 0
     if unknown:
+        have, are, them = (agreed(unknown, *words) for words in (("has", "have"), ("is", "are"), ("it", "them")))
         warnings.warn(
-            f"{unknown:,} of {len(examples):,} training rows {UNKNOWN}; label them or remove them", stacklevel=2
+            f"{unknown:,} of {len(examples):,} training rows {have} {UNKNOWN} and {are} ignored in training; label "
+            f"{them} or remove {them}",
+            stacklevel=2,
         )

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from pencil.data.examples import Examples
-from pencil.data.given.given_labels import shorten
+from pencil.data.given.given_labels import as_clean_indicators, as_given_labels, error_context, shorten
 from pencil.data.inputs.encoding import fit_encoder
 from pencil.data.settings import AnyNoise, EntryNoise, FileNoise, MapNoise, MatrixNoise, MixedNoise
 from pencil.errors import DataError, setting
@@ -99,7 +99,7 @@ def flip(clean_labels: ArrayLike, transition: ArrayLike, seed: int) -> NoisyLabe
     """
     matrix = np.asarray(transition, dtype=np.float64)
     _check_transition(matrix)
-    clean = _check_clean(clean_labels, len(matrix))
+    clean = as_given_labels(clean_labels, len(matrix))[0].numpy()
     uniform = np.random.default_rng(seed).random(len(clean))
     noisy = np.empty_like(clean)
     for label in np.unique(clean):
@@ -135,7 +135,7 @@ def flip_by_instance(
         The standard deviation of the flip rates before truncation.
     """
     _check_rate(rate)
-    clean = _check_clean(clean_labels, num_classes)
+    clean = as_given_labels(clean_labels, num_classes)[0].numpy()
     features = np.asarray(inputs, dtype=np.float64).reshape(len(clean), -1)
     features = (features - features.mean()) / (features.std() or 1.0)
     rng = np.random.default_rng(seed)
@@ -182,7 +182,8 @@ def flip_entries(
     """
     _check_rate(false_positives)
     _check_rate(false_negatives)
-    clean = _check_indicators(clean_labels)
+    with error_context("clean labels"):
+        clean = as_clean_indicators(clean_labels).numpy()
     rng = np.random.default_rng(seed)
     known, present = ~np.isnan(clean), clean > 0.5
     wrong = (rng.random(clean.shape) < np.where(present, false_negatives, false_positives)) & known
@@ -371,35 +372,3 @@ def _check_transition(matrix: NDArray[np.float64]) -> None:
         raise DataError(
             f"row {row} of the transition matrix is {matrix[row]}; expected probabilities that sum to 1; fix the row."
         )
-
-
-def _check_clean(labels: ArrayLike, num_classes: int) -> NDArray[np.int64]:
-    clean = np.asarray(labels)
-    if clean.ndim != 1 or clean.dtype.kind not in "iu":
-        raise DataError(
-            f"labels have shape {clean.shape} and type {clean.dtype}; expected class indices (n,) for noise; "
-            "convert them."
-        )
-    bad = (clean < 0) | (clean >= num_classes)
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise DataError(
-            f"label {clean[row]} at row {row} does not fit {num_classes} classes (0..{num_classes - 1}); "
-            "fix the label or pass more classes."
-        )
-    return clean.astype(np.int64)
-
-
-def _check_indicators(labels: ArrayLike) -> NDArray[np.float64]:
-    clean = np.asarray(labels, dtype=np.float64)
-    if clean.ndim != 2:
-        raise DataError(
-            f"labels have shape {clean.shape}; expected (n, classes) with 0 or 1 for each class; reshape them."
-        )
-    good = ((clean == 0) | (clean == 1) | np.isnan(clean)).all(axis=1)
-    if not good.all():
-        row = int(np.argmin(good))
-        raise DataError(
-            f"clean label at row {row} is {clean[row]}; expected 0 or 1 for each class, NaN where unknown; fix the row."
-        )
-    return clean

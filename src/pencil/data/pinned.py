@@ -16,6 +16,7 @@ from pencil.data.given.given_labels import as_distribution
 from pencil.data.keys import as_keys
 from pencil.decisions import Decision, Label, chosen_labels, presence
 from pencil.errors import DataError, setting
+from pencil.terminal import agreed
 
 
 def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
@@ -108,9 +109,10 @@ def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Dec
     if not unknown:
         return
     if len(unknown) < len(decisions):
+        rows = agreed(len(unknown), "is for a row that is", "are for rows that are")
         warnings.warn(
-            f"{len(unknown):,} of the {len(decisions):,} labels in {path} are for rows that are not in the data, such "
-            f"as {unknown[0]!r}; they are ignored",
+            f"{len(unknown):,} of the {len(decisions):,} labels in {path} {rows} not in the data, such as "
+            f"{unknown[0]!r}; {agreed(len(unknown), 'it is', 'they are')} ignored",
             stacklevel=4,
         )
         return

@@ -135,7 +135,7 @@ def prepare(
     resolved["root"] = None if settings.root is None else settings.root.expanduser().absolute()
     if settings.test is not None and Path(settings.test).expanduser().exists():
         resolved["test"] = str(Path(settings.test).expanduser().absolute())
-    columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
+    columns = settings.columns if train.table is None else train.table.with_found(settings.columns)
     if columns.key is None and columns.numbering is None:  # stored with every run; see `read_recipe`
         columns = columns.model_copy(update={"numbering": "lines"})
     resolved["columns"] = columns
@@ -207,10 +207,13 @@ def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 
 
 def choose_rows(settings: DataSettings, train: Examples, seed: int) -> Examples:
     """Return a random selection of ``data.rows`` rows, in order."""
-    if settings.rows is None or settings.rows >= len(train):
-        return train
-    chosen = torch.randperm(len(train), generator=generator(seed, "rows"))[: settings.rows]
-    return train.subset(chosen.sort().values)
+    return _chosen(train, settings.rows, generator(seed, "rows"))
+
+
+def _chosen(examples: Examples, count: int | None, random: torch.Generator) -> Examples:
+    if count is None or count >= len(examples):
+        return examples
+    return examples.subset(torch.randperm(len(examples), generator=random)[:count].sort().values)
 
 
 def long_tailed(train: Examples, ratio: float, seed: int) -> Examples:
@@ -229,47 +232,34 @@ def long_tailed(train: Examples, ratio: float, seed: int) -> Examples:
 
 def choose_test(settings: DataSettings, test: Examples) -> Examples:
     """Return a selection of ``data.test_rows`` rows, independent of the seed, so that all runs share a test set."""
-    if settings.test_rows is None or settings.test_rows >= len(test):
-        return test
-    chosen = torch.randperm(len(test), generator=generator(0, "test rows"))[: settings.test_rows]
-    return test.subset(chosen.sort().values)
+    return _chosen(test, settings.test_rows, generator(0, "test rows"))
 
 
 def _check_loaded(settings: DataSettings, loaded: Splits) -> None:
-    """Raise if splits or keys do not fit together; warn of labels like ids, unless the classes are declared."""
-    _refuse_other_kinds(settings, loaded)
-    _refuse_repeated_keys(loaded)
-    if settings.classes is None and settings.source not in DATASETS:
-        warn_of_many_classes(loaded.train)
+    """Raise if splits or keys do not fit together; warn of labels like ids, unless the classes are declared.
 
-
-def _refuse_other_kinds(settings: DataSettings, loaded: Splits) -> None:
-    """Raise unless all splits are multi-label, or none is, as set, with the same classes."""
+    All splits have the classes of training. Rows of one source have different keys; separate sources may share keys.
+    """
     train = loaded.train
     refuse_other_kind(train, train.multilabel if settings.multilabel is None else settings.multilabel)
+    refuse_repeated_keys(train.keys)
     for name, part in (("validation", loaded.validation), ("test", loaded.test)):
-        if part is not None:
-            with error_context(f"the {name} set"):
-                refuse_other_kind(part, train.multilabel)
-                if part.num_classes != train.num_classes:
-                    raise DataError(
-                        f"it has {part.num_classes} classes; expected the {train.num_classes} classes of training; "
-                        "pass the same classes for all splits."
-                    )
-
-
-def _refuse_repeated_keys(loaded: Splits) -> None:
-    """Raise if two rows of the same source have the same key; separate sources may share keys."""
-    refuse_repeated_keys(loaded.train.keys)
-    for name, part in (("validation", loaded.validation), ("test", loaded.test)):
-        if part is not None:
-            with error_context(f"the {name} set"):
-                refuse_repeated_keys(part.keys)
-    same = [part for part in (loaded.train, loaded.validation, loaded.unlabelled) if part is not None]
-    same = [part for part in same if part.inputs is loaded.train.inputs]
-    if len(same) > 1:
+        if part is None:
+            continue
+        with error_context(f"the {name} set"):
+            refuse_other_kind(part, train.multilabel)
+            if part.num_classes != train.num_classes:
+                raise DataError(
+                    f"it has {part.num_classes} classes; expected the {train.num_classes} classes of training; "
+                    "pass the same classes for all splits."
+                )
+            refuse_repeated_keys(part.keys)
+    same = [part for part in (loaded.validation, loaded.unlabelled) if part is not None and part.inputs is train.inputs]
+    if same:
         with error_context("training, validation and unlabelled rows come from one source"):
-            refuse_repeated_keys(np.concatenate([part.keys for part in same]))
+            refuse_repeated_keys(np.concatenate([part.keys for part in (train, *same)]))
+    if settings.classes is None and settings.source not in DATASETS:
+        warn_of_many_classes(train)
 
 
 def _refuse_misfits(settings: DataSettings, train: Inputs, test: Inputs | None) -> None:
@@ -336,20 +326,16 @@ def _unscaled(inputs: Inputs) -> Normalization | None:
 
 
 def _with_normalization(splits: Splits, normalization: Normalization | None) -> Splits:
-    def apply(examples: Examples | None) -> Examples | None:
-        if examples is None or normalization is None:
-            return examples
-        if examples.inputs.channels is None:
-            raise DataError(
-                "the training inputs are in memory and normalised, but the test inputs are read item by item; expected "
-                "both of the same kind; pass both in the same form, or normalise them yourself, with "
-                f"{setting('data.normalize', 'none')}."
-            )
-        return replace(examples, inputs=examples.inputs.normalized(normalization))
-
-    train = apply(splits.train)
-    assert train is not None
-    return Splits(train, apply(splits.validation), apply(splits.test), apply(splits.unlabelled))
+    if normalization is None:
+        return splits
+    parts = {name: part for name, part in vars(splits).items() if part is not None}
+    if any(part.inputs.channels is None for part in parts.values()):
+        raise DataError(
+            "the training inputs are in memory and normalised, but the test inputs are read item by item; expected "
+            "both of the same kind; pass both in the same form, or normalise them yourself, with "
+            f"{setting('data.normalize', 'none')}."
+        )
+    return Splits(**{name: replace(part, inputs=part.inputs.normalized(normalization)) for name, part in parts.items()})
 
 
 def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | None = None) -> Inputs:

@@ -9,24 +9,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+
+from pencil.data.columns import LABEL_COLUMNS, UnknownColumnError, as_names, usual_name
 from pencil.data.datasets import DATASETS
 from pencil.data.examples import Splits, refuse_other_kind
 from pencil.data.given.given_labels import error_context, shorten
 from pencil.data.inputs.base import Inputs
 from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
+from pencil.data.rows import Rows, to_splits
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources import folder, shards, table, tar_shards
-from pencil.data.sources.arrays import as_inputs, from_npz, read_arrays
-from pencil.data.sources.hugging_face_datasets import PREFIX, load_hugging_face, refuse_remote
+from pencil.data.sources import arrays, folder, hugging_face_datasets, shards, table, tar_shards
+from pencil.data.sources.hugging_face_datasets import PREFIX
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.data.unlabelled import set_apart
 from pencil.errors import DataError
+from pencil.terminal import agreed, counted
 
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A file format that data is read from. A new one is a module with two readers, and a line in ``FILE_FORMATS``.
+    """A file format that data is read from. A new one is a module with a reader, and a line in ``FILE_FORMATS``.
 
     Parameters
     ----------
@@ -35,41 +39,19 @@ class FileFormat:
     suffixes
         The file suffixes, in lower case.
     read
-        ``read(path, settings, classes)`` returns the labelled :class:`Splits`.
-    read_inputs
-        ``read_inputs(path, settings)`` returns inputs without labels, and their keys.
+        ``read(path, settings)`` returns labelled :class:`~pencil.data.rows.Rows`; ``read(path, settings, new=True)``
+        returns new inputs for a trained network, without labels.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    read: Callable[[Path, DataSettings, Sequence[str] | None], Splits]
-    read_inputs: Callable[[Path, DataSettings], tuple[Inputs, Sequence[str]]]
-
-
-def _read_npz(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
-    return from_npz(path, classes, settings.multilabel)
-
-
-def _read_array_inputs(path: Path, _settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    values, keys = read_arrays(path)
-    return as_inputs(values), keys
-
-
-def _read_table(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
-    return table.from_table(
-        path, settings.columns, classes, settings.root, settings.multilabel, settings.delimiter, settings.bad_rows
-    )
-
-
-def _read_table_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    inputs, keys = table.read_unlabelled(path, settings.columns, settings.root, settings.delimiter)
-    return inputs, keys.tolist()
+    read: Callable[..., Rows]
 
 
 FILE_FORMATS = (
-    FileFormat("a table", table.SUFFIXES, _read_table, _read_table_inputs),
-    FileFormat("an array file", (".npz",), _read_npz, _read_array_inputs),
-    FileFormat("a WebDataset", tar_shards.SUFFIXES, shards.from_shards, shards.read_shard_inputs),
+    FileFormat("a table", table.SUFFIXES, table.read),
+    FileFormat("an array file", (".npz",), arrays.read),
+    FileFormat("a WebDataset", tar_shards.SUFFIXES, shards.read),
 )
 FORMS = ", ".join(
     [
@@ -119,12 +101,22 @@ def read_like(
 ) -> Splits:
     """Read a source whose labels must have these classes and this form: test data for a trained network.
 
-    Rows without a label are ignored, and counted in a warning.
+    Its label column may have another common name than in training. Rows without a label are ignored, and counted in a
+    warning.
     """
-    splits = read_source(source, settings.model_copy(update={"multilabel": multilabel}), classes, local=local)
+    settings, label = settings.model_copy(update={"multilabel": multilabel}), as_names(settings.columns.label)
+    try:
+        splits = read_source(source, settings, classes, local=local)
+    except UnknownColumnError as error:
+        if error.names != label or usual_name(label, LABEL_COLUMNS) is None:
+            raise
+        unnamed = settings.columns.model_copy(update={"label": None})
+        splits = read_source(source, settings.model_copy(update={"columns": unnamed}), classes, local=local)
     refuse_other_kind(splits.train, multilabel)
     if splits.unlabelled is not None:
-        warnings.warn(f"{len(splits.unlabelled):,} rows of {source} have no label and are ignored", stacklevel=3)
+        count = len(splits.unlabelled)
+        have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
+        warnings.warn(f"{counted(count, 'row')} of {source} {have} no label and {are} ignored", stacklevel=3)
     return replace(splits, unlabelled=None)
 
 
@@ -144,25 +136,31 @@ def read_source(
     local
         Read only what is already on this machine, as in :func:`load`.
     """
-    return set_apart(_read_any(source, settings, settings.classes if classes is None else classes, local))
-
-
-def _read_any(source: str, settings: DataSettings, classes: Sequence[str] | None, local: bool) -> Splits:
-    path = as_path(source)
+    if classes is not None:
+        settings = settings.model_copy(update={"classes": tuple(classes)})
     if source in DATASETS:
-        return _of_classes(_named(source, settings, local), classes, source)
+        return set_apart(_named(source, settings, local))
+    try:
+        return set_apart(to_splits(_rows(source, settings, local), settings.bad_rows))
+    finally:
+        pa.default_memory_pool().release_unused()  # the rows of a table are gone, but Arrow would keep the memory
+
+
+def _rows(source: str, settings: DataSettings, local: bool) -> Rows:
+    """Return the rows of a source, whatever its form."""
+    path = as_path(source)
     if source.startswith(PREFIX):
         if local:
-            refuse_remote(source, settings.options)
-        return load_hugging_face(source, settings.columns, classes, settings.options, settings.multilabel)
+            hugging_face_datasets.refuse_remote(source, settings.options)
+        return hugging_face_datasets.read(source, settings)
     if path.is_dir():
         if shards.find_shards(path):
-            return shards.from_shards(path, settings, classes)
+            return shards.read(path, settings)
         shards.refuse_misplaced(path)
-        return folder.from_folder(path, classes, settings.root)
+        return folder.read(path, settings)
     form = _format_of(path)
     if form is not None and path.is_file():
-        return form.read(path, settings, classes)
+        return form.read(path, settings)
     seen = "is neither" if path.exists() else "does not exist and is neither"
     raise DataError(
         f"{source!r} {seen} a dataset by name ({', '.join(DATASETS)}) nor {FORMS}; "
@@ -206,15 +204,11 @@ def _named(name: str, settings: DataSettings, local: bool) -> Splits:
                 f"data.options has the unknown entry {option!r} for dataset {name!r}; expected {expected}; remove it."
             )
     no_download = {"download": False} if local and "download" in known else {}
-    return loader(settings.root, **{**settings.options, **no_download})
-
-
-def _of_classes(splits: Splits, classes: Sequence[str] | None, source: str) -> Splits:
-    """Return the same splits; raise if their classes are not the expected ones."""
-    if classes is not None and tuple(classes) != splits.train.classes:
+    splits = loader(settings.root, **{**settings.options, **no_download})
+    if settings.classes is not None and settings.classes != splits.train.classes:
         raise DataError(
-            f"{source!r} has the classes {shorten(splits.train.classes)}; expected {shorten(classes)}, in this order; "
-            "remove data.classes or choose other data."
+            f"{name!r} has the classes {shorten(splits.train.classes)}; expected {shorten(settings.classes)}, in this "
+            "order; remove data.classes or choose other data."
         )
     return splits
 
@@ -238,24 +232,26 @@ def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, 
     for path in paths:
         as_path(path)
     if len(paths) == 1:
-        return _read_one(paths[0], settings)
+        rows = _new_rows(paths[0], settings)
+        return rows.inputs, rows.keys.tolist()
     names = list(dict.fromkeys(name for path in paths for name in _image_paths(path)))
     return ImageInputs(ImageFiles(Path(), as_keys(names), within=tuple(paths))), names
 
 
-def _read_one(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    if path.is_dir() and shards.find_shards(path):
-        return shards.read_shard_inputs(path, settings)
-    if path.is_dir():
+def _new_rows(path: Path, settings: DataSettings) -> Rows:
+    """Return the rows of one source of new inputs, without labels."""
+    if path.is_dir() and not shards.find_shards(path):
         shards.refuse_misplaced(path)
-        names = _images_in(path)
-        return ImageInputs(ImageFiles(path, as_keys(names), within=(path,))), names
+        names = as_keys(_images_in(path))
+        return Rows(ImageInputs(ImageFiles(path, names, within=(path,))), None, names)
     if path.suffix.lower() in SUFFIXES:
         if not path.is_file():
             raise DataError(f"{path} does not exist; expected an image; check the path.")
-        return ImageInputs(ImageFiles(path.parent, as_keys([path.name]))), [path.name]
+        names = as_keys([path.name])
+        return Rows(ImageInputs(ImageFiles(path.parent, names)), None, names)
     form = _format_of(path)
-    return (_read_array_inputs if form is None else form.read_inputs)(path, settings)
+    read = shards.read if path.is_dir() else arrays.read if form is None else form.read
+    return read(path, settings, new=True)
 
 
 def _image_paths(path: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pencil.data.given.given_labels import UNLABELLED, lacks_label
 from pencil.data.keys import as_keys
 from pencil.decisions import chosen_labels, presence
 from pencil.errors import DataError
+from pencil.terminal import agreed
 
 
 def set_apart(splits: Splits) -> Splits:
@@ -45,9 +46,9 @@ def _labelled(examples: Examples | None, split: str) -> Examples | None:
     missing = lacks_label(examples.given_labels, examples.multilabel)
     if not missing.any():
         return examples
-    warnings.warn(
-        f"{int(missing.sum()):,} of {len(examples):,} {split} rows have no label and are ignored", stacklevel=4
-    )
+    count = int(missing.sum())
+    have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
+    warnings.warn(f"{count:,} of {len(examples):,} {split} rows {have} no label and {are} ignored", stacklevel=4)
     return None if missing.all() else examples.subset((~missing).nonzero()[:, 0])
 
 

@@ -7,7 +7,7 @@ explicitly.
 
 from pencil.export.class_maps import save_maps
 from pencil.export.cleanlab_issues import cleanlab_issues, save_cleanlab
-from pencil.export.hugging_face import save_hugging_face
+from pencil.export.dataset_folder import save_hugging_face
 from pencil.export.labels import LABEL_FORMATS, save_labels, select_entries, select_labels, write_labels
 
 __all__ = [

@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, ParseError, SubElement, TreeBuilder, 
 
 from pencil.errors import RunError
 from pencil.export.answers import Answer
-from pencil.export.shown import Contents, Row
+from pencil.export.contents import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -19,23 +19,7 @@ BY_A_PERSON = ("manual", "semi-auto")
 def save_cvat(labels: LabelTable, contents: Contents, out: Path, version: str) -> str:
     """Write ``annotations.xml``, to upload to a task with these images, and ``labels.json``, to create the task.
 
-    Images that have no file are written to ``images``.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The rows.
-    contents : Contents
-        What the rows show, which must be images.
-    out : Path
-        A folder that does not exist yet.
-    version : str
-        The name of the task.
-
-    Returns
-    -------
-    str
-        The location of the task's images.
+    Images without a file are written to ``images``. Returns the location of the task's images.
     """
     with atomic_write(out, folder=True) as folder:
         with (folder / ANNOTATIONS).open("w", encoding="utf-8") as file:

@@ -8,8 +8,8 @@ from typing import Any
 from pencil.decisions import Label
 from pencil.errors import RunError
 from pencil.export.answers import Answer
+from pencil.export.contents import Contents, Row
 from pencil.export.json_rows import need, numbered, write_rows
-from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -25,22 +25,6 @@ def save_fiftyone(labels: LabelTable, contents: Contents, out: Path, version: st
     """Write a dataset with the fields given, corrected, issue_score, changed, key and split to a new folder.
 
     Image files stay where they are; images that have no file are written to ``data``. The splits are tags.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The rows, in the order of the samples.
-    contents : Contents
-        The content of the rows, which must be images.
-    out : Path
-        A folder that does not exist yet.
-    version : str
-        The name of the run, which becomes part of the dataset's information.
-
-    Returns
-    -------
-    str
-        Empty: nothing is left to do.
     """
     with atomic_write(out, folder=True) as folder:
         rows = contents.images(labels, "FiftyOne", folder / "data")

@@ -8,8 +8,8 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from pencil.errors import RunError
 from pencil.export.answers import Answer
+from pencil.export.contents import Contents, Row
 from pencil.export.json_rows import as_classes, need, numbered, write_rows
-from pencil.export.shown import Contents, Row
 from pencil.files import atomic_write
 from pencil.runs.label_table import LabelTable
 
@@ -23,23 +23,7 @@ def save_label_studio(labels: LabelTable, contents: Contents, out: Path, version
     """Write ``tasks.json`` and ``config.xml``, the labelling interface, to a new folder.
 
     Image files are referenced by the URLs under which Label Studio serves local files; other images are embedded in the
-    tasks. Rows of a table become text.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The rows, in the order of the tasks.
-    contents : Contents
-        The content of the rows.
-    out : Path
-        A folder that does not exist yet.
-    version : str
-        The model version of the predictions.
-
-    Returns
-    -------
-    str
-        Instructions for Label Studio to find the images; empty if none are needed.
+    tasks. Rows of a table become text. Returns instructions for Label Studio to find the images, if it needs any.
     """
     root = contents.folder.parent
     served = False

@@ -47,7 +47,12 @@ Labels: TypeAlias = LabelTable | pa.Table | pa.RecordBatchReader
 
 
 def select_labels(
-    labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0, by_issue: bool = True
+    labels: LabelTable,
+    *,
+    only_changed: bool = False,
+    suspects: bool = False,
+    min_confidence: float = 0.0,
+    by_issue: bool = True,
 ) -> LabelTable:
     """Return the rows to export.
 
@@ -57,6 +62,8 @@ def select_labels(
         All labels of a run.
     only_changed : bool
         Only rows whose label changed.
+    suspects : bool
+        Only rows of single-label data that are worth a look.
     min_confidence : float
         Only rows with at least this confidence.
     by_issue : bool
@@ -64,7 +71,13 @@ def select_labels(
     """
     unread = labels.unread  # only in runs of earlier versions, which kept a label for unreadable files
     chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
-    chosen = chosen.take(np.flatnonzero(chosen.changed)) if only_changed else chosen
+    if suspects and labels.multilabel:
+        raise RunError(
+            "the labels of this run are multi-label; --suspects only works with single-label data; write "
+            "--only-changed instead."
+        )
+    if only_changed or suspects:
+        chosen = chosen.take(np.flatnonzero(chosen.changed if only_changed else chosen.suspect))
     return chosen.by_issue() if by_issue else chosen
 
 

@@ -11,14 +11,10 @@ from typing import Any
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.export.answers import Answer, Imported, import_answers
-from pencil.export.argilla import RECORDS, is_argilla, read_argilla, save_argilla
-from pencil.export.coco import ANNOTATIONS as COCO_FILE
-from pencil.export.coco import is_coco, read_coco, save_coco
-from pencil.export.cvat import ANNOTATIONS as CVAT_FILE
-from pencil.export.cvat import read_cvat, save_cvat
+from pencil.export.contents import Contents
+from pencil.export.cvat import ANNOTATIONS, read_cvat, save_cvat
 from pencil.export.fiftyone import SAMPLES, is_fiftyone, read_fiftyone, save_fiftyone
 from pencil.export.label_studio import is_label_studio, read_label_studio, save_label_studio
-from pencil.export.shown import Contents
 from pencil.files import parse_json, read_regular, refuse_irregular
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
@@ -27,21 +23,16 @@ SAVERS: dict[str, Callable[[LabelTable, Contents, Path, str], str]] = {
     "labelstudio": save_label_studio,
     "fiftyone": save_fiftyone,
     "cvat": save_cvat,
-    "coco": save_coco,
-    "argilla": save_argilla,
 }
+"""Each takes the rows, their content, a folder that does not exist yet and the name of the run, and returns
+instructions for the next step in the tool; empty if there is none."""
 READERS: tuple[tuple[Callable[[Any], bool], Callable[[Path, Any], Iterator[Answer]]], ...] = (
-    (is_argilla, read_argilla),
     (is_fiftyone, read_fiftyone),
-    (is_coco, read_coco),
     (is_label_studio, read_label_studio),
 )
 """Readers of JSON files, selected by content."""
-IN_FOLDERS = (SAMPLES, RECORDS, CVAT_FILE, COCO_FILE)
-EXPECTED = (
-    "a JSON or JSON-MIN export of Label Studio, samples.json of FiftyOne, CVAT for images 1.1 (XML or ZIP), a COCO "
-    "file, or records of Argilla"
-)
+IN_FOLDERS = (SAMPLES, ANNOTATIONS)
+EXPECTED = "a JSON or JSON-MIN export of Label Studio, samples.json of FiftyOne, or CVAT for images 1.1 (XML or ZIP)"
 
 LARGEST = 2**28
 """Maximum bytes to unpack from an archive: the tags of a million images take less, and their tree takes five times
@@ -56,7 +47,7 @@ def save_for(tool: str, reader: RunReader, labels: LabelTable, out: Path) -> str
     Parameters
     ----------
     tool : str
-        ``labelstudio``, ``fiftyone``, ``cvat``, ``coco`` or ``argilla``.
+        ``labelstudio``, ``fiftyone`` or ``cvat``.
     reader : RunReader
         The run.
     labels : LabelTable
@@ -95,12 +86,11 @@ def _refuse_shared_images(rows: Mapping[str, Sequence[Where]], labels: LabelTabl
     (key, _), (other, _), *_ = rows[name]
     raise RunError(
         f"the image {name!r} is shared by {len(rows[name])} rows, such as {key!r} and {other!r}; expected a separate "
-        "image for each row, because CVAT identifies rows only by image; choose --format labelstudio, fiftyone, "
-        "coco or argilla."
+        "image for each row, because CVAT identifies rows only by image; choose --format labelstudio or fiftyone."
     )
 
 
-def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
+def import_file(run: Path, source: Path, *, complete: bool = False, as_trained: bool = False) -> Imported:
     """Append decisions made in another tool to the decisions of a run; the tool is detected from the file's content.
 
     Parameters
@@ -110,8 +100,10 @@ def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
     source : Path
         The file that the tool exported, or its folder.
     complete : bool
-        A person has looked at every row of the file. CVAT and COCO files hold the exported labels too: unchanged labels
+        A person has looked at every row of the file. A CVAT file holds the exported labels too: unchanged labels
         count only then.
+    as_trained : bool
+        The file was made from the labels of training, even if an audit has decided them again.
 
     Raises
     ------
@@ -119,10 +111,10 @@ def import_file(run: Path, source: Path, *, complete: bool = False) -> Imported:
         If the file cannot be read, is not from a known tool, or names an unknown row or class. Nothing is appended
         then.
     """
-    reader = RunReader(run)
+    reader = RunReader(run, as_trained=as_trained)
     labels = reader.read_labels(("corrected", "confidence", "changed", "issue_score"))
     source = _find_file(source)
-    answers = list(read_answers(source))
+    answers = list(read_tool_answers(source))
     written = datetime.fromtimestamp(source.stat().st_mtime, UTC).isoformat()
 
     def names() -> dict[str, list[Where]]:
@@ -141,7 +133,7 @@ def _find_file(source: Path) -> Path:
     return inside[0]
 
 
-def read_answers(source: Path) -> Iterator[Answer]:
+def read_tool_answers(source: Path) -> Iterator[Answer]:
     """Return the answers in a file of any of the tools."""
     try:
         content = _read(source)
@@ -169,14 +161,14 @@ def _read(source: Path) -> bytes:
         return read_regular(source)
     refuse_irregular(source)
     with zipfile.ZipFile(source) as archive:
-        found = [name for name in archive.namelist() if name.rpartition("/")[2] == CVAT_FILE]
+        found = [name for name in archive.namelist() if name.rpartition("/")[2] == ANNOTATIONS]
         if len(found) != 1:
-            raise ValueError(f"it has {len(found)} files named {CVAT_FILE}")
+            raise ValueError(f"it has {len(found)} files named {ANNOTATIONS}")
         size = archive.getinfo(found[0]).file_size
         if size > LARGEST:
             raise ValueError(
-                f"{CVAT_FILE} in it has {size >> 20:,} MiB; expected at most {LARGEST >> 20} MiB; unpack it, and "
-                f"import {CVAT_FILE}"
+                f"{ANNOTATIONS} in it has {size >> 20:,} MiB; expected at most {LARGEST >> 20} MiB; unpack it, and "
+                f"import {ANNOTATIONS}"
             )
         with archive.open(found[0]) as content:
             return content.read(LARGEST)

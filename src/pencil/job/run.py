@@ -14,7 +14,6 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from pencil.cluster import check_engine
 from pencil.data.examples import Splits
 from pencil.data.read import load
 from pencil.errors import PencilError, RunError, Stopped
@@ -22,9 +21,8 @@ from pencil.files import refuse_path
 from pencil.job.assembly import Job, as_runnable, assemble, held_out_accuracy
 from pencil.job.finetuning import finetuning_trainer, with_finetuned
 from pencil.job.network import Trial, try_networks
-from pencil.loggers.metrics import MetricsFile
 from pencil.loggers.progress import show_progress
-from pencil.loggers.trackers import Trackers, refuse_missing
+from pencil.loggers.trackers import MetricsFile, Trackers, refuse_missing
 from pencil.methods import Method
 from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
@@ -32,7 +30,7 @@ from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
 from pencil.runs.claim import Start, clear_finished, start_or_resume
 from pencil.runs.directory import RunReader, RunWriter
-from pencil.runs.label_files import write_part
+from pencil.runs.label_files import write_label_part
 from pencil.runs.label_parts import build_label_parts
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import FINETUNE, LABELS, is_unfinished
@@ -43,6 +41,7 @@ from pencil.runs.run import Run, open_run
 from pencil.runs.unread import find_unread, with_unread, without_unread
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
+from pencil.training.cluster import check_engine
 from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
 from pencil.user_file import Trust
@@ -190,7 +189,7 @@ def _resumed_job(
     model: nn.Module | None,
     method: Method | None,
     allow_changed: bool,
-) -> tuple["Job", resuming.StoredRows | None]:
+) -> tuple["Job", resuming.RecordedRows | None]:
     """The job of an interrupted run; its stored recipe and rows must match."""
     resuming.check_unchanged(path)
     reader = RunReader(path, finished=False)
@@ -349,9 +348,8 @@ class Execution:
         job, every = self.job, self.job.prepared.splits
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
-        summary = with_unread(
-            summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world), every, unread
-        )
+        summary, outcome = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
+        summary = with_unread(summary, every, unread)
         labels = self._label_table(splits, outcome) if outcome.shard is None else None
         written = self._write_parts(splits, outcome, directory) if labels is None else labels
 
@@ -389,7 +387,7 @@ class Execution:
         parts = build_label_parts(splits, outcome, order, world.rank, world.size, top_k)
         found: dict[str, str] | PencilError
         try:
-            found = write_part(folder, world.rank, world.size, parts)
+            found = write_label_part(folder, world.rank, world.size, parts)
         except PencilError as error:
             found = error
         digests: dict[str, str] = {}

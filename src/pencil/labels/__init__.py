@@ -1,6 +1,6 @@
 """Labels: the losses of the paper, the label stores with their closed-form update, and how labels are read."""
 
-from pencil.labels.forms import LabelForm, MultiLabel, SingleLabel, label_form
+from pencil.labels.forms import LabelForm, label_form
 from pencil.labels.losses import (
     compatibility_loss,
     cross_entropy,
@@ -9,11 +9,13 @@ from pencil.labels.losses import (
     inverse_kl,
     pencil_loss,
 )
+from pencil.labels.multi_label import MultiLabel
 from pencil.labels.multilabel_losses import binary_label_gradient
 from pencil.labels.multilabel_store import MultilabelStore
 from pencil.labels.protocol import Labels
 from pencil.labels.reading import EntryReading, LabelReading, read_entries, read_labels
 from pencil.labels.sharded import REPLICATED, LabelLayout, ShardedLabelStore
+from pencil.labels.single_label import SingleLabel
 from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale, label_gradient
 from pencil.labels.top_k import TopKLabelStore
 

@@ -6,6 +6,7 @@ the margin, Pleiss et al. 2020), and it needs no extra forward pass.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from pencil.data.given.given_labels import hard_labels
 from pencil.labels.losses import at_least_fp32
 from pencil.labels.rows import rows_at_a_time
-from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows
+from pencil.labels.sharded import REPLICATED, LabelLayout, gather_rows, send_to_owners
 
 FLOOR = -9.2
 """Log-probabilities are clipped from below at log(0.0001), so that one confident visit cannot dominate the mean."""
@@ -51,26 +52,55 @@ class Evidence:
         return Evidence(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
-class TrainingDynamics:
-    """Running means over the visits of each row, for single-label data.
+class Dynamics:
+    """Running means over the visits of each row.
 
-    Rows are stored where their labels are (:class:`pencil.labels.LabelLayout`): replicated or sharded. With more than
-    32 classes, or with top-k labels, only the largest means are kept, in half precision.
+    Rows are stored where their labels are (:class:`pencil.labels.LabelLayout`): replicated or sharded.
 
     Parameters
     ----------
     given_labels
-        Given labels of all rows: class indices or distributions.
+        Given labels of all rows.
     num_classes
         Number of classes.
     layout
         Where the rows are kept.
     """
 
+    stored: ClassVar[tuple[str, ...]]  # the tensors with one row per local row; None for a tensor that is not needed
+
     def __init__(self, given_labels: Tensor, num_classes: int, layout: LabelLayout = REPLICATED):
         self.world, self.num_classes, self.count = layout.sharded_over, num_classes, len(given_labels)
-        world = self.world
-        self.given = hard_labels(given_labels if world is None else given_labels[world.rank :: world.size])
+
+    def local(self, values: Tensor) -> Tensor:
+        """Return the values of the local rows, given the values of all rows."""
+        return values if self.world is None else values[self.world.rank :: self.world.size]
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return the values of all rows in order, given the values of the local rows."""
+        return gather_rows(self.world, values)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what :meth:`load_state_dict` needs; not a copy."""
+        return {name: getattr(self, name) for name in self.stored if getattr(self, name) is not None}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore the dynamics of the local rows."""
+        for name, value in state.items():
+            getattr(self, name).copy_(value)
+
+
+class TrainingDynamics(Dynamics):
+    """The dynamics of single-label data.
+
+    With more than 32 classes, or with top-k labels, only the largest means are kept, in half precision.
+    """
+
+    stored: ClassVar[tuple[str, ...]] = ("means", "scalars", "classes")
+
+    def __init__(self, given_labels: Tensor, num_classes: int, layout: LabelLayout = REPLICATED):
+        super().__init__(given_labels, num_classes, layout)
+        self.given = hard_labels(self.local(given_labels))
         rows, device = len(self.given), given_labels.device
         k = layout.top_k or (num_classes if num_classes <= DENSE_CLASSES else TOP_K)
         self.k = min(k, num_classes)
@@ -82,11 +112,7 @@ class TrainingDynamics:
     @torch.no_grad()
     def add(self, rows: Tensor, logits: Tensor) -> None:
         """Record a visit of these rows, without repeats. With sharded rows all ranks must call this together."""
-        logits = at_least_fp32(logits.detach()).float()
-        if self.world is not None:
-            owners = rows % self.world.size
-            (rows, _), (logits, _) = self.world.all_to_all(rows, owners), self.world.all_to_all(logits, owners)
-            rows = rows // self.world.size
+        rows, logits = send_to_owners(self.world, rows, at_least_fp32(logits.detach()).float())
         size = rows_at_a_time(self.num_classes)
         for some, their_logits in zip(rows.split(size), logits.split(size), strict=True):
             if len(some):
@@ -129,20 +155,6 @@ class TrainingDynamics:
         """Return the dynamics of some local rows, given by their local positions, on the CPU."""
         places = places.to(self.given.device)
         return _as_evidence(self._dense(places).cpu(), self.scalars.index_select(0, places).cpu())
-
-    def gather(self, values: Tensor) -> Tensor:
-        """Return the values of all rows in order, given the values of the local rows."""
-        return values if self.world is None else gather_rows(self.world, values)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what :meth:`load_state_dict` needs; not a copy."""
-        state = {"means": self.means, "scalars": self.scalars}
-        return state if self.classes is None else state | {"classes": self.classes}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the dynamics of the local rows."""
-        for name, value in state.items():
-            getattr(self, name).copy_(value)
 
 
 def _as_evidence(log_probs: Tensor, scalars: Tensor) -> Evidence:

@@ -8,19 +8,17 @@ noise model that the held-out rows allow, and if its class was learned (:func:`l
 """
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from pencil.labels.chance import learned_classes, ranks_rows
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise_range
 from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, upper_limit
 from pencil.labels.matching import match_quantiles
-from pencil.labels.noise_model import SIGNIFICANT, NoiseModel
+from pencil.labels.noise_model import NoiseModel
 
 UNDECIDED = 0.49
 """Upper limit of the probability that an entry of an unlearned class is wrong: such entries stay as given."""
-ENOUGH = 0.05
-"""With very few rows nothing is significant; there, a value this far above chance is enough."""
 
 
 def judge_entries(
@@ -60,50 +58,13 @@ def judge_entries(
 
     probs, scores = judged(train, given)
     held_probs, held_scores = (None, None) if pair is None else judged(*pair)
-    of_train = _usable(train, given)
-    unmatched = noise.wrong(train.log_odds, given)[of_train]
-    mismatch = float((unmatched.mean() - values.mean()).abs()) if knows else 0.0
     model = _as_noise_model(noise, knows)
-    return Judgement(
-        probs.__getitem__, held_probs, scores, held_scores, model, ceiling, knows, mismatch, entry_noise=noise
-    )
+    return Judgement(probs.__getitem__, held_probs, scores, held_scores, model, ceiling, knows, entry_noise=noise)
 
 
 def row_issue_scores(wrong: Tensor) -> Tensor:
     """Return the probability that any entry of a row is wrong, given the probability of each entry (0 if unknown)."""
     return 1 - (1 - wrong).prod(dim=1)
-
-
-def ranks_rows(log_odds: Tensor, given: Tensor) -> bool:
-    """Return whether rows that name a class are ranked above those that do not, significantly better than by chance.
-
-    The test uses the rank sums of all classes together. The mAP of a random ranking is not a fixed threshold: with few
-    rows of a class it is far above the class frequency (0.11 instead of 0.025 with one row of forty).
-    """
-    above, pairs, variance = (float(one) for one in rank_sums(log_odds, given).sum(dim=0))
-    return pairs > 0 and above / pairs > 0.5 + min(SIGNIFICANT * variance**0.5 / pairs, ENOUGH)
-
-
-def learned_classes(log_odds: Tensor, given: Tensor) -> Tensor:
-    """Return for each class whether rows that name it are ranked significantly above the other rows."""
-    above, pairs, variance = rank_sums(log_odds, given).unbind(dim=1)
-    return above > 0.5 * pairs + SIGNIFICANT * variance.sqrt()
-
-
-def rank_sums(log_odds: Tensor, given: Tensor) -> Tensor:
-    """Return for each class three numbers, (classes, 3).
-
-    The number of (positive, negative) row pairs in the right order (ties count half), the number of such pairs, and the
-    variance of the first number under a random order.
-    """
-    sums = torch.zeros(given.shape[1], 3, dtype=torch.float64)
-    for k, seen in enumerate((~given.isnan()).unbind(dim=1)):
-        named = given[seen, k] > 0.5
-        one, other = int(named.sum()), int((~named).sum())
-        if one and other:
-            above = one * other * float(roc_auc_score(named.numpy(), log_odds[seen, k].numpy()))
-            sums[k] = torch.tensor([above, one * other, one * other * (one + other + 1) / 12])
-    return sums
 
 
 def _usable(rows: EntryEvidence, given: Tensor) -> Tensor:

@@ -1,54 +1,56 @@
-"""One protocol for the label mathematics of single-label and multi-label data, so that a method needs no branches."""
+"""One protocol for everything that differs between single-label and multi-label data, so that others need no branches.
 
-from dataclasses import dataclass
-from typing import Protocol
+The store of the labels, their losses, their noise model and how predictions are compared with them: methods, the
+trainer and judging ask the form of the labels. :func:`label_form` is where a form is chosen.
+"""
 
-import torch
+from typing import Any, ClassVar, Protocol
+
 from torch import Tensor
 
 from pencil.errors import RecipeError
-from pencil.labels.losses import (
-    Compatibility,
-    Divergence,
-    NetworkLosses,
-    compatibility_loss,
-    cross_entropy,
-    entropy_loss,
-    forward_kl,
-    network_losses,
-)
-from pencil.labels.multilabel_losses import (
-    binary_compatibility_loss,
-    binary_cross_entropy,
-    binary_label_gradient,
-    binary_network_losses,
-)
-from pencil.labels.multilabel_store import MultilabelStore
-from pencil.labels.protocol import Labels
-from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale, label_gradient
-from pencil.labels.top_k import TopKLabelStore
-
-SINGLE_LABEL_PROBABILITY = 0.999
-MULTI_LABEL_PROBABILITY = 0.99
-"""Initial probability of the given label, unless another one is chosen."""
+from pencil.labels.dynamics import TrainingDynamics
+from pencil.labels.entry_dynamics import EntryDynamics
+from pencil.labels.judging import Judgement
+from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
+from pencil.labels.multi_label import MultiLabel
+from pencil.labels.protocol import HeldOut, Labels
+from pencil.labels.reading import EntryReading, LabelReading
+from pencil.labels.scores import Scores
+from pencil.labels.sharded import REPLICATED, LabelLayout
+from pencil.labels.single_label import SingleLabel
 
 
 class LabelForm(Protocol):
-    """The mathematics of PENCIL for one form of labels; tensors hold one batch."""
+    """The mathematics of one form of labels; tensors hold one batch, unless all rows are named.
+
+    ``score`` is the name of the score that selects the best epoch.
+    """
+
+    score: ClassVar[str]
+
+    def to_probs(self, logits: Tensor) -> Tensor:
+        """Return the probabilities of logits: softmax or sigmoid."""
+
+    def as_logits(self, probs: Tensor, given_labels: Tensor) -> Tensor:
+        """Return the label logits of these label distributions."""
+
+    def has_label(self, given_labels: Tensor) -> Tensor:
+        """Return which rows have a given label."""
+
+    def store(self, given_labels: Tensor, num_classes: int, *, top_k: int | None = None, **where: Any) -> Labels:
+        """Return a new store of learnable labels, with ``top_k`` entries per row or with all entries.
+
+        ``where`` are the ``device`` and the ``dtype`` of the store.
+        """
+
+    def dynamics(
+        self, given_labels: Tensor, num_classes: int, layout: LabelLayout = REPLICATED
+    ) -> TrainingDynamics | EntryDynamics:
+        """Return a record of the predictions for all rows with these labels."""
 
     def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
         """Return the cross-entropy with the given labels, Eq. 1."""
-
-    def store(
-        self,
-        given_labels: Tensor,
-        num_classes: int,
-        *,
-        top_k: int | None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Labels:
-        """Return a new store of learnable labels, with ``top_k`` entries per row or with all entries."""
 
     def network_losses(
         self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, *, beta: float, class_mean: bool
@@ -63,146 +65,77 @@ class LabelForm(Protocol):
     def compatibility_loss(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
         """Return L_o of these rows."""
 
+    def kl_divergence(self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, direction: str) -> Tensor:
+        """Return the "forward" or "inverse" KL divergence between labels and predictions."""
+
     def paper_factors(self, batch_size: int, num_classes: int) -> tuple[float, float]:
         """Return ``step / lambda`` and ``pull / alpha``."""
 
+    def read(self, label_probs: Tensor, given_labels: Tensor) -> LabelReading | EntryReading:
+        """Return the corrected labels."""
 
-@dataclass(frozen=True)
-class SingleLabel:
-    """Softmax: every example has exactly one class.
+    def keep_given(self, given_labels: Tensor, label_probs: Tensor, rate: float) -> Tensor:
+        """Return label distributions that keep the given labels, of which the fraction ``rate`` is wrong.
 
-    Parameters
-    ----------
-    divergence
-        Direction of the KL divergence in L_c: "inverse" (the paper's), "forward", or "both".
-    compatibility
-        Which L_o is used; see :func:`pencil.compatibility_loss`.
-    probability
-        Initial probability of the given class; 0.999 by default.
-    init_scale
-        The paper's K; replaces ``probability``.
-    """
+        Unknown entries of multi-label data have no given label, and keep their probability in ``label_probs``.
+        """
 
-    divergence: Divergence
-    compatibility: Compatibility
-    probability: float | None
-    init_scale: float | None
+    def wrong(self, given_labels: Tensor, clean_labels: Tensor) -> Tensor:
+        """Return which rows have a wrong given label, or a wrong known entry."""
 
-    def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
-        return cross_entropy(logits, given_labels)
+    def score_of(self, logits: Tensor, labels: Tensor, /) -> float:
+        """Return the ``score`` of predictions."""
 
-    def store(
-        self,
-        given_labels: Tensor,
-        num_classes: int,
-        *,
-        top_k: int | None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Labels:
-        probability = SINGLE_LABEL_PROBABILITY if self.probability is None else self.probability
-        scale = init_scale(probability, num_classes) if self.init_scale is None else self.init_scale
-        if top_k is not None:
-            return TopKLabelStore(given_labels, num_classes, k=top_k, scale=scale, device=device, dtype=dtype)
-        return LabelStore(given_labels, num_classes, scale=scale, device=device, dtype=dtype)
+    def scores_by_class(self, probs: Tensor, labels: Tensor, threshold: float) -> Scores:
+        """Return all scores of predictions, overall and per class; ``threshold`` is for the F1 of multi-label data."""
 
-    def network_losses(
-        self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, *, beta: float, class_mean: bool
-    ) -> NetworkLosses:
-        inverse = network_losses(logits, label_logits, beta=beta, class_mean=class_mean)
-        if self.divergence == "inverse":
-            return inverse
-        forward, scale = forward_kl(logits, label_logits), 1 / logits.shape[1] if class_mean else 1.0
-        if self.divergence == "both":
-            both = inverse.classification + forward.detach()
-            return inverse._replace(loss=inverse.loss + scale * forward, classification=both)
-        loss = scale * (forward + beta * entropy_loss(logits))
-        return inverse._replace(loss=loss, classification=forward.detach())
+    def hits(self, logits: Tensor, given_labels: Tensor) -> tuple[float, float]:
+        """Return how many labels (rows, or known entries) agree with the prediction, and how many there are."""
 
-    def label_gradient(
-        self, losses: NetworkLosses, logits: Tensor, label_logits: Tensor, given_labels: Tensor, pull: float
-    ) -> Tensor:
-        # Forward KL alone has no inverse part: y_d - y_d = 0.
-        probs = losses.label_probs if self.divergence == "forward" else losses.probs
-        gradient = label_gradient(losses.label_probs, probs, given_labels, pull=pull, compatibility=self.compatibility)
-        if self.divergence == "inverse":
-            return gradient
-        return gradient + forward_kl_label_gradient(label_logits, logits)
+    def agreement(self, logits: Tensor, given_labels: Tensor, /) -> float:
+        """Return the fraction of predictions that agree with given labels."""
 
-    def compatibility_loss(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
-        return compatibility_loss(label_logits, given_labels, self.compatibility)
+    def is_chance(self, held_out: HeldOut) -> bool:
+        """Return whether held-out labels are predicted no better than chance."""
 
-    def paper_factors(self, batch_size: int, num_classes: int) -> tuple[float, float]:
-        return 1 / (batch_size * num_classes), num_classes
+    def log_likelihoods(self, held_out: HeldOut, noise: Any = None) -> Tensor:
+        """Return the log-probability of each row's labels, under calibrated predictions of given or true labels."""
 
+    def gains(self, now: HeldOut, before: Tensor) -> Tensor:
+        """Return how much better each row's label is predicted now than by the earlier logits ``before``."""
 
-@dataclass(frozen=True)
-class MultiLabel:
-    """Sigmoid: each class of an example is present or absent independently.
+    def log_rarity(self, given_labels: Tensor, num_classes: int) -> Tensor:
+        """Return the log-weight of each class in :meth:`posterior`, given the labels of all training rows."""
 
-    Each entry is a binary problem, so lambda and alpha apply without the number of classes: ``step = lambda / B``,
-    ``pull = alpha``. (With another factor of 1/c, the paper's lambda of 300 would move an Open Images label by only
-    0.6.)
+    def fit_noise(self, logits: Tensor, given_labels: Tensor, held_out: HeldOut | None) -> Any:
+        """Return the noise model, from the predictions for training rows and held-out rows."""
 
-    Parameters
-    ----------
-    divergence
-        Direction of the KL divergence in L_c: "inverse", "forward", or "both" (the paper's for Open Images).
-    compatibility
-        Which L_o is used; see :func:`pencil.compatibility_loss`.
-    probability
-        Initial probability of an entry that is given as present; 0.99 by default.
-    """
+    def refit_noise(self, noise: Any, held_out: HeldOut) -> Any:
+        """Return the noise model for the current network."""
 
-    divergence: Divergence
-    compatibility: Compatibility
-    probability: float | None
+    def is_worth_correcting(self, held_out: HeldOut, progress: float) -> bool:
+        """Return whether setting labels to their posterior improves them enough that training on them pays off.
 
-    def given_loss(self, logits: Tensor, given_labels: Tensor) -> Tensor:
-        return binary_cross_entropy(logits, given_labels) / logits.shape[1]
+        ``progress`` is the gain in the likelihood of held-out labels in the last epochs, in standard errors.
+        """
 
-    def store(
-        self,
-        given_labels: Tensor,
-        num_classes: int,
-        *,
-        top_k: int | None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> Labels:
-        if top_k is not None:  # the sum of a row's logits is not constant here, so dropped entries would be lost
-            raise RecipeError(
-                f"training.label_top_k is {top_k}, but the data is multi-label; top-k labels need single-label data; "
-                "remove label_top_k."
-            )
-        probability = MULTI_LABEL_PROBABILITY if self.probability is None else self.probability
-        return MultilabelStore(given_labels, probability=probability, device=device, dtype=dtype)
+    def remaining_trust(self, noise: Any, held_out: HeldOut, agreement: float) -> float:
+        """Return the weight of a given label that predictions do not yet contain, given their agreement with it."""
 
-    def network_losses(
-        self, logits: Tensor, label_logits: Tensor, given_labels: Tensor, *, beta: float, class_mean: bool
-    ) -> NetworkLosses:
-        known = ~given_labels.isnan()
-        return binary_network_losses(
-            logits, label_logits, known, beta=beta, class_mean=class_mean, divergence=self.divergence
-        )
+    def posterior(self, noise: Any, logits: Tensor, given_labels: Tensor, trust: float, rarity: Tensor) -> Tensor:
+        """Return the label logits of the posterior, given predictions and labels."""
 
-    def label_gradient(
-        self, losses: NetworkLosses, logits: Tensor, label_logits: Tensor, given_labels: Tensor, pull: float
-    ) -> Tensor:
-        return binary_label_gradient(
-            label_logits,
-            logits,
-            given_labels,
-            pull=pull,
-            compatibility=self.compatibility,
-            divergence=self.divergence,
-        )
+    def posterior_probs(self, posterior: Tensor) -> Tensor:
+        """Return the probabilities of the result of :meth:`posterior`."""
 
-    def compatibility_loss(self, label_logits: Tensor, given_labels: Tensor) -> Tensor:
-        return binary_compatibility_loss(label_logits, given_labels, self.compatibility)
+    def noise_of(self, judgement: Judgement) -> Any:
+        """Return the noise model of a judgement."""
 
-    def paper_factors(self, batch_size: int, num_classes: int) -> tuple[float, float]:
-        return 1 / batch_size, 1.0
+    def calibration(self, noise: Any) -> dict[str, float]:
+        """Return the calibration parameters of the network, for the metrics; the most telling one first."""
+
+    def findings(self, noise: Any) -> dict[str, Any]:
+        """Return the noise model as plain values, for the summary."""
 
 
 def label_form(
@@ -212,7 +145,7 @@ def label_form(
     probability: float | None = None,
     init_scale: float | None = None,
 ) -> LabelForm:
-    """Return the label mathematics of single-label or multi-label data; see :class:`SingleLabel`."""
+    """Return the form of single-label or multi-label data; see :class:`SingleLabel` for the other arguments."""
     if not multilabel:
         return SingleLabel(divergence, compatibility, probability, init_scale)
     if init_scale is not None:

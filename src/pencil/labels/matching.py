@@ -18,8 +18,8 @@ SPREAD = 0.3
 
 def match_held_out(
     sample: Tensor, given: Tensor, held_out_logits: Tensor, held_out_given: Tensor, noise: NoiseModel
-) -> tuple[NoiseModel, float, float]:
-    """Return the noise model with the temperature for training rows, the trust in their labels, and the mismatch.
+) -> tuple[NoiseModel, float]:
+    """Return the noise model with the temperature for training rows, and the trust in their labels.
 
     They are chosen so that three averages of the posterior agree between training and held-out rows: the fraction of
     changed labels, the probability of the most probable class, and the probability of the given class. They only need
@@ -29,16 +29,14 @@ def match_held_out(
     target, errors = held_out.mean(dim=1), held_out.std(dim=1).clamp_min(1e-3) / len(held_out_given) ** 0.5
     logits = sample.double()
     found: list[tuple[float, float, float]] = []
-    mismatch = 1.0
     for temperature in MATCH_TEMPERATURES:
         model = replace(noise, temperature=temperature)
         for trust in MATCH_TRUSTS:
             gap = summarize_posterior(logits, given, model, trust).mean(dim=1) - target
             moved = (math.log(temperature / noise.temperature) / SPREAD) ** 2 + ((trust - 1) / SPREAD) ** 2
             found.append((float((gap / errors).square().sum()) + moved, temperature, trust))
-            mismatch = min(mismatch, float(gap.abs().mean()))
     _, temperature, trust = min(found)
-    return replace(noise, temperature=temperature), trust, mismatch
+    return replace(noise, temperature=temperature), trust
 
 
 def match_quantiles(scores: Tensor, reference: Tensor) -> Tensor:

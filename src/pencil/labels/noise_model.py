@@ -368,13 +368,13 @@ def label_log_likelihoods(model: NoiseModel, given: Tensor, like: Tensor) -> Ten
     return (transition.t()[given] if given.ndim == 1 else given.to(like) @ transition.t()).log()
 
 
-def log_rarity(given: Tensor, num_classes: int) -> Tensor:
+def log_rarity(given_labels: Tensor, num_classes: int) -> Tensor:
     """Return the log-weight of each class for rows labelled with it: its rarity relative to the mean class, squared.
 
     A network learns that a rare class is improbable before it learns what the class looks like. Rows with its label are
     therefore judged as if the class were more frequent. Common classes have weight zero.
     """
-    counts = hard_labels(given)[~has_tie(given)].cpu().bincount(minlength=num_classes).double()
+    counts = hard_labels(given_labels)[~has_tie(given_labels)].cpu().bincount(minlength=num_classes).double()
     return RARITY * (counts.sum() / (counts > 0).sum() / counts.clamp_min(1)).log().clamp_min(0)
 
 
@@ -407,21 +407,6 @@ def log_likelihoods(logits: Tensor, given: Tensor, transition: Tensor | None = N
         found.append(predicted.gather(1, given[:, None])[:, 0].clamp_min(1e-12).log())
     best: Tensor = max(found, key=lambda by_row: float(by_row.mean()))
     return best
-
-
-def is_chance(predicted: Tensor, given: Tensor, enough: float = 1.0) -> bool:
-    """Return whether predictions agree with given labels no more than by chance, measured by Cohen's kappa.
-
-    Chance agreement is the agreement of predictions and labels with the same class frequencies in random order. A
-    network that predicts one class for all rows agrees by chance, however frequent the class is. A network that finds a
-    rare class does not, although predicting only the frequent class would agree more often. An agreement that is
-    ``enough`` above chance also counts where there are too few rows for significance.
-    """
-    size = int(max(predicted.max(), given.max())) + 1
-    frequencies = [one.bincount(minlength=size).double() / len(one) for one in (predicted, given)]
-    chance = float((frequencies[0] * frequencies[1]).sum())
-    error = (chance * (1 - chance) / len(given)) ** 0.5
-    return bool((predicted == given).double().mean() <= chance + min(SIGNIFICANT * error, enough))
 
 
 def confidence_ranks(confidence: Tensor, predicted: Tensor) -> Tensor:

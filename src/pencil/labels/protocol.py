@@ -4,6 +4,9 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+HeldOut = tuple[Tensor, Tensor]
+"""Logits and (noisy) given labels of held-out rows."""
+
 
 @runtime_checkable
 class Labels(Protocol):

@@ -44,6 +44,24 @@ class LabelReading:
     def __repr__(self) -> str:
         return f"LabelReading({len(self.given):,} rows, {int(self.changed.sum()):,} changed)"
 
+    @property
+    def count(self) -> int:
+        """The number of labels: one per row."""
+        return len(self.given)
+
+    @property
+    def known(self) -> Tensor:
+        """Whether each row has a given class."""
+        return ~self.undecided
+
+    def close(self, margin: float) -> Tensor:
+        """Return which rows have two classes whose probabilities differ by less than ``margin``."""
+        return self.margin < margin
+
+    def agrees(self, clean_labels: Tensor) -> Tensor:
+        """Return whether each corrected class is the clean one."""
+        return self.corrected == clean_labels
+
 
 def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
     """Return the corrected labels of single-label data.
@@ -75,23 +93,12 @@ def read_labels(label_probs: Tensor, given_labels: Tensor) -> LabelReading:
 BINS = 10
 
 
-def reliability(confidence: Tensor, right: Tensor) -> dict[str, Any]:
-    """Return the calibration of confidences: rows, mean confidence and accuracy of each non-empty bin of width 0.1.
-
-    ``error`` is the expected calibration error: the mean distance between the two, weighted by the number of rows.
-
-    Parameters
-    ----------
-    confidence
-        Probability of the corrected class of each row.
-    right
-        Whether the corrected class of each row is right.
-    """
-    return calibration(bin_totals(confidence, right))
-
-
 def bin_totals(confidence: Tensor, right: Tensor) -> Tensor:
-    """Return row count, summed confidence and right rows of each bin, (10, 3); totals of parts can be added."""
+    """Return row count, summed confidence and right rows of each bin of width 0.1, (10, 3).
+
+    Totals of parts can be added. ``confidence`` is the probability of the corrected class of each row; ``right`` says
+    whether that class is right.
+    """
     numbers = (confidence.double() * BINS).long().clamp(0, BINS - 1)
     totals = torch.zeros(BINS, 3, dtype=torch.float64)
     for number in numbers.unique().tolist():
@@ -101,7 +108,11 @@ def bin_totals(confidence: Tensor, right: Tensor) -> Tensor:
 
 
 def calibration(totals: Tensor) -> dict[str, Any]:
-    """Return :func:`reliability` from the totals of each bin."""
+    """Return the calibration of confidences from :func:`bin_totals`: rows, mean confidence and accuracy of each bin.
+
+    ``error`` is the expected calibration error: the mean distance between the two, weighted by the number of rows.
+    Empty bins are left out.
+    """
     bins, error, everything = [], 0.0, float(totals[:, 0].sum())
     for rows, confidences, right in totals[totals[:, 0] > 0].tolist():
         mean_confidence, accuracy = confidences / rows, right / rows
@@ -124,6 +135,8 @@ class EntryReading:
         Probability of the corrected value, present or absent.
     changed
         Whether the corrected entry differs from the given one; never true for unknown entries.
+    label_probs
+        The label probabilities.
     """
 
     given: Tensor
@@ -131,9 +144,29 @@ class EntryReading:
     known: Tensor
     confidence: Tensor
     changed: Tensor
+    label_probs: Tensor
 
     def __repr__(self) -> str:
         return f"EntryReading({len(self.given):,} rows, {int(self.changed.sum()):,} entries changed)"
+
+    @property
+    def count(self) -> int:
+        """The number of labels: one per known entry."""
+        return int(self.known.sum())
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of each known entry, in nats."""
+        entropy: Tensor = torch.special.entr(self.label_probs) + torch.special.entr(1 - self.label_probs)
+        return entropy[self.known]
+
+    def close(self, margin: float) -> Tensor:
+        """Return which known entries are present and absent with probabilities that differ by less than ``margin``."""
+        return self.known & (self.confidence < 0.5 + margin / 2)
+
+    def agrees(self, clean_labels: Tensor) -> Tensor:
+        """Return whether each corrected entry is the clean one."""
+        return self.corrected == (clean_labels > 0.5)
 
 
 def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
@@ -148,6 +181,5 @@ def read_entries(label_probs: Tensor, given_labels: Tensor) -> EntryReading:
     """
     known = ~given_labels.isnan()
     given, corrected = given_labels > 0.5, label_probs > 0.5
-    return EntryReading(
-        given, corrected, known, torch.maximum(label_probs, 1 - label_probs), (given != corrected) & known
-    )
+    confidence = torch.maximum(label_probs, 1 - label_probs)
+    return EntryReading(given, corrected, known, confidence, (given != corrected) & known, label_probs)

@@ -66,8 +66,22 @@ class LabelLayout:
 REPLICATED = LabelLayout()
 
 
-def gather_rows(world: Collectives, local_values: Tensor) -> Tensor:
+def send_to_owners(world: Collectives | None, rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Send rows and their values to the ranks that hold them; return what this rank receives, by local position.
+
+    Without other ranks (None) every row is local. All ranks must call this together.
+    """
+    if world is None:
+        return rows, values
+    owners = rows % world.size
+    (rows, _), (values, _) = world.all_to_all(rows, owners), world.all_to_all(values, owners)
+    return rows // world.size, values
+
+
+def gather_rows(world: Collectives | None, local_values: Tensor) -> Tensor:
     """Return the values of all rows in order, given this rank's rows (``i mod W``); all ranks must call this."""
+    if world is None:
+        return local_values
     counts = [count for (count,) in world.all_gather_ints(len(local_values))]
     gathered = world.all_gather(local_values, counts)
     in_order = torch.empty_like(gathered)
@@ -123,10 +137,7 @@ class ShardedLabelStore:
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         """Replace the label logits of these rows on the ranks that hold them; pinned rows stay as they are."""
-        owners = rows % self.world.size
-        received_rows, _ = self.world.all_to_all(rows, owners)
-        received_logits, _ = self.world.all_to_all(label_logits, owners)
-        self.local.write(received_rows // self.world.size, received_logits)
+        self.local.write(*send_to_owners(self.world, rows, label_logits))
 
     def reset(self) -> None:
         self.local.reset()

@@ -1,7 +1,7 @@
 """The label store of single-label data: one row of label logits per example, and their closed-form update."""
 
 import math
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,14 +23,6 @@ def init_scale(probability: float, num_classes: int) -> float:
     if not 1 / num_classes < probability < 1:
         raise RecipeError(f"initial probability is {probability}; expected a value between 1/{num_classes} and 1.")
     return math.log((num_classes - 1) * probability / (1 - probability))
-
-
-def scaled_given_labels(given_labels: Tensor, num_classes: int, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return the initial label logits ``y_tilde = K * y_hat`` (Eq. 8) of class indices or distributions."""
-    if given_labels.ndim == 2:
-        return given_labels * scale
-    zeros = torch.zeros(len(given_labels), num_classes, device=given_labels.device, dtype=dtype)
-    return zeros.scatter_(1, given_labels[:, None], scale)
 
 
 def label_gradient(
@@ -92,21 +84,6 @@ def anchor_free(label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tens
     return evidence.div_(evidence.sum(dim=1, keepdim=True))
 
 
-def update_single_labels(
-    labels: Labels, rows: Tensor, logits: Tensor, *, step: float, pull: float, compatibility: Compatibility
-) -> None:
-    """Update any single-label store whose rows are all local; see :meth:`LabelStore.update`."""
-    label_logits = labels[rows]
-    gradient = label_gradient(
-        label_logits.softmax(dim=1),
-        at_least_fp32(logits.detach()).softmax(dim=1),
-        labels.given_labels.index_select(0, rows),
-        pull=pull,
-        compatibility=compatibility,
-    )
-    apply_gradient(labels, rows, label_logits, gradient, step)
-
-
 class LabelStore:
     """The label distributions of a training set, kept as fp32 logits (``y_tilde``), one row per example.
 
@@ -140,6 +117,8 @@ class LabelStore:
     """
 
     local_rows: Tensor | None = None
+    stored: ClassVar[tuple[str, ...]] = ("label_logits",)  # the tensors with one row per example that labels consist of
+    label_logits: Tensor
 
     def __init__(
         self,
@@ -163,23 +142,30 @@ class LabelStore:
     def initial_logits(self, rows: Tensor | None = None) -> Tensor:
         """Return ``y_tilde = K * y_hat`` (Eq. 8) of these rows (all rows by default)."""
         given = self.given_labels if rows is None else self.given_labels[rows]
-        return scaled_given_labels(given, self.num_classes, self.scale, self.dtype)
+        if given.ndim == 2:
+            return given * self.scale
+        zeros = torch.zeros(len(given), self.num_classes, device=given.device, dtype=self.dtype)
+        return zeros.scatter_(1, given[:, None], self.scale)
 
     def reset(self) -> None:
         """Replace all labels by the given labels."""
         self.label_logits = self.initial_logits()
 
-    def to(self, device: torch.device | str) -> "LabelStore":
+    def to(self, device: torch.device | str) -> Self:
         """Move the store to a device and return it."""
-        self.label_logits, self.given_labels = self.label_logits.to(device), self.given_labels.to(device)
+        for name in (*self.stored, "given_labels"):
+            setattr(self, name, getattr(self, name).to(device))
         self.pinned = None if self.pinned is None else self.pinned.to(device)
         return self
 
     def __len__(self) -> int:
-        return len(self.label_logits)
+        return len(self.given_labels)
 
     def __repr__(self) -> str:
-        return f"LabelStore({len(self):,} rows, {self.num_classes:,} classes, on {self.label_logits.device})"
+        return f"{type(self).__name__}({len(self):,} rows, {self._described()}, on {self.given_labels.device})"
+
+    def _described(self) -> str:
+        return f"{self.num_classes:,} classes"
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return a copy of the label logits of these rows."""
@@ -214,7 +200,15 @@ class LabelStore:
         TrainingError
             If logits are not finite. No label is changed in this case.
         """
-        update_single_labels(self, rows, logits, step=step, pull=pull, compatibility=compatibility)
+        label_logits = self[rows]
+        gradient = label_gradient(
+            label_logits.softmax(dim=1),
+            at_least_fp32(logits.detach()).softmax(dim=1),
+            self.given_labels.index_select(0, rows),
+            pull=pull,
+            compatibility=compatibility,
+        )
+        apply_gradient(self, rows, label_logits, gradient, step)
 
     def write(self, rows: Tensor, label_logits: Tensor) -> None:
         """Replace the label logits of these rows, without repeats; pinned rows stay as they are."""
@@ -231,7 +225,10 @@ class LabelStore:
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
         """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
         probs = self.probs(rows)
-        return anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
+        return self._anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
+
+    def _anchor_free(self, label_probs: Tensor, initial_probs: Tensor, pull: float) -> Tensor:
+        return anchor_free(label_probs, initial_probs, pull)
 
     def mean(self, local_mean: Tensor) -> Tensor:
         """Return the value unchanged: all rows are local."""
@@ -242,10 +239,11 @@ class LabelStore:
         return local_values
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"label_logits": self.label_logits}
+        return {name: getattr(self, name) for name in self.stored}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.label_logits.copy_(state["label_logits"])
+        for name in self.stored:
+            getattr(self, name).copy_(state[name])
 
 
 def _subtract_given(values: Tensor, given_labels: Tensor, weight: float) -> Tensor:

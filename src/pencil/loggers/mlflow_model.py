@@ -45,14 +45,14 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
         )
         return
     with tempfile.TemporaryDirectory() as folder:
-        copy_network(run, Path(folder) / NAME)
+        copy_run_files(run, Path(folder) / NAME)
         _save_model(Path(folder) / NAME, Path(folder) / "saved")
         model = client.create_logged_model(client.get_run(run_id).info.experiment_id, NAME, run_id)
         client.log_model_artifacts(model.model_id, str(Path(folder) / "saved"))
         client.finalize_logged_model(model.model_id, "READY")
 
 
-def copy_network(run: Run, target: Path) -> None:
+def copy_run_files(run: Run, target: Path) -> None:
     """Copy the files needed to open the run.
 
     A label table needs at least one row: the first row of the run is kept, without its key.

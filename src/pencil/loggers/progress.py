@@ -3,6 +3,7 @@
 import io
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -112,7 +113,7 @@ class Status:
     more: tuple[str, ...] = ()
 
 
-class Follower(Observer):
+class Follower(Observer, ABC):
     """Follows a run: :meth:`show` is called whenever its status has changed."""
 
     def __init__(self) -> None:
@@ -120,9 +121,9 @@ class Follower(Observer):
         self.steps_per_epoch = self.earlier = self.epochs = self.epoch = 0
         self.phases: tuple[Phase, ...] = ()
 
+    @abstractmethod
     def show(self, status: Status) -> None:
         """Show the progress of the run."""
-        raise NotImplementedError
 
     def change(self, **changes: Any) -> None:
         """Show the status with these changes."""

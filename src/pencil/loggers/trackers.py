@@ -1,4 +1,4 @@
-"""Experiment trackers: TensorBoard, Weights & Biases and MLflow behind one small interface.
+"""Where the metrics of every epoch go: the run directory, and TensorBoard, Weights & Biases and MLflow.
 
 A resumed run continues the same log: logged epochs are neither repeated nor lost, even if the last checkpoint is older
 than the last logged epoch.
@@ -18,9 +18,10 @@ from pencil.errors import RecipeError, RunError
 from pencil.files import read_json, refuse_links, write_json
 from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
+from pencil.recipe.trees import flatten
+from pencil.runs.directory import RunWriter
 from pencil.runs.label_table import LabelTable
 from pencil.runs.run import Run
-from pencil.runs.trees import flatten
 from pencil.training import Observer, Record
 
 NEEDED = {"tensorboard": ("tensorboard",), "wandb": ("wandb",), "mlflow": ("mlflow", "sqlalchemy", "alembic", "pandas")}
@@ -70,6 +71,16 @@ def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
         raise RecipeError(
             f"training.log is {list(names)}, but this run has no directory to log to; pass out=... to pencil.fit"
         )
+
+
+class MetricsFile(Observer):
+    """Appends each epoch to ``metrics.jsonl`` as it ends."""
+
+    def __init__(self, writer: RunWriter):
+        self.writer = writer
+
+    def on_epoch_end(self, record: Record) -> None:
+        self.writer.append_metrics(record)
 
 
 class Trackers(Observer):

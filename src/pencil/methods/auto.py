@@ -12,9 +12,18 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
+from pencil.labels.forms import label_form
 from pencil.labels.noise_model import SIGNIFICANT
+from pencil.labels.protocol import HeldOut
 from pencil.labels.rows import row_blocks
-from pencil.methods.auto_forms import HeldOut, auto_form, z_score
+from pencil.methods.auto_backbone import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    class_frequency,
+    early_learning_terms,
+    noise_share,
+    z_score,
+)
 from pencil.methods.auto_state import AutoState
 from pencil.methods.base import (
     Context,
@@ -49,8 +58,9 @@ class Auto(Method):
     the posterior of the true class, given the prediction for the row and the estimated noise model
     (:mod:`pencil.labels.noise_model`). *Fine-tuning*: the last epochs, on fixed labels. At the end every label, held
     out or not, is set to its posterior given the training dynamics of all epochs (:mod:`pencil.labels.judging`); if the
-    network predicts held-out labels no better than chance, labels stay as given. :mod:`pencil.methods.auto_forms`
-    contains the differences between single-label and multi-label data.
+    network predicts held-out labels no better than chance, labels stay as given. The form of the labels
+    (:mod:`pencil.labels.forms`) and the pacing (:mod:`pencil.methods.auto_backbone`) contain the differences between
+    single-label and multi-label data.
 
     Parameters
     ----------
@@ -124,16 +134,19 @@ class Auto(Method):
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.task = task
-        self.form = auto_form(task, self.early_learning)
-        self.labels = task.layout.build(task.given_labels, self.form.store)
+        self.form, self.pacing = label_form(task.multilabel), MULTI_LABEL if task.multilabel else SINGLE_LABEL
+        self.labels = task.new_labels(self.form)
+        self.rarity = self.form.log_rarity(task.given_labels, task.num_classes)
+        has_elr = self.pacing.early_learning
+        self.frequency = class_frequency(task.given_labels, task.num_classes) if has_elr else None
         self.state = AutoState(total=self.epochs if task.epochs is None else task.epochs)
-        self.requirements = replace(self.requirements, dropout=self.dropout and self.form.dropout)
+        self.requirements = replace(self.requirements, dropout=self.dropout and self.pacing.dropout)
         return self.plan()
 
     def plan(self) -> tuple[Phase, ...]:
         """One cosine over all phases, whatever the epochs at which they change, and one over each further round."""
         state = self.state
-        self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.form.ema_memory * state.total))
+        self.requirements = replace(self.requirements, ema_epochs=min(1.0, self.pacing.ema_memory * state.total))
         if not state.backbone_epochs:
             return (self._backbone(state.total),)
         phases = [self._backbone(state.backbone_epochs), *self._round_phases("", state.backbone_epochs, state.total)]
@@ -147,7 +160,7 @@ class Auto(Method):
         return Phase("backbone", epochs, self.backbone_loss, lr, after_step=self.update_targets, dropout=dropout)
 
     def _lr(self, offset: int, length: int, warmup: float) -> Cosine:
-        return Cosine(self.lr, offset=offset, length=length, warmup=warmup, hold=self.form.hold)
+        return Cosine(self.lr, offset=offset, length=length, warmup=warmup, hold=self.pacing.hold)
 
     def _round_phases(self, suffix: str, offset: int, length: int) -> list[Phase]:
         """Correction and fine-tuning on a cosine of ``length`` epochs, after ``offset`` epochs have passed."""
@@ -169,9 +182,12 @@ class Auto(Method):
     def backbone_loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """Eq. 1 on the given labels; for single-label data plus ELR's regulariser, with targets in the label store."""
         assert self.labels is not None
+        loss, state = self.form.given_loss(outputs.logits, batch.given_labels), self.state
+        if self.frequency is None:
+            return Terms(loss)
         stored = self.labels.to_probs(self.labels[batch.rows])
-        share = 1.0 if self.state.early_learning_share is None else self.state.early_learning_share
-        return self.form.backbone_terms(outputs.logits, batch.given_labels, stored, self.state.done, share)
+        weight = self.early_learning * (1.0 if state.early_learning_share is None else state.early_learning_share)
+        return early_learning_terms(loss, outputs.logits, stored, state.done, self.frequency, weight)
 
     def update_targets(self, targets: Tensor | None, batch: Batch, _label_step: float) -> None:
         """Store the ELR targets of these rows."""
@@ -183,15 +199,15 @@ class Auto(Method):
         """KL divergence between label distribution and prediction; forward KL keeps the network calibrated."""
         assert self.labels is not None
         label_logits = self.labels[batch.rows]
-        loss = self.form.divergence(outputs.logits, label_logits, batch.given_labels, self.divergence)
+        loss = self.form.kl_divergence(outputs.logits, label_logits, batch.given_labels, self.divergence)
         return Terms(loss, carry=(outputs.logits.detach(), self.labels.to_probs(label_logits)))
 
     def correct_labels(self, carry: tuple[Tensor, Tensor], batch: Batch, _label_step: float) -> None:
         """``y_d <- (1 - pace) * y_d + pace * posterior`` for these rows."""
         assert self.labels is not None and self.state.noise is not None
         logits, label_probs = carry
-        target = self.form.posterior(self.state.noise, logits, batch.given_labels, self.state.trust)
-        moved = torch.lerp(label_probs, self.form.to_probs(target).to(label_probs), self.pace)
+        target = self._posterior(logits, batch.given_labels)
+        moved = torch.lerp(label_probs, self.form.posterior_probs(target).to(label_probs), self.pace)
         self.labels.write(batch.rows, self.form.as_logits(moved, batch.given_labels))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
@@ -213,20 +229,23 @@ class Auto(Method):
         if not usable.all():
             logits_read, given_read = logits[usable], given[usable.to(given.device)]
         self.state.noise = noise = self.form.fit_noise(logits_read, given_read, held_out)
-        self.state.network_high = None if held_out is None else noise.high
         self._fit_trust(held_out or (logits_read.cpu(), given_read.cpu()), self.form.agreement(logits_read, given_read))
-        trust = self.state.trust
-        self._write_labels(lambda rows: self.form.posterior(noise, logits[rows].nan_to_num(0.0), given[rows], trust))
-        self._note(f"{self.form.describe(noise)}; every label set to its posterior")
+        self._write_labels(lambda rows: self._posterior(logits[rows].nan_to_num(0.0), given[rows]))
+        name, value = next(iter(self.form.calibration(noise).items()))
+        self._note(f"network calibrated with {name} {value:.2f}; every label set to its posterior")
+
+    def _posterior(self, logits: Tensor, given_labels: Tensor) -> Tensor:
+        """The label logits of the posterior, under the current noise model."""
+        return self.form.posterior(self.state.noise, logits, given_labels, self.state.trust, self.rarity)
 
     def refit(self, context: Context) -> None:
         """Fit the calibration and the weight of the given labels to the current network."""
         held_out = context.held_out()
         if held_out is not None:
-            self.state.noise = self.form.refit(self.state.noise, held_out)
+            self.state.noise = self.form.refit_noise(self.state.noise, held_out)
             self._fit_trust(held_out, context.train_accuracy)
 
-    def _fit_trust(self, held_out: tuple[Tensor, Tensor], agreement: float) -> None:
+    def _fit_trust(self, held_out: HeldOut, agreement: float) -> None:
         self.state.trust = 0.0
         if self.anchored:
             self.state.trust = self.form.remaining_trust(self.state.noise, held_out, agreement)
@@ -291,13 +310,15 @@ class Auto(Method):
             return state.done >= max(1, round(BACKBONE_WITHOUT_HELD_OUT * state.total)) and state.done < state.total
         self._set_dropout(context, held_out)
         if self.form.is_chance(held_out):
+            if state.early_learning_share is None:  # there is no early learning to hold on to yet
+                state.early_learning_share = 0.0
             return False
-        share = self.form.early_learning_share(held_out)  # a memorising network disagrees more: the share may not fall
-        state.early_learning_share = max(share, state.early_learning_share or 0.0)
+        if self.pacing.early_learning:  # a memorising network disagrees more: the share may not fall
+            state.early_learning_share = max(noise_share(held_out), state.early_learning_share or 0.0)
         by_row = self.form.log_likelihoods(held_out)
         self._keep_if_best(context, held_out, by_row)
         ended = (state.done - state.best_epoch >= self.patience and self._gain(by_row) < -1) or (
-            state.done >= min(self.max_backbone, self.form.correct_from) * state.total
+            state.done >= min(self.max_backbone, self.pacing.correct_from) * state.total
             and self.form.is_worth_correcting(held_out, self._progress())
         )
         return ended and state.done < state.total
@@ -366,7 +387,7 @@ class Auto(Method):
         """At the end: set every label to its posterior given the dynamics of all epochs, or leave all as given."""
         if not self.anchored:
             return
-        if self.state.done < self.form.min_visits:
+        if self.state.done < self.pacing.min_visits:
             context.restart_dynamics()
         judgement = context.judge()
         given = self.task.given_labels
@@ -419,8 +440,7 @@ class Auto(Method):
     def findings(self) -> dict[str, Any]:
         """The decisions in words, and the noise model."""
         found = {} if self.state.noise is None else self.form.findings(self.state.noise)
-        limit = {} if self.state.network_high is None else {"network_noise_rate_high": self.state.network_high}
-        return {"choices": list(self.state.choices), **limit, **found}
+        return {"choices": list(self.state.choices), **found}
 
     def _note(self, choice: str) -> None:
         self.state.choices.append(choice)

@@ -15,7 +15,6 @@ class AutoState:
     ``total`` and ``done`` count epochs of the whole run; the backbone phase has ended once ``backbone_epochs`` is set.
     ``best_*`` describe the backbone epoch that predicts held-out labels best; ``recent_likelihoods`` are the
     likelihoods of the held-out rows after the last epochs. ``trust`` is the weight of the given label in the posterior.
-    ``network_high`` is the upper end of the noise rate according to the network that last set the labels.
     ``early_learning_share`` is the current fraction of the largest weight of ELR's regulariser (None: all of it).
     ``dropout`` is the dropout strength. ``overfitted`` says whether training rows were ever fitted clearly better than
     held-out rows. ``choices`` are the decisions in words.
@@ -34,7 +33,6 @@ class AutoState:
     noise: NoiseModel | EntryNoise | None = None
     trust: float = 1.0
     early_learning_share: float | None = None
-    network_high: float | None = None
     dropout: float = 1.0
     overfitted: bool = False
     choices: list[str] = field(default_factory=list)

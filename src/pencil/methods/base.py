@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+from pencil.labels.forms import LabelForm
 from pencil.labels.judging import Judgement
 from pencil.labels.protocol import Labels
 from pencil.labels.sharded import REPLICATED, LabelLayout
 from pencil.methods.schedules import AnySchedule, Constant
 from pencil.methods.state import load_state, state_tree
+from pencil.terminal import agreed, counted
 
 Epochs = Annotated[int, Field(ge=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -113,6 +115,14 @@ class Task:
     layout: LabelLayout = REPLICATED
     epochs: int | None = None
     seconds: float | None = None
+
+    def new_labels(self, form: LabelForm) -> Labels:
+        """Return a new store of the learnable labels of all rows, stored and pinned as the run requires."""
+
+        def store(given: Tensor, top_k: int | None) -> Labels:
+            return form.store(given, self.num_classes, top_k=top_k, device=self.device, dtype=self.dtype)
+
+        return self.layout.build(self.given_labels, store)
 
 
 @dataclass(frozen=True)
@@ -369,7 +379,10 @@ def fit_budget(phases: tuple[Phase, ...], epochs: int) -> tuple[Phase, ...]:
     phases = tuple(phase for phase in phases if phase.epochs > 0)
     if epochs < len(phases):
         names = ", ".join(phase.name for phase in phases)
-        raise RecipeError(f"{epochs} epochs are too few for {len(phases)} phases {names}; set at least {len(phases)}.")
+        raise RecipeError(
+            f"{counted(epochs, 'epoch')} {agreed(epochs, 'is', 'are')} too few for {len(phases)} phases {names}; "
+            f"set at least {len(phases)}."
+        )
     total = sum(phase.epochs for phase in phases)
     exact = [max(1.0, phase.epochs * epochs / total) for phase in phases]
     counts = [int(length) for length in exact]

@@ -40,7 +40,7 @@ def read_targets(targets: Tensor, given_probs: Tensor) -> Tensor:
 
 @dataclass
 class ElrState:
-    """The running mean of the predictions of every row, initially zero."""
+    """The running mean of the predictions of every row, (n, classes), initially zero; ELR+ has two, (2, n, classes)."""
 
     targets: Tensor
 

@@ -1,6 +1,5 @@
 """ELR+: two networks with the ELR regulariser (Liu, Niles-Weed, Razavian and Fernandez-Granda, NeurIPS 2020)."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -9,21 +8,9 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import cross_entropy
-from pencil.methods.base import (
-    Epochs,
-    Fraction,
-    Method,
-    Mixing,
-    NonNegative,
-    Outputs,
-    Phase,
-    Requirements,
-    Task,
-    Terms,
-    Views,
-)
-from pencil.methods.elr import early_learning_loss, moved_targets, read_targets
-from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
+from pencil.methods.base import Epochs, Fraction, Mixing, NonNegative, Outputs, Phase, Requirements, Task, Terms, Views
+from pencil.methods.elr import Elr, ElrState, early_learning_loss, moved_targets, read_targets
+from pencil.methods.schedules import Cosine, Schedule
 
 
 def elr_losses(
@@ -35,14 +22,7 @@ def elr_losses(
     return cross_entropy(logits, given_probs), early_learning_loss(logits, targets)
 
 
-@dataclass
-class ElrPlusState:
-    """The targets of both networks (2, n, classes), initially zero."""
-
-    targets: Tensor
-
-
-class ElrPlus(Method):
+class ElrPlus(Elr):
     """Two networks, each trained on mixed inputs with targets from the weight average of the other.
 
     The published method evaluates the mean of both averaged networks; here the first is kept. The averages have a
@@ -59,7 +39,6 @@ class ElrPlus(Method):
     """
 
     requirements = Requirements(networks=2, ema=True, ema_logits=True, label_arrays=3)
-    state: ElrPlusState
     row_state: ClassVar = {"targets": 1}
 
     def __init__(
@@ -71,12 +50,12 @@ class ElrPlus(Method):
         beta: Fraction = 0.7,
         mixup: NonNegative = 1.0,
     ):
-        self.epochs, self.strength, self.beta, self.mixup = epochs, strength, beta, mixup
-        self.lr: AnySchedule = as_schedule(lr)
+        super().__init__(epochs=epochs, lr=lr, strength=strength, beta=beta)
+        self.mixup = mixup
 
     def start(self, task: Task) -> tuple[Phase, ...]:
         self.given_probs = as_distribution(task.given_labels, task.num_classes).to(task.device, task.dtype)
-        self.state = ElrPlusState(torch.zeros_like(self.given_probs).repeat(2, 1, 1))
+        self.state = ElrState(torch.zeros_like(self.given_probs).repeat(2, 1, 1))
         views = Views(mixup=self.mixup)
         return (Phase("train", self.epochs, self.loss, self.lr, after_step=self.update_targets, views=views),)
 

@@ -1,7 +1,6 @@
 """PENCIL: probabilistic end-to-end noise correction in labels (section 3)."""
 
 import warnings
-from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -12,7 +11,6 @@ from pencil.data.examples import Batch
 from pencil.errors import RecipeError
 from pencil.labels.forms import label_form
 from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
-from pencil.labels.protocol import Labels
 from pencil.labels.rows import row_blocks
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
@@ -124,14 +122,11 @@ class Pencil(Method):
                 "its maximum; corrected labels are read with the compatibility term removed",
                 stacklevel=2,
             )
-        self.labels = task.layout.build(task.given_labels, partial(self._store, task))
+        self.labels = task.new_labels(self.form)
         step: AnySchedule = as_schedule(defaults.step) if self.step is None else self.step
         if self.label_lr is not None:
             step = self.label_lr.scaled(per_lambda)
         return (Phase("backbone", self.backbone_epochs, self.backbone_loss, self.lr), *self._rounds(step))
-
-    def _store(self, task: Task, given_labels: Tensor, top_k: int | None) -> Labels:
-        return self.form.store(given_labels, task.num_classes, top_k=top_k, device=task.device, dtype=task.dtype)
 
     def _rounds(self, step: AnySchedule) -> tuple[Phase, ...]:
         """Correction and fine-tuning, ``rounds`` times; labels are reset before each round unless they are carried."""

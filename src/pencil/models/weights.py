@@ -67,7 +67,8 @@ def _fit(network: nn.Module, weights: dict[str, Tensor], head: list[str], path: 
     """Load the weights and return the tensors in ``head`` that do not fit; all others must fit."""
     own = network.state_dict()
     fresh = [name for name in head if name not in weights or weights[name].shape != own[name].shape]
-    missing = [name for name in own if name not in weights and name not in fresh and not _counter(name)]
+    needed = [name for name in own if not name.endswith("num_batches_tracked")]  # not in files older than torch 0.4.1
+    missing = [name for name in needed if name not in weights and name not in fresh]
     misfits = [name for name in own if name in weights and name not in fresh and weights[name].shape != own[name].shape]
     extra = [name for name in weights if name not in own and not (not head and _is_removed(name, network))]
     if missing or misfits or extra:
@@ -148,10 +149,6 @@ def _is_removed(name: str, network: nn.Module) -> bool:
         return True
     classifier = getattr(network, "pretrained_cfg", {}).get("classifier", "fc")  # timm networks declare theirs
     return name.startswith(tuple(f"{one}." for one in ([classifier] if isinstance(classifier, str) else classifier)))
-
-
-def _counter(name: str) -> bool:
-    return name.endswith("num_batches_tracked")  # absent from files older than torch 0.4.1
 
 
 def file_digest(path: Path) -> str:

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 
 from pencil.errors import RecipeError
 from pencil.methods import METHODS, find_method
-from pencil.recipe.arguments import method_arguments, without_none
-from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree
+from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree, method_arguments, without_none
 from pencil.terminal import counted
 from pencil.user_file import Trust, as_trust, describe_refusal
 

@@ -1,15 +1,15 @@
-"""The recipe: a job as typed data."""
+"""The recipe: a job as typed data. The keys of ``[method]`` are the arguments of the method's constructor."""
 
+import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, create_model, field_validator
 
 from pencil.data.settings import DataSettings
 from pencil.methods import Method, find_method
 from pencil.models import ModelSettings
-from pencil.recipe.arguments import method_arguments, without_none
 from pencil.terminal import shorten
 from pencil.training.settings import TrainingSettings
 from pencil.user_file import NO_FILES, Trust
@@ -94,3 +94,23 @@ class Recipe(BaseModel):
     def to_toml(self) -> str:
         """Return the recipe as TOML, with every default written out."""
         return tomli_w.dumps(without_none(self.model_dump(mode="json")))
+
+
+def method_arguments(method: str, trust: Trust = NO_FILES) -> type[BaseModel]:
+    """Return a pydantic model that validates the arguments of a method's constructor."""
+    constructor = find_method(method, trust).__init__
+    hints = get_type_hints(constructor, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if name != "self" and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            fields[name] = (hints.get(name, Any), default)
+    config = ConfigDict(extra="forbid", validate_default=True, arbitrary_types_allowed=True)
+    return create_model(f"{method} arguments", __config__=config, **fields)
+
+
+def without_none(value: Any) -> Any:
+    """Return the value without None: TOML has no null, so unset keys are omitted."""
+    if isinstance(value, dict):
+        return {key: without_none(inner) for key, inner in value.items() if inner is not None}
+    return [without_none(inner) for inner in value] if isinstance(value, list) else value

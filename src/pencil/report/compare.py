@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pencil.arrow_arrays import scalar
+from pencil.recipe.trees import flatten
 from pencil.report.figures import Line, Plot, draw, series
-from pencil.report.words import percent
+from pencil.report.words import page_percent
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
 from pencil.runs.summary import Summary
-from pencil.runs.trees import flatten
 
 PAIRS = 15
 """Maximum number of run pairs compared label by label: all pairs of six runs."""
@@ -55,9 +55,9 @@ def _figures() -> list[tuple[str, Callable[[RunData], str | None]]]:
         ("Training rows", lambda run: f"{run.summary.data.rows['train']:,}"),
         *scores,
         ("Labels changed", _changed),
-        ("Injected noise rate", lambda run: _percent(run.summary.injected_noise_rate)),
-        ("Labels right before", lambda run: _percent(run.summary.labels.correct_before)),
-        ("Labels right after", lambda run: _percent(run.summary.labels.correct_after)),
+        ("Injected noise rate", lambda run: _percent_or_none(run.summary.injected_noise_rate)),
+        ("Labels right before", lambda run: _percent_or_none(run.summary.labels.correct_before)),
+        ("Labels right after", lambda run: _percent_or_none(run.summary.labels.correct_after)),
         ("Labels repaired", lambda run: _count(run.summary.labels.repaired)),
         ("Labels broken", lambda run: _count(run.summary.labels.broken)),
         ("Best validation epoch", lambda run: str(run.summary.best_epoch)),
@@ -71,16 +71,16 @@ def _score(split: str, key: str, at: str) -> Callable[[RunData], str | None]:
         score = summary.test if split == "test" else summary.validation
         return None if score is None or key != summary.score else score.best if at == "best" else score.last
 
-    return lambda run: _percent(find(run.summary))
+    return lambda run: _percent_or_none(find(run.summary))
 
 
 def _changed(run: RunData) -> str:
     labels = run.summary.labels
-    return f"{labels.changed:,} ({percent(labels.changed / max(1, labels.count))})"
+    return f"{labels.changed:,} ({page_percent(labels.changed / max(1, labels.count))})"
 
 
-def _percent(value: float | None) -> str | None:
-    return None if value is None else percent(value)
+def _percent_or_none(value: float | None) -> str | None:
+    return None if value is None else page_percent(value)
 
 
 def _count(value: int | None) -> str | None:

@@ -28,8 +28,9 @@ class Counts:
         All labels, and the changed labels.
     confident : int
         Changes with a confidence of at least 90 %.
-    undecided : int
-        Labels whose class leads by less than 20 points of probability.
+    to_look_at : int
+        Suspects, including the changed labels; for multi-label data, undecided labels, whose class leads by less than
+        20 points of probability.
     median : float or None
         The median confidence of the changes.
     not_given : int
@@ -39,13 +40,13 @@ class Counts:
     labels: int
     changed: int
     confident: int
-    undecided: int
+    to_look_at: int
     median: float | None
     not_given: int = 0
 
 
 @dataclass(frozen=True)
-class Cell:
+class MatrixCell:
     """A cell of the matrix: labels, their fraction of the row, the colour depth, and whether they were kept."""
 
     count: int
@@ -59,7 +60,7 @@ class Transitions:
     """Given class (row) to corrected class (column) for the classes shown; ``other`` is the rest of each row."""
 
     classes: list[str]
-    rows: list[list[Cell]]
+    rows: list[list[MatrixCell]]
     other: list[int] | None
     left_out: int
     pairs: list[tuple[str, str, int]]
@@ -118,7 +119,7 @@ def count_rows(labels: LabelTable) -> Counts:
         labels=labels.num_rows,
         changed=int(changed.sum()),
         confident=int((moved >= CONFIDENT).sum()),
-        undecided=int((labels["margin"].to_numpy() < CLOSE).sum()),
+        to_look_at=int(labels.suspect.sum()),
         median=float(np.median(moved)) if len(moved) else None,
         not_given=int((labels.given_codes < 0).sum()),
     )
@@ -142,7 +143,8 @@ def transitions(moves: Moves) -> Transitions:
     depths = np.minimum(1.0, fractions / deepest)
     numbers = range(len(shown))
     rows = [
-        [Cell(int(counts[i, j]), float(fractions[i, j]), float(depths[i, j]), i == j) for j in numbers] for i in numbers
+        [MatrixCell(int(counts[i, j]), float(fractions[i, j]), float(depths[i, j]), i == j) for j in numbers]
+        for i in numbers
     ]
     other = (totals - counts.sum(axis=1)).tolist() if len(shown) < len(classes) else None
     order = np.argsort(-moves.times[changed], kind="stable")[:PAIRS_LISTED]
@@ -196,7 +198,7 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
         labels=int(totals["known"].sum()),
         changed=len(all_moved),
         confident=int((all_moved >= CONFIDENT).sum()),
-        undecided=undecided,
+        to_look_at=undecided,
         median=float(np.median(all_moved)) if len(all_moved) else None,
     )
     fractions = (totals["added"] + totals["removed"]) / totals["known"].clip(min=1)

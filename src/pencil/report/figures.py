@@ -27,7 +27,7 @@ FRAME = (0.105, 0.155, 0.88, 0.765)
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseSpan:
     """Epochs ``first`` to ``last`` of training, both counted from 1."""
 
     name: str
@@ -87,15 +87,15 @@ def format_value(value: float, unit: str) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
 
 
-def phases_of(metrics: Sequence[Record]) -> list[Phase]:
+def phases_of(metrics: Sequence[Record]) -> list[PhaseSpan]:
     """Return the phases of training; an immediately repeated phase starts again at its first epoch."""
-    found: list[Phase] = []
+    found: list[PhaseSpan] = []
     for name, group in groupby(enumerate(metrics, 1), key=lambda pair: str(pair[1].get("phase", ""))):
         for epoch, record in group:
             if record.get("phase_epoch") == 1 or not found or found[-1].name != name:
-                found.append(Phase(name, epoch, epoch))
+                found.append(PhaseSpan(name, epoch, epoch))
             else:
-                found[-1] = Phase(name, found[-1].first, epoch)
+                found[-1] = PhaseSpan(name, found[-1].first, epoch)
     return found
 
 
@@ -106,7 +106,9 @@ def series(metrics: Sequence[Record], key: str, scale: float = 1.0) -> tuple[flo
     return values if any(map(math.isfinite, values)) else None
 
 
-def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] = (), mark: int | None = None) -> Plot:
+def draw(
+    title: str, unit: str, lines: Sequence[Line], phases: Sequence[PhaseSpan] = (), mark: int | None = None
+) -> Plot:
     """Draw lines over epochs 1, 2, 3 ... with every other phase shaded.
 
     Parameters
@@ -115,7 +117,7 @@ def draw(title: str, unit: str, lines: Sequence[Line], phases: Sequence[Phase] =
         Title and unit of the values.
     lines : sequence of Line
         The curves.
-    phases : sequence of Phase
+    phases : sequence of PhaseSpan
         The phases of training.
     mark : int, optional
         An epoch to mark.
@@ -205,7 +207,7 @@ def _dress(axes: Any, epochs: int) -> None:
     axes.ticklabel_format(axis="y", useOffset=False)
 
 
-def _shade(axes: Any, phases: Sequence[Phase], epochs: int) -> None:
+def _shade(axes: Any, phases: Sequence[PhaseSpan], epochs: int) -> None:
     for number, phase in enumerate(phases):
         if number % 2:
             axes.axvspan(phase.first - 0.5, phase.last + 0.5, facecolor=FAINT, alpha=0.07, linewidth=0)

@@ -1,4 +1,4 @@
-"""The rows to review, with their inputs if available: the most confident changes, and undecided labels."""
+"""The rows to review, with their inputs if available: the most confident changes, and other labels to look at."""
 
 import warnings
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Splits
 from pencil.data.read import load
 from pencil.data.settings import FROM_PYTHON
 from pencil.report.counts import CONFIDENT, pieces
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
-from pencil.runs.pictures import Shown, show_rows
+from pencil.runs.pictures import Shown, find_shown
 from pencil.runs.summary import CLOSE
 
 CASES, PER_CLASS = 24, 4
@@ -35,15 +35,19 @@ class Case:
     confidence: float
     rival: str = ""
     rival_probability: float = 0.0
+    issue_score: float = 0.0
     shown: Shown | None = None
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The cases to show; ``why_bare`` says why inputs are missing, ``doubt`` why they may not match the run."""
+    """The cases to show: changes, and other labels to look at.
+
+    ``why_bare`` says why inputs are missing, ``doubt`` why they may not match the run.
+    """
 
     sure: list[Case]
-    undecided: list[Case]
+    others: list[Case]
     why_bare: str = ""
     doubt: str = ""
 
@@ -60,9 +64,9 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     with_data : bool
         Whether data may be loaded.
     """
-    sure, undecided = (_entry_cases if run.multilabel else _row_cases)(run.labels)
-    gallery = Gallery(sure, undecided)
-    cases = [*sure, *undecided]
+    sure, others = (_entry_cases if run.multilabel else _row_cases)(run.labels)
+    gallery = Gallery(sure, others)
+    cases = [*sure, *others]
     if not cases:
         return gallery
     if splits is None and not with_data:
@@ -80,45 +84,25 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
                 expected = run.environment.get("data_fingerprint", {}).get("train")
                 if expected is not None and splits.train.fingerprint() != expected:
                     doubt = "The data has changed since this run: rows or labels differ."
-            found = _look_up(splits, cases)
+            found = find_shown(splits, [(case.key, case.split) for case in cases])
         except Exception as error:  # noqa: BLE001 - the data may be broken or gone; the report is written without it
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             return replace(gallery, why_bare=f"The data could not be loaded: {reason}")
-    why = "" if any(found.values()) else "No row of this run was found in the data of its recipe."
+    why = "" if found else "No row of this run was found in the data of its recipe."
 
     def with_input(chosen: list[Case]) -> list[Case]:
-        return [replace(case, shown=found.get((case.split, case.key))) for case in chosen]
+        return [replace(case, shown=found.get((case.key, case.split))) for case in chosen]
 
-    return Gallery(with_input(sure), with_input(undecided), why, doubt)
-
-
-def _look_up(splits: Splits, cases: Sequence[Case]) -> dict[tuple[str, str], Shown | None]:
-    """Return the inputs of these rows by split and key; held-out rows are also searched among all training rows."""
-    found: dict[tuple[str, str], Shown | None] = {}
-    for split in ("train", "validation", "unlabelled"):
-        missing = {case.key for case in cases if case.split == split}
-        for part in (getattr(splits, split), splits.train):
-            if part is None or not missing:
-                continue
-            places = _places_of(part, missing)
-            found |= {(split, key): shown for key, shown in show_rows(part, places).items()}
-            missing -= set(places)
-    return found
-
-
-def _places_of(examples: Examples, keys: set[str]) -> dict[str, int]:
-    """Return the position of each existing key."""
-    places = np.flatnonzero(np.isin(examples.keys, np.array(sorted(keys), dtype=examples.keys.dtype)))
-    return {str(examples.keys[place]): int(place) for place in places}
+    return Gallery(with_input(sure), with_input(others), why, doubt)
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the most confident changes of single-label data, spread over class pairs, and undecided labels."""
-    confidence, margin = labels.confidence, labels["margin"].to_numpy()
+    """Return the most confident changes of single-label data, spread over class pairs, and other suspects."""
+    confidence = labels.confidence
     changed = np.flatnonzero(labels.changed & np.isfinite(confidence))
     sure = changed[vary(labels.given_codes[changed], labels.corrected_codes[changed], confidence[changed])]
-    undecided = _first(margin, np.isfinite(margin) & (margin < CLOSE) & ~labels.is_unlabelled)
-    return _row_list(labels.take(sure)), _row_list(labels.take(undecided))
+    others = _first(-labels.issue_score, labels.suspect & ~labels.changed)
+    return _row_list(labels.take(sure)), _row_list(labels.take(others))
 
 
 def vary(given: np.ndarray, corrected: np.ndarray, confidence: np.ndarray, most: int = CASES) -> np.ndarray:
@@ -164,6 +148,7 @@ def _row_list(part: LabelTable) -> list[Case]:
         part["confidence"].to_pylist(),
         [part.classes[rival] for rival in rivals],
         probs[np.arange(len(probs)), rivals].clip(min=0).tolist(),
+        part.issue_score.tolist(),
         strict=True,
     )
     return [Case(*values) for values in columns]

@@ -15,16 +15,17 @@ from pencil.data.settings import FROM_PYTHON
 from pencil.errors import RunError
 from pencil.files import refuse_irregular, write_text
 from pencil.recipe import CUSTOM
+from pencil.recipe.trees import flatten
 from pencil.report.compare import agreements, curves_of, differences, figures_of, letter
 from pencil.report.counts import class_lines, count_entries, count_rows, labelled, listed, moves_of, transitions
 from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of, series
 from pencil.report.gallery import build_gallery
-from pencil.report.words import numbers, percent, probability, reasons, sentences, verdict
+from pencil.report.words import headline_numbers, page_percent, probability, reasons, sentences, verdict
 from pencil.runs.advice import explain_difference, next_commands, next_step
 from pencil.runs.directory import Record, RunData, RunReader
 from pencil.runs.layout import METRICS, RECIPE, is_unfinished
 from pencil.runs.run import Run
-from pencil.runs.trees import flatten
+from pencil.runs.wording import wording
 
 REPORT = "report.html"
 GENERATOR = "pencil report"
@@ -48,7 +49,12 @@ LOSSES = {
 
 
 def write_report(
-    run: Run | Path | str, out: Path | None = None, *, splits: Splits | None = None, with_data: bool = True
+    run: Run | Path | str,
+    out: Path | None = None,
+    *,
+    splits: Splits | None = None,
+    with_data: bool = True,
+    as_trained: bool = False,
 ) -> Path:
     """Write the report of a finished or failed run.
 
@@ -62,6 +68,8 @@ def write_report(
         The data, if already loaded; otherwise it is loaded, if possible, to show inputs.
     with_data : bool
         Whether data may be loaded.
+    as_trained : bool
+        Show the labels of training, even if an audit has decided them again; a ``Run`` already has its labels.
 
     Returns
     -------
@@ -72,7 +80,7 @@ def write_report(
         reader = RunReader(run, finished=False)
         if reader.failure is not None:
             return _write(out or Path(run) / REPORT, "failed.html.jinja", _failed(reader, reader.failure))
-    data = _data(run)
+    data = _data(run, as_trained)
     if out is None and data.path is None:
         raise RunError(
             "this run has no directory; expected a file to write; use write_report(run, Path('report.html'))."
@@ -81,7 +89,7 @@ def write_report(
     return _write(target, "report.html.jinja", _report(data, splits, with_data))
 
 
-def write_comparison(runs: Sequence[Run | Path | str], out: Path) -> Path:
+def write_comparison(runs: Sequence[Run | Path | str], out: Path, *, as_trained: bool = False) -> Path:
     """Write a page that shows several finished runs side by side, and return its path.
 
     Parameters
@@ -90,8 +98,10 @@ def write_comparison(runs: Sequence[Run | Path | str], out: Path) -> Path:
         At least two runs, or their directories.
     out : Path
         The file to write.
+    as_trained : bool
+        Show the labels of training, even of runs whose labels an audit has decided again.
     """
-    found = [_data(run) for run in runs]
+    found = [_data(run, as_trained) for run in runs]
     if len(found) < 2:
         raise RunError(f"{len(found)} run to compare; expected at least two; name another.")
     context = {
@@ -106,8 +116,8 @@ def write_comparison(runs: Sequence[Run | Path | str], out: Path) -> Path:
     return _write(out, "compare.html.jinja", context)
 
 
-def _data(run: Run | Path | str) -> RunData:
-    return run.data if isinstance(run, Run) else RunReader(run).data()
+def _data(run: Run | Path | str, as_trained: bool) -> RunData:
+    return run.data if isinstance(run, Run) else RunReader(run, as_trained=as_trained).data()
 
 
 def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, Any]:
@@ -123,10 +133,11 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
     return {
         "title": run.name,
         "run": run,
+        "words": run.summary.data.wording,
         "verdict": verdict(run, counts),
         "level": LEVELS.get(run.summary.verdict.level, "") if run.summary.verdict else "",
         "reasons": reasons(run),
-        "numbers": numbers(run, counts),
+        "numbers": headline_numbers(run, counts),
         "difference": explain_difference(run.summary, counts.changed / max(1, counts.labels)),
         "next_step": next_step(run.summary),
         "commands": [] if run.path is None else next_commands(run.summary, run.path),
@@ -134,7 +145,7 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
         "counts": counts,
         "phases": phases_of(run.metrics),
         "plots": _plots(run.metrics, run.multilabel, run.summary.best_epoch if run.summary.validation else None),
-        "below_zero": any(record["loss"] < 0 for record in run.metrics if "loss_early_learning" in record),
+        "below_zero": any((record.get("loss") or 0) < 0 for record in run.metrics if "loss_early_learning" in record),
         "reliability": None if calibration is None else draw_reliability(calibration.bins),
         "matrix": matrix,
         "lines": shown,
@@ -168,13 +179,13 @@ def _failed(reader: RunReader, failure: str) -> dict[str, Any]:
 def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> list[Plot]:
     """Draw the curves of training; ``best`` is the epoch to mark."""
     phases = phases_of(metrics)
-    score = "mAP" if multilabel else "Accuracy"
-    accuracies = {key.format("map" if multilabel else "accuracy"): name for key, name in SCORES}
+    words = wording(multilabel)
+    accuracies = {key.format(words.score): name for key, name in SCORES}
     agreement = {}
     if multilabel:  # training agreement is not mAP
         agreement["train_accuracy"] = accuracies.pop("train_accuracy")
     wanted = [
-        (score, "%", accuracies, 100.0, best),
+        (words.score_title, "%", accuracies, 100.0, best),
         ("Loss", "", LOSSES, 1.0, None),
         ("Entries that agree with the network", "%", agreement, 100.0, None),
         ("Labels right", "%", {"labels_correct": "training labels"}, 100.0, None),
@@ -217,7 +228,7 @@ def _write(target: Path, template: str, context: dict[str, Any]) -> Path:
     )
     environment.filters |= {
         "short": short,
-        "percent": percent,
+        "percent": page_percent,
         "probability": probability,
         "count": lambda value: f"{value:,}",
     }

@@ -36,7 +36,7 @@ def _state_phrase(run: RunData, counts: Counts) -> str:
         return next(phrase for least, phrase in NOISE if rate.estimate >= least)
     if not counts.changed:
         return "No label changed"
-    return f"{percent(counts.changed / counts.labels)} of the labels changed"
+    return f"{page_percent(counts.changed / counts.labels)} of the labels changed"
 
 
 def reasons(run: RunData) -> list[str]:
@@ -45,18 +45,27 @@ def reasons(run: RunData) -> list[str]:
     return [] if found is None else [f"{text[:1].upper()}{text[1:]}." for text in found.reasons] + _audit(run)
 
 
-def numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
-    """Return the three headline numbers (wrong, changed, undecided), each with a name and a remark."""
+def headline_numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
+    """Return the three headline numbers, each with a name and a remark: wrong labels, corrections, suspects.
+
+    Multi-label data has undecided labels instead of suspects.
+    """
     rate, labels = run.summary.noise_rate, max(1, counts.labels)
     wrong = "unknown", "there is no estimate of how many labels are wrong"
     if rate is not None:
         wrong = f"about {round(rate.estimate * counts.labels):,}", wrong_labels(run.summary)
-    changed = f"{percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them confident"
-    close = f"another class is within {100 * CLOSE:.0f} percentage points, whether changed or not"
+    changed = (
+        f"{page_percent(counts.changed / labels)} of {counts.labels:,} labels; {counts.confident:,} of them confident"
+    )
+    more = counts.to_look_at - counts.changed
+    others = f", and {counted(more, 'other label')} with high issue scores" if more else ""
+    look = "suspects", f"worth a look: the corrections{others}"
+    if run.multilabel:
+        look = "undecided", f"another class is within {100 * CLOSE:.0f} percentage points, whether changed or not"
     return [
         ("estimated wrong" if run.summary.audit is None else "wrong (audited)", *wrong),
-        ("changed", f"{counts.changed:,}", changed),
-        ("undecided", f"{counts.undecided:,}", close),
+        ("changed" if run.multilabel else "corrections", f"{counts.changed:,}", changed),
+        (look[0], f"{counts.to_look_at:,}", look[1]),
     ]
 
 
@@ -74,7 +83,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
     found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
-    found += _confidence(counts)
+    found += _confidence(run, counts)
     if most is not None:
         given, corrected, times = most
         found.append(
@@ -85,7 +94,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     return found
 
 
-def percent(fraction: float) -> str:
+def page_percent(fraction: float) -> str:
     """Return a fraction in per cent, with suitable precision."""
     digits = ".2g" if 0 < fraction < 0.0005 else ".1f"
     return f"{100 * fraction:{digits}}\N{NO-BREAK SPACE}%"
@@ -93,7 +102,7 @@ def percent(fraction: float) -> str:
 
 def probability(value: float) -> str:
     """Return a probability in per cent, never as a certainty."""
-    return f"over {percent(0.999)}" if value > 0.999 else percent(value)
+    return f"over {page_percent(0.999)}" if value > 0.999 else page_percent(value)
 
 
 def _audit(run: RunData) -> list[str]:
@@ -106,7 +115,7 @@ def _audit(run: RunData) -> list[str]:
 
 
 def _changes(run: RunData, counts: Counts) -> list[str]:
-    kind = "known labels (a row and a class each)" if run.multilabel else "labels"
+    kind = run.summary.data.wording.labels_explained
     if not counts.changed:
         return [
             f"None of the {counts.labels:,} {kind} changed: the labels are clean, this method does not change "
@@ -116,7 +125,7 @@ def _changes(run: RunData, counts: Counts) -> list[str]:
     parts = ""
     if labels.held_out:
         parts = f", {labels.changed:,} in training rows and {labels.held_out_changed:,} in held-out rows"
-    fraction = percent(counts.changed / counts.labels)
+    fraction = page_percent(counts.changed / counts.labels)
     return [f"Of {counts.labels:,} {kind}, {_were(counts.changed)} changed: {fraction}{parts}."]
 
 
@@ -136,35 +145,35 @@ def _unlabelled(run: RunData) -> list[str]:
     if not len(rows):
         return []
     came = "One row has" if len(rows) == 1 else f"{len(rows):,} rows have"
-    mean = percent(float(rows.confidence.mean()))
+    mean = page_percent(float(rows.confidence.mean()))
     return [
         f"{came} no given label and took part in neither training nor evaluation; the mean confidence of the labels "
         f"that the network filled in is {mean}."
     ]
 
 
-def _confidence(counts: Counts) -> list[str]:
+def _confidence(run: RunData, counts: Counts) -> list[str]:
     found = []
     if counts.changed and counts.median is not None:
+        fraction = page_percent(counts.confident / counts.changed)
         found.append(
-            f"{counts.confident:,} of the changes ({percent(counts.confident / counts.changed)}) have a confidence of "
-            f"at least {100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
+            f"{counts.confident:,} of the changes ({fraction}) have a confidence of at least "
+            f"{100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
         )
     lead = f"the two highest probabilities differ by less than {100 * CLOSE:.0f} percentage points"
-    found.append(
-        f"{_are(counts.undecided)} undecided, whether changed or not: {lead}."
-        if counts.undecided
-        else "No label is undecided."
-    )
-    return found
+    if run.multilabel:
+        undecided = f"{_are(counts.to_look_at)} undecided, whether changed or not: {lead}."
+        return [*found, undecided if counts.to_look_at else "No label is undecided."]
+    more = counts.to_look_at - counts.changed
+    return [*found, f"{_are(more)} suspects besides the corrections." if more else "No other label is a suspect."]
 
 
 def _truth(run: RunData, counts: Counts) -> list[str]:
     labels, rate, found = run.summary.labels, run.summary.injected_noise_rate, []
     if rate is not None:
-        found.append(f"Noise was injected: {percent(rate)} of the labels were corrupted.")
+        found.append(f"Noise was injected: {page_percent(rate)} of the labels were corrupted.")
     if labels.correct_before is not None and labels.correct_after is not None:
-        before, after = percent(labels.correct_before), percent(labels.correct_after)
+        before, after = page_percent(labels.correct_before), page_percent(labels.correct_after)
         found.append(
             f"The clean labels are known: {before} of the training labels were right before, {after} are right now."
         )
@@ -177,14 +186,14 @@ def _truth(run: RunData, counts: Counts) -> list[str]:
 
 
 def _scores(run: RunData) -> list[str]:
-    summary, name = run.summary, "mAP" if run.multilabel else "accuracy"
+    summary, name = run.summary, run.summary.data.wording.score_name
     if summary.test is None:
         return ["There is no test set, so the score of the network on clean labels is unknown."]
-    text = f"The test {name} of the network is {percent(summary.test.last)} after the last epoch"
+    text = f"The test {name} of the network is {page_percent(summary.test.last)} after the last epoch"
     if summary.validation is not None:
         text += (
-            f" and {percent(summary.test.best)} at epoch {summary.best_epoch}, the best epoch on the held-out rows "
-            "(with noisy labels)"
+            f" and {page_percent(summary.test.best)} at epoch {summary.best_epoch}, the best epoch on the held-out "
+            "rows (with noisy labels)"
         )
     return [text + "."]
 

@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 from pencil.errors import RunError
-from pencil.review.images import NotShown, Pictures
+from pencil.review.inputs import NotShown, Pictures
 from pencil.review.neighbours import neighbours_of
 from pencil.review.probabilities import Probability, TopClasses, read_top_classes
 from pencil.review.queue import Queue
@@ -52,7 +52,7 @@ class Details:
         with self._reading:
             if self._top is None:
                 try:
-                    self._top = read_top_classes(self.queue.run)
+                    self._top = read_top_classes(self.queue.table)
                 except RunError as error:
                     raise NotShown(str(error)) from error
         found = {one.code: one for one in self._top.of(row)}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pencil.errors import PencilError
-from pencil.review.background import Background
-from pencil.review.images import NotShown, Pictures
+from pencil.review.inputs import Background, NotShown, Pictures
 from pencil.review.queue import Queue
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def nearest(vectors: np.ndarray, target: np.ndarray, count: int = NEAREST) -> np
     return found
 
 
-class Neighbours:
+class Neighbours(Background):
     """Finds similar rows; ``start`` computes the vectors once, in a thread.
 
     Parameters
@@ -72,6 +71,7 @@ class Neighbours:
     """
 
     def __init__(self, queue: Queue, pictures: Pictures, choose: "Callable[[Splits], Embedding]"):
+        super().__init__()
         self.queue, self.pictures = queue, pictures
         self.kind, self.reason = "loading", ""
         self.done = self.total = 0
@@ -81,15 +81,6 @@ class Neighbours:
         self._scale: np.ndarray | float = 1.0
         self._rows: np.ndarray = np.empty(0, dtype=np.int64)
         self._vectors: np.ndarray = np.empty((0, 0), dtype=np.float16)
-        self._background = Background(self._run, "pencil-neighbours")
-
-    def start(self) -> None:
-        """Start computing vectors, once."""
-        self._background.start()
-
-    def wait(self) -> None:
-        """Wait until all vectors are computed or have failed."""
-        self._background.wait()
 
     def _run(self) -> None:
         try:

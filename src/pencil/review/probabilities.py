@@ -1,4 +1,4 @@
-"""The most probable classes of every row: a few of them, read from ``labels.parquet`` block by block."""
+"""The most probable classes of every row: a few of them, read from the label table block by block."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,6 @@ import pyarrow as pa
 from pencil.errors import RunError
 from pencil.runs.label_columns import ALWAYS, WIDE
 from pencil.runs.label_table import LabelTable
-from pencil.runs.layout import LABELS
 
 CLASSES = 6
 """Classes whose probability is shown."""
@@ -37,7 +36,7 @@ class TopClasses:
         return [Probability(*pair) for pair in zip(self.codes[row].tolist(), self.probs[row].tolist(), strict=True)]
 
 
-def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
+def most_probable(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
     """Return the most probable classes, and for multi-label data also the given classes.
 
     Parameters
@@ -58,8 +57,8 @@ def top_classes(probs: np.ndarray, given_probs: np.ndarray | None = None, count:
     return TopClasses(codes.astype(np.int32), values.astype(np.float32))
 
 
-def read_top_classes(run: Path) -> TopClasses:
-    """Return the most probable classes of all rows of a run, with one block of distributions in memory at a time.
+def read_top_classes(table: Path) -> TopClasses:
+    """Return the most probable classes of all rows of a label table; one block of distributions is read at a time.
 
     Raises
     ------
@@ -68,14 +67,14 @@ def read_top_classes(run: Path) -> TopClasses:
     """
     blocks = []
     try:
-        labels = LabelTable.open(run / LABELS)
+        labels = LabelTable.open(table)
         wide = [name for name in labels.column_names if name in (*ALWAYS, *WIDE)]
         for batch in labels.batches(BLOCK, wide):
             part = LabelTable(pa.Table.from_batches([batch]))
-            blocks.append(top_classes(part.probs, part.given_probs if part.multilabel else None))
+            blocks.append(most_probable(part.probs, part.given_probs if part.multilabel else None))
     except (RunError, OSError, ValueError, KeyError, pa.ArrowException) as error:
         seen = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise RunError(f"no probabilities in {run / LABELS}: {seen}; expected the table that the run wrote.") from error
+        raise RunError(f"no probabilities in {table}: {seen}; expected the table that the run wrote.") from error
     if not blocks:
         return TopClasses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))
     return TopClasses(np.concatenate([one.codes for one in blocks]), np.concatenate([one.probs for one in blocks]))

@@ -16,14 +16,15 @@ import pyarrow.compute as pc
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
 from pencil.runs.summary import CLOSE
+from pencil.terminal import counted
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
-OPTIONAL = ("candidates", "given_probability", "margin")
+OPTIONAL = ("candidates", "given_probability", "suspect")
 """Optional columns: for annotators' labels, and for single-label data."""
 PAIRS = 500
 """Maximum number of (given, corrected) pairs offered, the most frequent first."""
 TO_LOOK_AT = "look"
-"""The rows to review: their label changed, or another label is almost as probable."""
+"""The rows to review: the suspects; in multi-label data, the rows with a changed or an undecided entry."""
 SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided")
 
 
@@ -50,23 +51,31 @@ class Queue:
     ----------
     run : Path
         The run directory.
+    as_trained : bool
+        Read the labels of training, even if an audit has decided them again.
     """
 
-    def __init__(self, run: Path):
+    def __init__(self, run: Path, *, as_trained: bool = False):
         self.run = run
-        reader = RunReader(run)
+        reader = RunReader(run, as_trained=as_trained)
+        self.table = run / reader.label_file
         names = reader.label_names()
         self.labels = reader.read_labels((*COLUMNS, *(name for name in OPTIONAL if name in names)))
         self.classes, self.multilabel = self.labels.classes, self.labels.multilabel
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
         self.given, self.corrected = self.labels.given_labels, self.labels.corrected_labels
-        self.to_look_at = self.changed | (self._close() & ~self.labels.is_unlabelled)
+        self.to_look_at = self._choose() & ~self.labels.is_unlabelled
         self.order = _by_issue(self.labels.issue_score)
         self.rows = lru_cache(maxsize=8)(self._rows)
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    @property
+    def noun(self) -> str:
+        """What is counted: a label, or a row of multi-label data, whose labels are reviewed together."""
+        return "row" if self.multilabel else "label"
 
     def where(self, row: int) -> Where:
         """Return the key and split of a row."""
@@ -76,11 +85,19 @@ class Queue:
         """Return the row of each (key, split) that the run has."""
         return self.labels.find_rows(wanted)
 
-    def _close(self) -> np.ndarray:
-        """Return the rows with an undecided label or entry, as defined by the summary."""
-        least_sure_entry = self.confidence < 0.5 + CLOSE / 2
-        close: np.ndarray = least_sure_entry if self.multilabel else self.labels["margin"].to_numpy() < CLOSE
-        return close
+    def _choose(self) -> np.ndarray:
+        """Return the rows to review, as defined by the summary."""
+        undecided = self.confidence < 0.5 + CLOSE / 2  # of the least sure entry
+        return self.changed | undecided if self.multilabel else self.labels.suspect
+
+    @property
+    def lists(self) -> str:
+        """How many rows there are to review, in words."""
+        count, changed = int(self.to_look_at.sum()), int(self.changed.sum())
+        if self.multilabel:
+            return f"{counted(count, 'row')} to look at"
+        corrections = f"of which {counted(changed, 'correction')}" if changed < count else "all of them corrections"
+        return counted(count, "suspect") + (f", {corrections}" if count else "")
 
     def _rows(self, chosen: Filter) -> np.ndarray:
         """Return the rows that pass a filter, decided or not, in order."""

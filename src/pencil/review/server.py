@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from pencil.errors import RunError
 from pencil.review.guard import Access, Guard
-from pencil.review.images import MAX_SIDE, SMALL_SIDE, NotShown
+from pencil.review.inputs import MAX_SIDE, SMALL_SIDE, NotShown
 from pencil.review.queue import SHOWN, TO_LOOK_AT, Filter
 from pencil.review.session import RefusedError, Review
 

@@ -10,9 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from pencil.decisions import KINDS, REVIEWS, Decision, History, Journal, Label, now, read_lines
+from pencil.decisions import KINDS, REVIEWS, Decision, History, Journal, Label, now
 from pencil.review.details import Details
-from pencil.review.images import Pictures, pictures_of
+from pencil.review.inputs import Pictures, pictures_of
 from pencil.review.queue import Filter, Queue
 from pencil.runs.lock import RunLock
 
@@ -33,11 +33,13 @@ class Review:
         The run directory.
     pictures : Pictures, optional
         The inputs to show; by default loaded from the data of the run's recipe.
+    as_trained : bool
+        Review the labels of training, even if an audit has decided them again.
     """
 
-    def __init__(self, run: Path, pictures: Pictures | None = None):
+    def __init__(self, run: Path, pictures: Pictures | None = None, *, as_trained: bool = False):
         self.run = run
-        self.queue = Queue(run)
+        self.queue = Queue(run, as_trained=as_trained)
         self.pictures = pictures_of(run) if pictures is None else pictures
         self.details = Details(self.queue, self.pictures)
         self.history = History()
@@ -48,8 +50,7 @@ class Review:
     def __enter__(self) -> Self:
         self._run_lock.__enter__()
         try:
-            for decision in read_lines(self._journal.path):
-                self.history.add(decision)
+            self.history = History.read(self._journal.path)
             rows = self.queue.find([decision.where for decision in self.history.standing()])
             self.decided[list(rows.values())] = True
             self._journal.__enter__()
@@ -70,7 +71,10 @@ class Review:
             "classes": queue.classes,
             "multilabel": queue.multilabel,
             "rows": len(queue),
+            "noun": queue.noun,
             "to_look_at": int(queue.to_look_at.sum()),
+            "corrections": int(queue.changed.sum()),
+            "lists": queue.lists,
             "pairs": queue.pairs(),
             "write_labels": f"pencil labels {shlex.quote(str(self.run))} --reviewed",
         }

@@ -4,9 +4,12 @@ import shlex
 from pathlib import Path
 
 from pencil.runs.summary import Summary
+from pencil.terminal import agreed, counted, percent
 
 SAME = 0.005
 """Fractions that differ by less than this look the same when rounded."""
+POINT = 0.01
+"""An interval whose upper end is less than a point of all labels above the corrections is not worth an audit."""
 
 
 def wrong_labels(summary: Summary) -> str:
@@ -22,36 +25,81 @@ def explain_difference(summary: Summary, changed: float) -> str:
     rate = summary.noise_rate
     if rate is None or abs(changed - rate.estimate) < SAME:
         return ""
-    both = f"{_percent(changed)} of the labels changed, and an estimated {_percent(rate.estimate)} are wrong"
+    both = f"{percent(changed)} of the labels changed, and an estimated {percent(rate.estimate)} are wrong"
     if changed < rate.estimate:
-        where = "the opposite is more probable" if summary.data.multilabel else "another class is the most probable"
         return (
-            f"{both}: a label changes only if {where}, so some wrong labels remain. Look for them among the highest "
-            "issue scores."
+            f"{both}: a label changes only if {summary.data.wording.change}, so some wrong labels remain. Look for "
+            f"them among the {'suspects' if _more_suspects(summary) else 'highest issue scores'}."
         )
     if changed <= rate.high:
         return f"{both}: both values are within the interval of the estimate."
     return f"{both}, so some changes are probably wrong. Check the changes with low confidence first."
 
 
+def _more_suspects(summary: Summary) -> bool:
+    """Whether there are suspects besides the corrections."""
+    return not summary.data.multilabel and summary.labels.to_look_at > summary.labels.total_changed
+
+
+def describe_lists(summary: Summary) -> str:
+    """Return how many labels changed and how many are worth a look."""
+    labels = summary.labels
+    if not summary.data.multilabel:
+        suspects = counted(labels.to_look_at, "suspect")
+        return f"{counted(labels.total_changed, 'correction')} (labels that changed), {suspects} (worth a look)"
+    if labels.undecided is None:
+        return counted(labels.total_changed, "changed label")
+    undecided = f"{labels.to_look_at - labels.total_changed:,} undecided (another class is almost as likely)"
+    return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
+
+
+def describe_doubt(summary: Summary) -> str:
+    """Return what an audit would decide if the interval of wrong labels is wide; otherwise, or after an audit, nothing.
+
+    An interval is wide if its upper end is more than twice the number of corrections, and more than one point of all
+    labels above it. An audit of 100 rows takes about 10 minutes.
+    """
+    labels, rate = summary.labels, summary.noise_rate
+    if rate is None or summary.audit is not None or summary.data.multilabel:
+        return ""
+    low, high = (int(float(f"{end * labels.total:.2g}")) for end in (rate.low, rate.high))
+    most = rate.high * labels.total
+    if most <= 2 * labels.total_changed or most <= labels.total_changed + POINT * labels.total:
+        return ""
+    return f"10 minutes of looking decide whether {f'{low:,}' if low else 'none'} or {high:,} of the labels are wrong"
+
+
 def next_step(summary: Summary) -> str:
-    """Return the recommended next step in a sentence or two."""
-    labels, level = summary.labels, None if summary.verdict is None else summary.verdict.level
-    what = "known labels" if summary.data.multilabel else "labels"
-    look = f"review the {labels.to_look_at:,} of {labels.total:,} {what} that changed or are undecided"
+    """Return the two lists of labels and the recommended next step in a few sentences."""
+    labels, single = summary.labels, not summary.data.multilabel
+    level = None if summary.verdict is None else summary.verdict.level
     if not labels.to_look_at:
-        nothing = "There is nothing to fix: no label changed, and none is undecided."
+        nothing = f"There is nothing to fix: no label changed, and none is {'a suspect' if single else 'undecided'}."
         learned = "This network cannot judge the labels: train longer, or use another network."
         return learned if level == "do not use the corrections" else nothing
+    what = f"{labels.to_look_at:,} of {labels.total:,} {summary.data.wording.labels}"
+    look = "look at the suspects" if single else f"review the {what} that changed or are undecided"
+    lists = f"{_two_lists(summary)} " if single else ""
     if level == "do not use the corrections":
-        return f"Do not use the corrections without review: {look}, train longer, or use another network."
+        return f"{lists}Do not use the corrections without review: {look}, train longer, or use another network."
     if level == "doubtful":
-        return f"Before you use the corrections, {look}."
-    return f"The corrections can be used. If errors are costly, {look}."
+        return f"{lists}Before you use the corrections, {look}."
+    if not labels.total_changed:
+        return f"{lists}{look[0].upper()}{look[1:]}."
+    return f"{lists}The corrections can be used. If errors are costly, {look}."
+
+
+def _two_lists(summary: Summary) -> str:
+    """Return a sentence about corrections and suspects."""
+    labels = summary.labels
+    changed = f"{labels.total_changed:,} changed (the corrections)" if labels.total_changed else "none changed"
+    suspects = labels.to_look_at
+    worth = f"{suspects:,} {agreed(suspects, 'is', 'are')} worth a look (the suspects)"
+    return f"Of {labels.total:,} labels, {changed} and {worth}."
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:
-    """Return the next two commands, each with its purpose.
+    """Return the next two or three commands, each with its purpose.
 
     Parameters
     ----------
@@ -63,12 +111,14 @@ def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list
         The command that runs pencil.
     """
     run, multilabel = shlex.quote(str(path)), summary.data.multilabel
-    look = "review the labels", f"{program} review {run}"
-    fix = "the labels to fix", f"{program} labels {run} --only-changed{' --entries' if multilabel else ''}"
-    measure = fix if multilabel else ("measure how many labels are right", f"{program} audit {run}")
+    look = "review the labels" if multilabel else "look at the suspects", f"{program} review {run}"
+    changed = f"{program} labels {run} --only-changed{' --entries' if multilabel else ''}"
+    fix = "the labels to fix" if multilabel else "list the corrections", changed
+    doubt = describe_doubt(summary)
+    audit = doubt or "measure how many labels are right", f"{program} audit {run}"
     reliable = summary.verdict is None or summary.verdict.level == "reliable"
-    return [fix, look] if reliable and summary.labels.total_changed else [look, measure]
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f} %"
+    usable = reliable and summary.labels.total_changed > 0
+    lists = [fix, look] if usable else [look]
+    if doubt:
+        return [audit, *lists]
+    return lists if usable else [look, fix if multilabel else audit]

@@ -66,7 +66,9 @@ class Checkpoint:
 
     def read(self, name: str) -> bytes:
         """Return the content of a file, after comparing it with the manifest."""
-        file, expected = self._file(name), self.files[name]
+        if name not in self.files:
+            raise RunError(f"{self.path} has no {name!r}; its parts are {', '.join(self.parts())}.")
+        file, expected = self.path / name, self.files[name]
         with _explained(f"cannot read {file}"):
             if (size := file.stat().st_size) != expected["bytes"]:
                 raise RunError(f"{file} has {size:,} bytes; expected {expected['bytes']:,}.")
@@ -74,11 +76,6 @@ class Checkpoint:
         if hashlib.sha256(content).hexdigest() != expected["sha256"]:
             raise RunError(f"{file} was modified: its SHA-256 differs from {MANIFEST}.")
         return content
-
-    def _file(self, name: str) -> Path:
-        if name not in self.files:
-            raise RunError(f"{self.path} has no {name!r}; its parts are {', '.join(self.parts())}.")
-        return self.path / name
 
 
 class Checkpoints:

@@ -34,7 +34,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     return tree
 
 
-def read_rows(path: Path) -> pa.Table:
+def read_row_keys(path: Path) -> pa.Table:
     """Return the table of keys and splits."""
     refuse_irregular(path)
     with pq.ParquetFile(path) as file:
@@ -48,7 +48,7 @@ def read_rows(path: Path) -> pa.Table:
     return table
 
 
-def read_arrays(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Return the header and the arrays of a safetensors file."""
     refuse_irregular(path)
     with safetensors.safe_open(path, "numpy") as file:

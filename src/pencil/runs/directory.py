@@ -32,10 +32,11 @@ from pencil.files import (
     write_json,
     write_text,
 )
-from pencil.runs.content import parse_record, read_arrays, read_label_table, read_recipe, read_rows
+from pencil.runs.content import parse_record, read_label_table, read_recipe, read_row_keys, read_safetensors
 from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
+    AUDITED,
     BEST,
     CHECKPOINTS,
     ENCODER,
@@ -53,6 +54,7 @@ from pencil.runs.layout import (
     WEIGHTS,
     first_files,
     has_encoder,
+    is_audited,
     is_empty,
     is_run,
     is_unfinished,
@@ -114,6 +116,8 @@ class RunReader:
         The run directory.
     finished : bool
         Raise for a run that has not finished.
+    as_trained : bool
+        Read the labels and the verdict of training, even if an audit has decided them again.
 
     Raises
     ------
@@ -122,7 +126,7 @@ class RunReader:
         names the file, what was seen and what to do.
     """
 
-    def __init__(self, path: Path | str, *, finished: bool = True):
+    def __init__(self, path: Path | str, *, finished: bool = True, as_trained: bool = False):
         self.path = Path(path)
         if not is_run(self.path):
             raise RunError(
@@ -134,6 +138,8 @@ class RunReader:
                 f"`pencil resume {self.path}`."
             )
         _check_format(self.path, self.environment)
+        self.as_trained = as_trained
+        self.is_audited = is_audited(self.path) and not as_trained
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -182,6 +188,8 @@ class RunReader:
     def verdict(self) -> tuple[str, list[str]] | None:
         """The verdict of the run and its reasons, without the rest of the summary; None if there is none."""
         tree = self._read(SUMMARY, read_json)
+        measured = tree.get("audit") if isinstance(tree, dict) and not self.as_trained else None
+        tree = measured if isinstance(measured, dict) and measured.get("verdict") else tree
         found = tree.get("verdict") if isinstance(tree, dict) else None
         if not isinstance(found, dict) or not isinstance(found.get("reasons"), list):
             return None
@@ -200,7 +208,7 @@ class RunReader:
     @cached_property
     def rows(self) -> pa.Table:
         """The key and the split (train, validation, unlabelled or unused) of every row, in the original order."""
-        return self._read(ROWS, read_rows)
+        return self._read(ROWS, read_row_keys)
 
     @cached_property
     def encoder(self) -> "Encoder | None":
@@ -209,7 +217,7 @@ class RunReader:
 
         if not has_encoder(self.path):
             return None
-        return self._read(ENCODER, lambda path: read_encoder(*read_arrays(path)))
+        return self._read(ENCODER, lambda path: read_encoder(*read_safetensors(path)))
 
     @cached_property
     def metrics(self) -> list[Record]:
@@ -225,6 +233,11 @@ class RunReader:
                 ) from error
         return found
 
+    @property
+    def label_file(self) -> str:
+        """The name of the label table: as training wrote it, or as an audit decided it."""
+        return AUDITED if self.is_audited else LABELS
+
     @cached_property
     def labels(self) -> LabelTable:
         """The label table with all its columns."""
@@ -232,17 +245,18 @@ class RunReader:
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
         """Return the label table, with ``columns`` restricted to those plus key, split and given."""
-        return self._read(LABELS, lambda path: read_label_table(path, columns))
+        return self._read(self.label_file, lambda path: read_label_table(path, columns))
 
     def label_names(self) -> list[str]:
         """Return the names of the label table's columns."""
-        return self._read(LABELS, lambda path: list(LabelFile(path).schema.names))
+        return self._read(self.label_file, lambda path: list(LabelFile(path).schema.names))
 
     @cached_property
     def summary(self) -> Summary:
-        """The results in numbers."""
+        """The results in numbers; after an audit, its counts and its verdict replace those of training."""
         text = self._read(SUMMARY, lambda path: read_regular(path).decode())
-        return Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
+        found = Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
+        return found if self.as_trained else found.after_audit()
 
     def weights_path(self, epoch: str = "last") -> Path:
         """Return the safetensors file with the weights of the ``last`` or the ``best`` epoch."""
@@ -264,7 +278,7 @@ class RunReader:
         """Return the whole run except its network. This imports torch."""
         named = self.summary.data.classes, self.summary.data.multilabel
         if named != (self.labels.classes, self.labels.multilabel):
-            raise self._damaged(SUMMARY, f"its classes differ from {LABELS}")
+            raise self._damaged(SUMMARY, f"its classes differ from {self.label_file}")
         return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
 
     def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pencil.runs.wording import wording
+
 SINGLE_LABEL = ("key", "split", "given", "corrected", "confidence", "given_probability", "margin", "entropy", "changed",
                 "issue_score", "mean_margin", "disagreement", "distribution")  # fmt: skip
 MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score", "given_probabilities",
@@ -50,8 +52,9 @@ def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
         expected = (*(name for name in expected if name != PROBS), *TOP)
     for name in expected:
         if name not in names:
-            raise ValueError(f"there is no column {name!r}; expected the columns of {table_of(multilabel)}")
-    classes = read_classes(schema.metadata)
+            form = wording(multilabel).form
+            raise ValueError(f"the column {name!r} is missing; expected the columns of {form} data")
+    classes = parse_classes(schema.metadata)
     fields = [field for field in schema if wanted is None or field.name in expected]
     for field in fields:
         _check_type(field, multilabel, len(classes))
@@ -60,11 +63,11 @@ def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
 
 def check_values(table: pa.Table) -> None:
     """Raise ValueError for invalid values in the columns of a label file whose types are correct."""
-    classes = read_classes(table.schema.metadata)
+    classes = parse_classes(table.schema.metadata)
     table.validate(full=True)  # detects text that is not UTF-8 and list offsets out of range
     for name in table.column_names:
         multilabel = name == "given" and pa.types.is_list(table.schema.field(name).type)
-        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "audited_confidence"}
+        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "suspect", "audited_confidence"}
         may_be_empty = name == "given" and not multilabel  # if annotators disagree, or there is no label
         if name in filled and not may_be_empty and _nulls(table[name]):
             raise ValueError(f"the column {name!r} has empty cells; expected a value in each cell")
@@ -76,7 +79,7 @@ def check_values(table: pa.Table) -> None:
             raise ValueError(f"the column {TOP[0]!r} contains an unknown class; expected 0 to {len(classes) - 1}")
 
 
-def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
+def parse_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
     """Return the class names in the metadata of a table; raise ValueError if there are none."""
     text = (metadata or {}).get(CLASSES)
     if text is None:
@@ -96,11 +99,6 @@ def read_classes(metadata: dict[bytes, bytes] | None) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def table_of(multilabel: bool) -> str:
-    """Return how messages refer to a table."""
-    return "multi-label data" if multilabel else "single-label data"
-
-
 def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
     name, kind, expected = field.name, field.type, ""
     if name in ("key", "split") and not (pa.types.is_string(kind) if name == "key" else _is_text(kind)):
@@ -112,7 +110,7 @@ def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
         expected = "float"
     elif name == "changed" and not (pa.types.is_int32(kind) if multilabel else pa.types.is_boolean(kind)):
         expected = "int32" if multilabel else "bool"
-    elif name == "pinned" and not pa.types.is_boolean(kind):
+    elif name in ("pinned", "suspect") and not pa.types.is_boolean(kind):
         expected = "bool"
     elif name in (PROBS, GIVEN_PROBS) and not kind.equals(pa.list_(pa.float32(), classes)):
         expected = f"lists of {classes} floats, one per class"

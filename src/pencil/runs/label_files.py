@@ -216,7 +216,7 @@ def part_paths(folder: Path) -> list[Path]:
     return found
 
 
-def write_part(folder: Path, rank: int, size: int, tables: Iterable[pa.Table]) -> dict[str, str]:
+def write_label_part(folder: Path, rank: int, size: int, tables: Iterable[pa.Table]) -> dict[str, str]:
     """Write a rank's part from tables with a column ``row``; return its digest by name.
 
     Tables are kept in memory only until they fill a row group.

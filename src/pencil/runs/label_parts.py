@@ -59,7 +59,9 @@ def build_label_parts(
         return with_classes(columns.append_column(ROW, pa.array(row_of[at.numpy()])), train.classes)
 
     for rows in outcome.train_rows():
-        evidence = RowEvidence(outcome.judgement.issue_scores[rows.places], rows.dynamics)
+        evidence = RowEvidence(
+            outcome.judgement.issue_scores[rows.places], rows.dynamics, outcome.judgement.suspect_from
+        )
         columns = label_columns_of(train.subset(rows.places), rows.label_probs, "train", evidence)
         yield finished(columns, rows.label_probs, rows.places)
     start, held_out = len(train), row_evidence(outcome)[1]
@@ -80,7 +82,7 @@ def _subset(evidence: RowEvidence | None, rows: Tensor) -> RowEvidence | None:
     if evidence is None:
         return None
     assert isinstance(evidence.dynamics, Evidence)
-    return RowEvidence(evidence.issue_scores[rows], evidence.dynamics.subset(rows))
+    return RowEvidence(evidence.issue_scores[rows], evidence.dynamics.subset(rows), evidence.suspect_from)
 
 
 def _with_top(columns: pa.Table, probs: Tensor, k: int) -> pa.Table:

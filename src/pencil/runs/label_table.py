@@ -22,6 +22,7 @@ from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, WIDE
 from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
+from pencil.runs.wording import wording
 
 ROW_GROUP, VALUES = 2**20, 2**22
 """Rows (Arrow's default) and maximum probabilities per row group; writing a group doubles its memory."""
@@ -145,8 +146,8 @@ class LabelTable:
         return self.num_rows
 
     def __repr__(self) -> str:
-        kind = "multi-label" if self.multilabel else "single-label"
-        return f"LabelTable({self.num_rows:,} rows, {len(self.classes)} classes, {kind})"
+        form = wording(self.multilabel).form
+        return f"LabelTable({self.num_rows:,} rows, {len(self.classes)} classes, {form})"
 
     @property
     def column_names(self) -> list[str]:
@@ -240,6 +241,13 @@ class LabelTable:
         chosen = self.confident(min_confidence)
         return chosen.take(np.flatnonzero(chosen.changed)).by_issue()
 
+    def suspects(self) -> Self:
+        """Return the rows worth a look, the most probable issue first.
+
+        They include the rows of :meth:`to_fix`. Multi-label data, and runs of earlier versions, have no others.
+        """
+        return self.take(np.flatnonzero(self.suspect)).by_issue()
+
     def confident(self, min_confidence: float) -> Self:
         """Return the rows with at least this confidence, without rows that could not be read."""
         if min_confidence <= 0:
@@ -294,6 +302,11 @@ class LabelTable:
     def changed(self) -> np.ndarray:
         """Mask of the rows whose corrected label differs from the given label."""
         return self.changed_counts > 0
+
+    @cached_property
+    def suspect(self) -> np.ndarray:
+        """Mask of the rows worth a look: corrections, and further high issue scores. Old runs have corrections only."""
+        return numbers(self["suspect"]) > 0 if "suspect" in self.column_names else self.changed
 
     @cached_property
     def changed_counts(self) -> np.ndarray:

@@ -6,9 +6,11 @@ rows.parquet        the keys of all rows in the original order, and the split of
 encoder.safetensors the encoder of table rows as vectors, if the network was trained on a table
 metrics.jsonl       one line per epoch
 labels.parquet      every labelled row: given and corrected label, confidence, distribution; a folder with one part per
-rank if labels were sharded model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the
-best validation epoch manifest.json       the SHA-256 of every file above: files before metrics.jsonl from the start,
-all files at the end summary.json        the results in numbers; written last, so a directory with a summary is complete
+                    rank if labels were sharded
+audited.parquet     the same table with the labels that an audit decided, if there was one
+model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
+manifest.json       the SHA-256 of every file above: files before metrics.jsonl from the start, all files at the end
+summary.json        the results in numbers; written last, so a directory with a summary is complete
 failure.json        why training failed; removed when it is resumed
 checkpoints/step-N  the state for `pencil resume`, until the run is finished; checkpoints/finetune/step-N while the
                     whole network is fine-tuned after the head
@@ -26,7 +28,7 @@ FORMAT = 2
 """The version of this layout, stored in ``environment.json`` and ``summary.json`` and checked by readers."""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
-ENCODER, FAILURE = "encoder.safetensors", "failure.json"
+ENCODER, FAILURE, AUDITED = "encoder.safetensors", "failure.json", "audited.parquet"
 PART = re.compile(rf"{re.escape(LABELS)}/[^/]*\.parquet")
 """The name of a part of the label table in the manifest."""
 PARTS = ".labels.parquet.parts"
@@ -65,6 +67,11 @@ def has_encoder(path: Path) -> bool:
     return _is_file(path / ENCODER)
 
 
+def is_audited(path: Path) -> bool:
+    """Return whether an audit decided the labels of a run again."""
+    return _is_file(path / AUDITED)
+
+
 def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
     """Return the files that this run started with: the files that exist or that its manifest lists."""
     listed = isinstance(manifest, dict) and ENCODER in manifest
@@ -74,6 +81,8 @@ def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
 def listed_files(path: Path, manifest: object = None) -> tuple[str, ...]:
     """Return the files that a finished run must have: the files that exist or that its manifest lists."""
     names = [*first_files(path, manifest), *(name for name in LISTED if name not in FIRST)]
+    if is_audited(path) or (isinstance(manifest, dict) and AUDITED in manifest):
+        names.append(AUDITED)
     parts = set(manifest) if isinstance(manifest, dict) else set()
     if (path / LABELS).is_dir():
         parts |= {f"{LABELS}/{part.name}" for part in (path / LABELS).iterdir()}

@@ -51,11 +51,11 @@ def list_runs(folder: Path) -> list[ListedRun]:
     return sorted(map(describe_run, _find_runs(folder, DEPTH)), key=lambda run: -run.written)
 
 
-def describe_run(path: Path) -> ListedRun:
-    """Return the state of a run: finished, unfinished or damaged."""
+def describe_run(path: Path, *, as_trained: bool = False) -> ListedRun:
+    """Return the state of a run: finished, unfinished or damaged; ``as_trained`` ignores what an audit decided."""
     written = max(_time(path / name) for name in (RECIPE, METRICS, SUMMARY))
     try:
-        reader = RunReader(path, finished=False)
+        reader = RunReader(path, finished=False, as_trained=as_trained)
         method = reader.recipe_tree.get("method")
         name = str(method.get("name", "")) if isinstance(method, dict) else ""
         if not is_unfinished(path):

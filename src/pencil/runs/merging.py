@@ -49,6 +49,7 @@ def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) 
         "entropy": _changed_at(table["entropy"], picked, 0.0),
         "changed": _changed_at(table["changed"], picked, differs),
         "issue_score": _changed_at(table["issue_score"], picked, differs),
+        **({"suspect": _changed_at(table["suspect"], picked, differs)} if "suspect" in table.column_names else {}),
         **_chosen_probs(labels, picked, present),
     }
 

@@ -1,4 +1,4 @@
-"""A run in a notebook: one line of text, and a small HTML page with the verdict, three numbers and the first rows to
+"""A run in a notebook: one line of text, and a small HTML page with the verdict, a few numbers and the first rows to
 fix.
 
 The page has no scripts and loads no other files. Names, keys and cells may be untrusted, so all are escaped.
@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-import numpy as np
-
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Splits
 from pencil.decisions import Where
 from pencil.runs.label_table import LabelTable
-from pencil.runs.pictures import Shown, show_rows
+from pencil.runs.pictures import Shown, find_shown
 from pencil.runs.summary import Score, Summary
 from pencil.terminal import shorten
 
@@ -26,29 +24,21 @@ COLOURS = {"reliable": "#1a7f37", "doubtful": "#9a6700"}
 """Colours of the verdict; any other verdict is red."""
 
 
-def describe_run(kind: str, summary: Summary, path: Path | None) -> str:
+def run_line(kind: str, summary: Summary, path: Path | None) -> str:
     """Return a one-line description of a run."""
     place = "" if path is None else f", {shorten(str(path), NAME)!r}"
     return f"{kind}({summary.describe()}{place})"
 
 
-def first_to_fix(labels: LabelTable) -> LabelTable:
-    """Return the first rows whose label changed, the most probable issue first."""
-    changed = np.flatnonzero(labels.changed)
-    return labels.take(changed[np.argsort(-labels.issue_score[changed], kind="stable")][:FIRST])
-
-
 def show_first(labels: LabelTable, splits: Splits) -> dict[Where, Shown]:
     """Return the inputs of the first rows to fix for display, without rows that cannot be read."""
-    rows, found = first_to_fix(labels), dict[Where, Shown]()
-    for split in ("train", "validation"):
-        part: Examples | None = getattr(splits, split)
-        keys = [key for key, of in zip(rows.keys.to_pylist(), rows.splits.to_pylist(), strict=True) if of == split]
-        if part is not None and keys:
-            places = np.flatnonzero(np.isin(part.keys, np.array(keys, dtype=part.keys.dtype)))
-            shown = show_rows(part, {str(part.keys[place]): int(place) for place in places})
-            found |= {(key, split): one for key, one in shown.items() if one is not None}
-    return found
+    rows = _first_rows(labels)
+    return find_shown(splits, zip(rows.keys.to_pylist(), rows.splits.to_pylist(), strict=True))
+
+
+def _first_rows(labels: LabelTable) -> LabelTable:
+    """Return the first corrections; the first suspects if there are no corrections."""
+    return (labels.to_fix() if labels.changed.any() else labels.suspects()).slice(0, FIRST)
 
 
 def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown]) -> str:
@@ -58,10 +48,11 @@ def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown])
     numbers = "".join(
         f'<td style="text-align:left;padding:0 1.5em 0 0"><b style="font-size:140%">{escape(value)}</b><br>'
         f"<small>{escape(name)}</small></td>"
-        for name, value in three_numbers(summary)
+        for name, value in first_numbers(summary)
     )
-    rows = first_to_fix(labels)
-    listed = _rows(rows, shown) if len(rows) else "<p>No label was changed.</p>"
+    rows = _first_rows(labels)
+    none = "" if labels.changed.any() else "<p>No label was changed.</p>"
+    listed = none + (_rows(rows, shown, "suspects" if none else "labels to fix") if len(rows) else "")
     return (
         f'<div style="max-width:60em"><p style="margin:0.3em 0"><b style="color:{COLOURS.get(level, "#cf222e")}">'
         f"{escape(level)}</b> <span>{escape(shorten(reason, 2 * WORDS))}</span></p>"
@@ -69,23 +60,27 @@ def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown])
     )
 
 
-def three_numbers(summary: Summary) -> list[tuple[str, str]]:
-    """Return the names and values of three numbers: changed labels, wrong labels and the score."""
+def first_numbers(summary: Summary) -> list[tuple[str, str]]:
+    """Return the names and values of a few numbers: wrong labels, corrections, suspects and the score."""
     labels, rate = summary.labels, summary.noise_rate
-    kind = "mAP" if summary.data.multilabel else "accuracy"
+    kind = summary.data.wording.score_name
     scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind} (noisy labels)"))
     score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "unknown"))
     wrong = "unknown" if rate is None else str(rate)
-    return [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}"), ("estimated wrong", wrong), score]
+    lists = [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}")]
+    if not summary.data.multilabel:
+        lists = [(f"corrections of {labels.total:,} labels", f"{labels.total_changed:,}")]
+        lists.append(("suspects, worth a look", f"{labels.to_look_at:,}"))
+    return [("estimated wrong" if summary.audit is None else "wrong (audited)", wrong), *lists, score]
 
 
-def _rows(rows: LabelTable, shown: Mapping[Where, Shown]) -> str:
+def _rows(rows: LabelTable, shown: Mapping[Where, Shown], name: str) -> str:
     cells = [
         "".join(f'<td style="{CELL}">{cell}</td>' for cell in _cells(rows, row, shown)) for row in range(len(rows))
     ]
     head = "".join(f'<th style="{CELL}">{name}</th>' for name in ("row", "", "given", "corrected", "confidence"))
     lines = "".join(f"<tr>{line}</tr>" for line in cells)
-    return f"<p>The first labels to fix:</p><table><tr>{head}</tr>{lines}</table>"
+    return f"<p>The first {name}:</p><table><tr>{head}</tr>{lines}</table>"
 
 
 def _cells(rows: LabelTable, row: int, shown: Mapping[Where, Shown]) -> Sequence[str]:

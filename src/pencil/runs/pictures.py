@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from pencil.data.check.cells import Cell, measure_spread, row_cells
-from pencil.data.examples import Examples
+from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import hard_labels
 from pencil.data.inputs.base import Inputs
+from pencil.decisions import Where
 from pencil.errors import DataError
 
 SIDE = 96
@@ -35,6 +36,25 @@ class Shown:
     more: int = 0
 
 
+def find_shown(splits: Splits, rows: Iterable[Where]) -> dict[Where, Shown]:
+    """Return the inputs of these rows for display, without rows that cannot be read.
+
+    Rows that a run has held out may be training rows in the data, so they are searched there too.
+    """
+    found: dict[Where, Shown | None] = {}
+    wanted = list(rows)
+    for split in ("train", "validation", "unlabelled"):
+        missing = {key for key, of in wanted if of == split}
+        for part in (getattr(splits, split), splits.train):
+            if part is None or not missing:
+                continue
+            places = np.flatnonzero(np.isin(part.keys, np.array(sorted(missing), dtype=part.keys.dtype)))
+            shown = show_rows(part, {str(part.keys[place]): int(place) for place in places})
+            found |= {(key, split): one for key, one in shown.items()}
+            missing -= shown.keys()
+    return {where: one for where, one in found.items() if one is not None}
+
+
 def show_rows(examples: Examples, places: Mapping[str, int]) -> dict[str, Shown | None]:
     """Return the inputs of the examples at these positions by key; None for an unreadable input."""
     records = examples.inputs.records
@@ -53,21 +73,12 @@ def show_row(inputs: Inputs, row: int) -> Shown | None:
     """Return a row as an image or as numbers; None if it cannot be read."""
     try:
         picture = inputs.picture(row, side=2 * SIDE)
-        return show_values(inputs.raw(torch.tensor([row])).values[0]) if picture is None else _picture(picture)
+        return _numbers(inputs.raw(torch.tensor([row])).values[0]) if picture is None else _picture(picture)
     except DataError:
         return None
 
 
-def show_values(values: Tensor) -> Shown:
-    """Show image-shaped values as an image (floats scaled from the minimum to the maximum), other values as numbers."""
-    if values.ndim == 3 and values.shape[0] in (1, 3, 4) and min(values.shape[1:]) > 1:
-        pixels = values[:3].detach().cpu()
-        if pixels.dtype != torch.uint8:
-            pixels = pixels.double().nan_to_num()
-            low, high = pixels.min(), pixels.max()
-            pixels = ((pixels - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
-        array = pixels.permute(1, 2, 0).numpy()
-        return _picture(np.ascontiguousarray(array[..., 0] if array.shape[2] == 1 else array))
+def _numbers(values: Tensor) -> Shown:
     flat = values.detach().cpu().reshape(-1)
     numbers = ", ".join(f"{number:.3g}" for number in flat[:NUMBERS].tolist())
     size = " x ".join(map(str, values.shape)) if values.ndim > 1 else str(len(flat))

@@ -15,38 +15,46 @@ from torch import Tensor
 from pencil._version import __version__
 from pencil.arrow_arrays import matrix
 from pencil.data.examples import Examples, Splits
-from pencil.data.given.given_labels import most_probable
+from pencil.data.given.given_labels import has_tie, most_probable
 from pencil.data.inputs.base import Inputs
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores
+from pencil.labels.forms import label_form
 from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
 from pencil.runs.label_columns import WIDE
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import CLOSE, DataSummary, LabelSummary, Score, Summary, VerdictSummary
-from pencil.runs.totals import RowTotals, count_rows
-from pencil.runs.verdict import NETWORK_HIGH, detection_of, verdict_of
+from pencil.runs.summary import CLOSE, DataSummary, Interval, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.totals import RowTotals, row_totals
+from pencil.runs.verdict_facts import detection_of, settle
 from pencil.training import Outcome
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.metrics import SCORES, correct_entries
 
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """The evidence of training about the given labels of some rows: issue scores and dynamics."""
+    """The evidence of training about the given labels of some rows: issue scores and dynamics.
+
+    From the score ``suspect_from`` on, a label is a suspect.
+    """
 
     issue_scores: Tensor
     dynamics: Evidence | EntryEvidence
+    suspect_from: float = torch.inf
+
+    def suspects(self, examples: Examples) -> Tensor:
+        """Return a mask of the rows with a high issue score, without pinned rows and rows without a label."""
+        return (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     """Return the evidence about training rows and held-out rows."""
     judgement, held_out = outcome.judgement, outcome.validation_dynamics
-    found = RowEvidence(judgement.issue_scores, outcome.dynamics)
+    found = RowEvidence(judgement.issue_scores, outcome.dynamics, judgement.suspect_from)
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, RowEvidence(judgement.held_out_issue_scores, held_out)
+    return found, RowEvidence(judgement.held_out_issue_scores, held_out, judgement.suspect_from)
 
 
 def build_label_table(
@@ -160,8 +168,8 @@ def build_row_table(loaded: Splits, splits: Splits) -> pa.Table:
 
 def summarize(
     splits: Splits, outcome: Outcome, recipe: Recipe, noise_rate: float | None, world: World = SINGLE_PROCESS
-) -> Summary:
-    """Return the results in numbers.
+) -> tuple[Summary, Outcome]:
+    """Return the results in numbers, and the outcome with the labels to write; see :func:`settle`.
 
     Parameters
     ----------
@@ -177,16 +185,18 @@ def summarize(
         The ranks, each of which holds the results of some rows; all ranks must call this function.
     """
     train, records = splits.train, outcome.records
-    totals = None if train.multilabel else count_rows(train, outcome.train_rows())
-    if totals is not None and outcome.shard is not None:
-        totals = totals.reduced(world.all_reduce_sum)
+    of_train, of_held_out = row_evidence(outcome)
+    totals = _totals(train, outcome, of_train, world)
+    settled, verdict, facts = settle(splits, outcome, totals)
+    if settled is not outcome:  # labels are as given
+        totals = _totals(train, settled, of_train, world)
     best, last = records[outcome.best_epoch - 1], records[-1]
 
     def score(split: str) -> Score | None:
-        name = f"{split}_{SCORES[train.multilabel]}"
+        name = f"{split}_{label_form(train.multilabel).score}"
         return Score(best=best[name], last=last[name]) if name in last else None
 
-    return Summary(
+    summary = Summary(
         method=recipe.method["name"],
         seed=recipe.seed,
         seconds=sum(record["seconds"] for record in records),
@@ -195,9 +205,21 @@ def summarize(
         validation=score("validation"),
         test=score("test"),
         labels=summarize_labels(
-            train, outcome.label_probs, splits.validation, outcome.validation_probs, totals
-        ).model_copy(update={"detection": detection_of(splits, outcome)}),
-        verdict=VerdictSummary.model_validate(verdict_of(splits, outcome, totals)),
+            train, settled.label_probs, splits.validation, settled.validation_probs, totals
+        ).model_copy(
+            update={
+                "suspects": None if totals is None else _count_suspects(splits, settled, totals, of_held_out),
+                "detection": detection_of(splits, outcome),
+            }
+        ),
+        verdict=VerdictSummary(
+            level=verdict.level,
+            reasons=verdict.reasons,
+            agreement=facts.agreement,
+            memorised=facts.memorised,
+            gain=Interval.model_validate(facts.gain),
+            lost_classes=(*facts.halved_classes, *facts.kept_classes),
+        ),
         findings=_findings(outcome),
         injected_noise_rate=noise_rate,
         data=DataSummary(
@@ -208,17 +230,31 @@ def summarize(
             input_type=input_type(train.inputs),
         ),
     )
+    return summary, settled
+
+
+def _totals(train: Examples, outcome: Outcome, evidence: RowEvidence, world: World) -> RowTotals | None:
+    """Return the totals of single-label data over all ranks."""
+    if train.multilabel:
+        return None
+    totals = row_totals(train, outcome.train_rows(), evidence.suspects(train))
+    return totals if outcome.shard is None else totals.reduced(world.all_reduce_sum)
+
+
+def _count_suspects(splits: Splits, outcome: Outcome, totals: RowTotals, held_out: RowEvidence | None) -> int:
+    """Return the number of suspects among training and held-out rows."""
+    found, part, probs = int(totals["suspects"]), splits.validation, outcome.validation_probs
+    if part is not None and probs is not None:
+        changed = read_labels(probs, part.given_labels).changed
+        found += int((changed if held_out is None else changed | held_out.suspects(part)).sum())
+    return found
 
 
 def _findings(outcome: Outcome) -> dict[str, Any]:
-    """The noise rate, rounded as in every text, and the findings of the method, without the evidence for the verdict.
-
-    A run has one noise rate; the limit supported by the network alone could be mistaken for a second one.
-    """
+    """The noise rate, rounded as in every text, and the findings of the method."""
     judgement, noise = outcome.judgement, outcome.judgement.noise
     rate = {"estimate": round(noise.rate, 3), "low": round(noise.low, 3), "high": round(noise.high, 3)}
-    found = {name: value for name, value in outcome.findings.items() if name != NETWORK_HIGH}
-    return {"noise_rate": rate, **found} if judgement.knows else found
+    return {"noise_rate": rate, **outcome.findings} if judgement.knows else outcome.findings
 
 
 def summarize_labels(
@@ -243,11 +279,10 @@ def summarize_labels(
         return LabelSummary(**found, **(totals.correctness(len(train)) if clean is not None else {}))
     if clean is not None:
         entries = read_entries(label_probs, train.given_labels)
-        found["correct_before"] = correct_entries(entries.given, clean)
-        found["correct_after"] = correct_entries(entries.corrected, clean)
-        changed = entries.changed & ~clean.isnan()
-        found["repaired"] = int((changed & (entries.corrected == (clean > 0.5))).sum())
-        found["broken"] = int((changed & (entries.given == (clean > 0.5))).sum())
+        known, before, after = ~clean.isnan(), entries.given == (clean > 0.5), entries.agrees(clean)
+        found["correct_before"], found["correct_after"] = (float(one[known].double().mean()) for one in (before, after))
+        changed = entries.changed & known
+        found["repaired"], found["broken"] = (int((changed & one).sum()) for one in (after, before))
     return LabelSummary(**found)
 
 
@@ -264,15 +299,9 @@ def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals
             found |= {"changed": int(totals["changed"]), "undecided": int(totals["close"])}
             found["undecided_changed"] = int(totals["close_changed"])
             continue
-        if examples.multilabel:
-            entries = read_entries(probs, examples.given_labels)
-            labels, changed = int(entries.known.sum()), entries.changed
-            close = entries.known & (entries.confidence < 0.5 + CLOSE / 2)
-            found |= {} if held_out else {"entries": labels}
-        else:
-            reading = read_labels(probs, examples.given_labels)
-            labels, changed, close = len(examples), reading.changed, reading.margin < CLOSE
-        found |= {"held_out": labels} if held_out else {}
+        reading = label_form(examples.multilabel).read(probs, examples.given_labels)
+        changed, close = reading.changed, reading.close(CLOSE)
+        found |= {"held_out": reading.count} if held_out else {"entries": reading.count}
         found["held_out_changed" if held_out else "changed"] = int(changed.sum())
         found["undecided"] += int(close.sum())
         found["undecided_changed"] += int((close & changed).sum())
@@ -322,10 +351,10 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
         seen_once = TrainingDynamics(examples.given_labels, examples.num_classes)
         seen_once.add(torch.arange(len(examples)), label_probs.clamp_min(1e-12).log())
         dynamics = seen_once.evidence()
-        issues = 1 - dynamics.log_given.exp()
+        issues, suspect = 1 - dynamics.log_given.exp(), torch.zeros(len(examples), dtype=torch.bool)
     else:
         assert isinstance(evidence.dynamics, Evidence)
-        dynamics, issues = evidence.dynamics, evidence.issue_scores
+        dynamics, issues, suspect = evidence.dynamics, evidence.issue_scores, evidence.suspects(examples)
     reading = read_labels(label_probs, examples.given_labels)
     unmet = reading.undecided | (dynamics.visits == 0)  # zero visits: the input could not be read
     names = pa.array(examples.classes)
@@ -345,6 +374,7 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
             "entropy": reading.entropy.float().numpy(),
             "changed": reading.changed.numpy(),
             "issue_score": _without_pinned(issues, examples).masked_fill(reading.undecided, 0.0).float().numpy(),
+            "suspect": (suspect | reading.changed).numpy(),
             "mean_margin": dynamics.margin.masked_fill(unmet, torch.nan).float().numpy(),
             "disagreement": dynamics.disagreement.masked_fill(unmet, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),

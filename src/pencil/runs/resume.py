@@ -19,12 +19,13 @@ from pencil.methods.base import Method
 from pencil.methods.state import state_tree
 from pencil.models.probe import FAULTS, first_line
 from pencil.recipe import Recipe
+from pencil.recipe.trees import flatten
 from pencil.runs.checkpoints import Checkpoint
 from pencil.runs.directory import RunReader
 from pencil.runs.leftovers import checkpoints_of
 from pencil.runs.manifest import check_first_files
 from pencil.runs.results import describe_environment
-from pencil.runs.trees import flatten
+from pencil.terminal import agreed, counted
 from pencil.training import Trainer
 
 FREE_KEYS = {
@@ -36,7 +37,7 @@ DESCRIPTIVE_KEYS = ("name", "description", "paper")
 DERIVED_KEYS = (
     "model.name", "model.pretrained", "model.train", "method.transition",
     "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
-    "data.columns.key", "data.columns.numbering",
+    "data.columns.key", "data.columns.numbering", "data.columns.label",
 )  # fmt: skip
 """Keys that a run fills in if the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{role}" for role in ("numbers", "categories", "text", "vectors"))
@@ -101,14 +102,14 @@ def check_same_pins(path: Path, fingerprints: Mapping[str, str], pinned: Path | 
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class RecordedRows:
     """Keys of the training and held-out rows of an interrupted run."""
 
     train: np.ndarray
     validation: np.ndarray
 
 
-def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, StoredRows | None]:
+def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) -> tuple[Splits, RecordedRows | None]:
     """Return the rows in the order they had when the run was started.
 
     If rows were added or removed and ``allow_changed`` is set, the remaining rows come first, then the new ones; the
@@ -132,7 +133,8 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     if stored == _fingerprints(ordered, recipe):
         warnings.warn("the order of the rows has changed; they are matched by key", stacklevel=3)
         return ordered, None
-    what = f"{len(keys) - len(kept):,} rows were removed, {len(new):,} added"
+    gone = len(keys) - len(kept)
+    what = f"{counted(gone, 'row')} {agreed(gone, 'was', 'were')} removed, {len(new):,} added"
     if len(kept) == len(keys) and not new:
         different = sorted(name for name in {*stored, *now} if stored.get(name) != now.get(name))
         labels = "labels of some rows, or validation, test or unlabelled rows, differ"
@@ -146,7 +148,7 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
     warnings.warn(
         f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted", stacklevel=3
     )
-    return ordered, StoredRows(keys[split == "train"], keys[split == "validation"])
+    return ordered, RecordedRows(keys[split == "train"], keys[split == "validation"])
 
 
 def _places(examples: Examples, keys: np.ndarray) -> tuple[list[int], list[int]]:
@@ -160,7 +162,7 @@ def _fingerprints(splits: Splits, recipe: Recipe) -> dict[str, str]:
     return fingerprints(vars(splits), content=recipe.data.fingerprint == "content")
 
 
-def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None, stage: str = "") -> None:
+def restore(path: Path, trainer: Trainer, changed_from: RecordedRows | None, stage: str = "") -> None:
     """Load the newest checkpoint into the trainer; if there is none, training starts from the beginning.
 
     If the rows have changed, ``changed_from`` holds the rows that the checkpoint was written with. ``stage`` is the
@@ -184,7 +186,7 @@ def restore(path: Path, trainer: Trainer, changed_from: StoredRows | None, stage
         ) from error
 
 
-def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: StoredRows | None) -> None:
+def _load_state(checkpoint: Checkpoint, trainer: Trainer, changed_from: RecordedRows | None) -> None:
     state = checkpoint.part("training")
     size = sum(name.startswith("rank-") for name in checkpoint.parts())
     shards = [checkpoint.part(f"rank-{rank}") for rank in range(size)]
@@ -221,7 +223,7 @@ def _take_shard(state: dict[str, Any], trainer: Trainer) -> None:
         state["dynamics"]["train"] = {name: rows[world.rank :: world.size] for name, rows in train.items()}
 
 
-def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: StoredRows) -> dict[str, Any]:
+def _matched_state(state: dict[str, Any], trainer: Trainer, changed_from: RecordedRows) -> dict[str, Any]:
     """The state with every per-row tensor matched to the current rows; new rows get initial values."""
     held_out = trainer.splits.validation
     train = _Matching.by_key(changed_from.train, trainer.splits.train.keys)

@@ -17,21 +17,20 @@ from pencil.data.sources.arrays import as_inputs
 from pencil.data.sources.frames import as_new_inputs
 from pencil.decisions import Where
 from pencil.errors import DataError, ModelError, RunError, setting
+from pencil.labels.forms import label_form
 from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
 from pencil.runs.directory import RunData, RunReader
 from pencil.runs.label_table import LabelTable
-from pencil.runs.notebook import describe_run, run_page
+from pencil.runs.notebook import run_line, run_page
 from pencil.runs.pictures import Shown
 from pencil.runs.results import input_type
 from pencil.runs.summary import Summary
 from pencil.training import Record
-from pencil.training.compute import Compute
+from pencil.training.compute import Compute, in_threads
 from pencil.training.evaluation import BATCH, predict_logits
 from pencil.training.features import CHUNK
-from pencil.training.metrics import to_probs
-from pencil.training.threads import in_threads
 from pencil.user_file import Trust, as_trust, describe_refusal
 
 
@@ -73,10 +72,10 @@ class Run:
     shown: Mapping[Where, Shown] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return describe_run("Run", self.summary, self.path)
+        return run_line("Run", self.summary, self.path)
 
     def _repr_html_(self) -> str:
-        """Return the HTML page for a notebook: verdict, three numbers, and the first rows to fix."""
+        """Return the HTML page for a notebook: verdict, a few numbers, and the first rows to fix."""
         return run_page(self.summary, self.labels, self.shown)
 
     @property
@@ -91,6 +90,8 @@ class Run:
 
     def issues(self, min_score: float = 0.0) -> LabelTable:
         """Return the rows whose given label may be wrong, the most probable issue first.
+
+        ``run.labels.suspects()`` returns the first of them: as many as are worth a look.
 
         Parameters
         ----------
@@ -122,7 +123,7 @@ class Run:
 
     def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
         """Return class probabilities for some rows of inputs; NaN for rows that cannot be read."""
-        return to_probs(self._outputs(self.model, inputs, rows), self.multilabel)
+        return label_form(self.multilabel).to_probs(self._outputs(self.model, inputs, rows))
 
     def prepare(self, inputs: Inputs) -> Inputs:
         """Return new inputs prepared and encoded like the training inputs."""
@@ -171,7 +172,12 @@ class Run:
 
 
 def open_run(
-    path: Path | str, *, model: nn.Module | None = None, epoch: str = "last", trust: Trust | bool = False
+    path: Path | str,
+    *,
+    model: nn.Module | None = None,
+    epoch: str = "last",
+    trust: Trust | bool = False,
+    as_trained: bool = False,
 ) -> Run:
     """Read a finished run from its directory.
 
@@ -186,6 +192,8 @@ def open_run(
         Load the weights of the ``last`` epoch, or of the ``best`` epoch on the held-out rows.
     trust : bool or Trust
         Execute the Python file that the recipe names as its network (``model.name = "net.py:Net"``), if any.
+    as_trained : bool
+        Read the labels and the verdict of training, even if an audit has decided them again.
 
     Raises
     ------
@@ -195,7 +203,7 @@ def open_run(
     """
     trust = as_trust(trust)
     model = None if model is None else as_network(model)
-    reader = RunReader(path)
+    reader = RunReader(path, as_trained=as_trained)
     data, weights = reader.data(), reader.read_weights(epoch)
     recipe, summary = data.recipe, data.summary
     scales = recipe.data.normalize

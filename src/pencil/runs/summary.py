@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pencil.errors import RunError
 from pencil.files import parse_json
 from pencil.runs.layout import FORMAT, SUMMARY
+from pencil.runs.wording import Wording, wording
 from pencil.terminal import counted, shorten
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
@@ -65,11 +66,41 @@ class Detection(_Frozen):
     precision_of_errors: float
 
 
+class Interval(_Frozen):
+    """An estimated fraction and its 95 % interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the estimate and the interval in per cent, as every text shows them."""
+        return f"{100 * self.estimate:.1f} % (95 % interval {100 * self.low:.1f} to {100 * self.high:.1f} %)"
+
+
 class VerdictSummary(_Frozen):
-    """How reliable the corrected labels are, and why; see `pencil.labels.verdict`."""
+    """How reliable the corrected labels are, and why; see `pencil.labels.verdict`.
+
+    Attributes
+    ----------
+    level, reasons : str, tuple of str
+        The verdict, and its reasons in words.
+    agreement : float or None
+        Agreement of the network with held-out labels.
+    memorised : float or None
+        Of the labels that the network would not predict, the fraction that it repeats for training rows.
+    gain : Interval or None
+        The labels that become right minus the labels that become wrong by the corrections, as a fraction of all labels.
+    lost_classes : tuple of str
+        Classes that lost more than half of their rows, or were not learned.
+    """
 
     level: Literal["reliable", "doubtful", "do not use the corrections"]
     reasons: tuple[str, ...] = ()
+    agreement: float | None = None
+    memorised: float | None = None
+    gain: Interval | None = None
+    lost_classes: tuple[str, ...] = ()
 
 
 class LabelSummary(_Frozen):
@@ -83,6 +114,9 @@ class LabelSummary(_Frozen):
         Known (row, class) entries of multi-label training data.
     held_out, held_out_changed : int
         Held-out labels (entries, for multi-label data), and the held-out labels that changed.
+    suspects : int or None
+        Labels of training and held-out rows worth a look: corrections, and further high issue scores. None for
+        multi-label data and in files of earlier versions.
     undecided, undecided_changed : int or None
         Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
         of them changed; None in files of earlier versions.
@@ -104,6 +138,7 @@ class LabelSummary(_Frozen):
     changed: Count
     held_out: Count = 0
     held_out_changed: Count = 0
+    suspects: Count | None = None
     undecided: Count | None = None
     undecided_changed: Count | None = None
     correct_before: float | None = None
@@ -130,7 +165,12 @@ class LabelSummary(_Frozen):
 
     @property
     def to_look_at(self) -> int:
-        """The number of labels to review: changed or undecided."""
+        """The number of labels to review: the suspects; for multi-label data, the changed and undecided labels.
+
+        Runs of earlier versions have no suspects besides the changed labels.
+        """
+        if self.entries is None:
+            return self.total_changed if self.suspects is None else self.suspects
         return self.total_changed + (self.undecided or 0) - (self.undecided_changed or 0)
 
 
@@ -151,10 +191,15 @@ class DataSummary(_Frozen):
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{shorten(split, NAME)} {count:,}" for split, count in list(self.rows.items())[:4])
-        kind = "multi-label" if self.multilabel else "single-label"
-        return f"DataSummary({rows}; {len(self.classes):,} classes, {kind}, {self.input_type} {self.input_shape})"
+        what = f"{len(self.classes):,} classes, {self.wording.form}, {self.input_type} {self.input_shape}"
+        return f"DataSummary({rows}; {what})"
 
     __str__ = __repr__
+
+    @property
+    def wording(self) -> Wording:
+        """The words for the labels and scores of this data."""
+        return wording(self.multilabel)
 
     @property
     def unread_words(self) -> str:
@@ -172,24 +217,13 @@ class DataSummary(_Frozen):
         return rows
 
 
-class Interval(_Frozen):
-    """An estimated fraction and its 95 % interval."""
+class AuditedDecision(_Frozen):
+    """How an audit decides labels again; see `pencil.auditing.deciding`."""
 
-    estimate: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        """Return the estimate and the interval in per cent, as every text shows them."""
-        return f"{100 * self.estimate:.1f} % (95 % interval {100 * self.low:.1f} to {100 * self.high:.1f} %)"
-
-
-class AuditedConfidence(_Frozen):
-    """The log loss of the confidence on audited rows before and after recalibration, and whether the latter is used."""
-
-    log_loss: float
-    recalibrated_log_loss: float
-    used: bool
+    shift: float
+    trust: float
+    rank: float
+    runner_up_shift: float
 
 
 class AuditSummary(_Frozen):
@@ -206,8 +240,12 @@ class AuditSummary(_Frozen):
         The fraction of given labels that are wrong, and of corrected labels that are right.
     changes_right : Interval or None
         The precision of the changes: the fraction of changed labels that are right. None if no label changed.
-    confidence : AuditedConfidence or None
-        Whether recalibration helps; None with too few answers.
+    decision : AuditedDecision or None
+        How labels were decided again; None if the labels of training remain in use.
+    labels : LabelSummary or None
+        What happened to the labels, as decided by the audit.
+    verdict : VerdictSummary or None
+        The verdict, as measured by the audit.
     """
 
     population: Count
@@ -217,7 +255,9 @@ class AuditSummary(_Frozen):
     given_wrong: Interval
     corrected_right: Interval
     changes_right: Interval | None = None
-    confidence: AuditedConfidence | None = None
+    decision: AuditedDecision | None = None
+    labels: LabelSummary | None = None
+    verdict: VerdictSummary | None = None
 
     @property
     def sentence(self) -> str:
@@ -287,10 +327,17 @@ class Summary(_Frozen):
         """
         return _Findings.model_validate(self.findings).noise_rate if self.audit is None else self.audit.given_wrong
 
+    def after_audit(self) -> "Summary":
+        """Return the summary with the verdict that an audit measured, and its counts if it decided labels again."""
+        if self.audit is None:
+            return self
+        found = {"labels": self.audit.labels, "verdict": self.audit.verdict}
+        return self.model_copy(update={name: value for name, value in found.items() if value is not None})
+
     @property
     def score(self) -> str:
         """The name of the score in metrics and in JSON: ``accuracy``, or ``map`` for multi-label data."""
-        return "map" if self.data.multilabel else "accuracy"
+        return self.data.wording.score
 
     def describe(self) -> str:
         """Return a one-line description of the results."""
@@ -298,6 +345,8 @@ class Summary(_Frozen):
         scores = [(split, one) for split, one in (("test", self.test), ("held-out", self.validation)) if one]
         score = "".join(f", {split} {self.score} {one.last:.3f}" for split, one in scores[:1])
         changed = f"{self.labels.total_changed:,} of {self.labels.total:,} labels changed"
+        if not self.data.multilabel:
+            changed += f", {counted(self.labels.to_look_at, 'suspect')}"
         return f"{shorten(self.method, NAME)}, {len(self.data.classes):,} classes, {changed}{score}, {level}"
 
     def __repr__(self) -> str:
@@ -338,7 +387,7 @@ class Summary(_Frozen):
         """
         named = dict(tree)
         try:
-            score = "map" if tree["data"]["multilabel"] else "accuracy"
+            score = wording(tree["data"]["multilabel"]).score
             named |= {split: tree.get(f"{split}_{score}") for split in ("validation", "test")}
             return cls.model_validate(named)
         except ValidationError as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Examples
+from pencil.labels.gain import SHIFTS, gain_curve
 from pencil.labels.reading import BINS, bin_totals, calibration, read_labels
 from pencil.runs.summary import CLOSE, Calibration
 from pencil.training.record import TrainRows
@@ -17,12 +18,11 @@ COUNTS = (
     "changed",
     "close",
     "close_changed",
+    "suspects",
     "right_before",
     "right_after",
     "repaired",
     "broken",
-    "expected_before",
-    "expected_after",
 )
 
 
@@ -34,18 +34,21 @@ class RowTotals:
     ----------
     counts
         One value per name in ``COUNTS``: rows with a given label, changed rows, rows whose two most probable classes
-        are close, changed rows among these, given and corrected labels that are right, changes for the better and for
-        the worse (if clean labels are known), and given and corrected labels that are right by the posterior.
+        are close, changed rows among these, suspects, given and corrected labels that are right, changes for the
+        better and for the worse (if clean labels are known).
     before, after
         Rows per class by given and by corrected label, without undecided rows.
     bins
         Bins of the confidence, see :func:`pencil.labels.reading.bin_totals`.
+    curve
+        The gain of the corrections, see :func:`pencil.labels.gain.gain_curve`.
     """
 
     counts: Tensor
     before: Tensor
     after: Tensor
     bins: Tensor
+    curve: Tensor
 
     @classmethod
     def nothing(cls, num_classes: int) -> "RowTotals":
@@ -55,10 +58,16 @@ class RowTotals:
             torch.zeros(num_classes, dtype=torch.int64),
             torch.zeros(num_classes, dtype=torch.int64),
             torch.zeros(BINS, 3, dtype=torch.float64),
+            torch.zeros(2, len(SHIFTS), dtype=torch.float64),
         )
 
-    def added(self, part: Examples, label_probs: Tensor, posterior: Tensor) -> "RowTotals":
-        """Return the totals with more rows added, given their label distributions and posteriors."""
+    def added(
+        self, part: Examples, label_probs: Tensor, posterior: Tensor, suspect: Tensor | None = None
+    ) -> "RowTotals":
+        """Return the totals with more rows added, given their label distributions and posteriors.
+
+        ``suspect`` is a mask of the rows with a high issue score; rows whose label changed are suspects too.
+        """
         reading, clean = read_labels(label_probs, part.given_labels), part.clean_labels
         decided, bins = ~reading.undecided, self.bins
         given, corrected = reading.given[decided], reading.corrected[decided]
@@ -66,8 +75,9 @@ class RowTotals:
         found |= {"decided": decided.sum(), "changed": reading.changed.sum()}
         close = reading.margin < CLOSE
         found |= {"close": close.sum(), "close_changed": (close & reading.changed).sum()}
-        found["expected_before"] = posterior[decided].gather(1, given[:, None]).double().sum()
-        found["expected_after"] = posterior[decided].gather(1, corrected[:, None]).double().sum()
+        found["suspects"] = (reading.changed if suspect is None else reading.changed | suspect).sum()
+        own, new = (posterior[decided].gather(1, labels[:, None])[:, 0] for labels in (given, corrected))
+        curve = self.curve + gain_curve(1 - own, new, reading.changed[decided])
         if clean is not None:
             found["right_before"] = (reading.given == clean)[decided].sum()
             found["right_after"] = (reading.corrected == clean).sum()
@@ -77,11 +87,13 @@ class RowTotals:
         size = len(self.before)
         before, after = (labels.bincount(minlength=size) for labels in (given, corrected))
         counts = torch.stack([found[name].double() for name in COUNTS])
-        return RowTotals(self.counts + counts, self.before + before, self.after + after, bins)
+        return RowTotals(self.counts + counts, self.before + before, self.after + after, bins, curve)
 
     def reduced(self, all_reduce_sum: Callable[[Tensor], Tensor]) -> "RowTotals":
         """Return the totals summed over all ranks."""
-        return RowTotals(*(all_reduce_sum(one) for one in (self.counts, self.before, self.after, self.bins)))
+        return RowTotals(
+            *(all_reduce_sum(one) for one in (self.counts, self.before, self.after, self.bins, self.curve))
+        )
 
     def fraction(self, name: str) -> float:
         """Return a count as a fraction of the rows with a given label; 0 if there are none."""
@@ -98,10 +110,11 @@ class RowTotals:
         return {**found, "calibration": Calibration.model_validate(calibration(self.bins))}
 
 
-def count_rows(train: Examples, parts: Iterable[TrainRows]) -> RowTotals:
-    """Return the totals of the training rows in these parts."""
+def row_totals(train: Examples, parts: Iterable[TrainRows], suspect: Tensor | None = None) -> RowTotals:
+    """Return the totals of the training rows in these parts; ``suspect`` is a mask of all training rows."""
     totals = RowTotals.nothing(train.num_classes)
     for rows in parts:
         whole = len(rows.places) == len(train)
-        totals = totals.added(train if whole else train.subset(rows.places), rows.label_probs, rows.posterior)
+        some = None if suspect is None else suspect[rows.places]
+        totals = totals.added(train if whole else train.subset(rows.places), rows.label_probs, rows.posterior, some)
     return totals

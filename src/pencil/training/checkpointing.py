@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from pencil.errors import PencilError, RunError, Stopped
-from pencil.training.distributed import SIGNALS, SINGLE_PROCESS, World
+from pencil.training.distributed import SINGLE_PROCESS, World, stop_signals
 from pencil.training.trainer import Trainer
 
 CONTINUE, SAVE, STOP = 0, 1, 2
@@ -21,7 +21,8 @@ SAME_REQUEST = 1.0
 class StopRequest:
     """Records SIGTERM, SIGINT and SIGHUP instead of exiting; a second, later SIGINT interrupts at once.
 
-    Signals can be caught only in the main thread; in other threads they keep their default effect.
+    Signals can be caught only in the main thread; in other threads they keep their default effect. A SIGHUP that is
+    ignored, as under nohup, stays ignored.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         return self
 
     def __exit__(self, *_: object) -> None:

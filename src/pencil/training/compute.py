@@ -1,9 +1,11 @@
-"""Where and how forward passes run: device, precision, memory format."""
+"""Where and how forward passes run: device, precision, memory format, threads."""
 
 import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch
 from pencil.errors import RecipeError
+
+THREAD_ROWS = 4
+"""Images per forward pass, few enough that their activations stay in the cache of a core."""
 
 
 class Compute(NamedTuple):
@@ -95,3 +100,28 @@ def cpu_runs_bf16() -> bool:
         "c = torch.nn.Conv2d(8, 8, 3).bfloat16(); c(torch.randn(2, 8, 9, 9).bfloat16()).sum().backward()"
     )
     return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def in_threads(forward: Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Return the same function, computed in several threads on a few rows each, without gradients.
+
+    Threads with their own rows do not wait for one another, unlike the threads inside an operation. On a busy machine
+    this is several times as fast.
+
+    Parameters
+    ----------
+    forward
+        A network in evaluation mode, or a function of batches.
+    """
+
+    @torch.inference_mode()
+    def run(part: Tensor) -> Tensor:
+        return forward(part)
+
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield lambda batch: torch.cat(list(pool.map(run, batch.split(THREAD_ROWS))))
+    finally:
+        torch.set_num_threads(threads)  # the pool changed the default for new threads

@@ -23,9 +23,19 @@ from pencil.errors import RecipeError, TrainingError
 TIMEOUT = timedelta(minutes=10)
 """Timeout for a process that does not answer; a process that dies is noticed at once."""
 LAUNCHER = "PENCIL_LAUNCHER_PID"
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 GRACE = 25.0
 """Seconds that the other processes have to exit on their own once one has failed."""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask training to save and stop: SIGTERM, SIGINT, and SIGHUP unless nohup ignores it.
+
+    An ignored SIGINT is still one of them: shells ignore it for programs in the background, which `kill -INT` may stop.
+    """
+    found = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Windows has no SIGHUP
+        found.append(signal.SIGHUP)
+    return found
 
 
 class World:
@@ -319,7 +329,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
             if worker.poll() is None:
                 worker.send_signal(number)
 
-    previous = {number: signal.signal(number, forward_signal) for number in SIGNALS}
+    previous = {number: signal.signal(number, forward_signal) for number in stop_signals()}
     try:
         return _wait(workers)
     finally:

@@ -30,7 +30,6 @@ def predict_logits(
     forward: Callable[[Tensor], Tensor] | None = None,
     batch_size: int = BATCH,
     compute: Compute = CPU,
-    after_batch: Callable[[], None] | None = None,
     finite: bool = False,
 ) -> Tensor:
     """Return the network's logits for these rows as fp32 on the CPU; NaN for unreadable rows.
@@ -45,13 +44,11 @@ def predict_logits(
         Called instead of the model: a compiled version, or a function with another output of any shape per row.
     batch_size, compute
         How the forward passes run.
-    after_batch
-        Called after every batch.
     finite
         Raise ModelError, naming the rows, if a logit of a readable row is NaN or infinite.
     """
     rows = torch.arange(len(inputs)) if rows is None else rows
-    found = _outputs(model, inputs, rows.split(batch_size), model if forward is None else forward, compute, after_batch)
+    found = _outputs(model, inputs, rows.split(batch_size), model if forward is None else forward, compute)
     shape = next((outputs.shape[1:] for outputs, _ in found if outputs is not None), None)
     if shape is None:
         raise _nothing_read(inputs, rows)
@@ -68,7 +65,7 @@ def _outputs(
     chunks: Sequence[Tensor],
     run: Callable[[Tensor], Tensor],
     compute: Compute,
-    after_batch: Callable[[], None] | None,
+    after_batch: Callable[[], None] | None = None,
 ) -> Found:
     """Run the network in evaluation mode on each chunk of rows."""
     was_training, found = model.training, Found()

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from pencil.data.inputs.base import Inputs
 from pencil.errors import ModelError
 from pencil.models import FrozenNetwork
-from pencil.training.compute import CPU, Compute
-from pencil.training.threads import in_threads
+from pencil.training.compute import CPU, Compute, in_threads
 
 
 class Extractor:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pencil.data.examples import Splits
+from pencil.data.examples import Examples, Splits
 from pencil.data.sources.npz import as_size, memory_limit
 from pencil.errors import TrainingError
 from pencil.labels.dynamics import DENSE_CLASSES, TOP_K
@@ -45,8 +45,13 @@ def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: i
     else:
         row += NUMBER * classes * needs.label_arrays
     others = sum(len(part) for part in (splits.validation, splits.unlabelled) if part is not None)
-    pairs = 0 if train.multilabel else NOISE_MODEL * classes**2
+    pairs = noise_bytes(train)
     return rows * row + others * NUMBER * classes * HELD_OUT + pairs + min(BLOCKS, 24 * rows * classes)
+
+
+def noise_bytes(train: Examples) -> int:
+    """Return the memory of the noise estimate: a matrix of all pairs of classes, except for multi-label data."""
+    return 0 if train.multilabel else NOISE_MODEL * train.num_classes**2
 
 
 def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSettings, *, in_python: bool) -> None:
@@ -82,11 +87,10 @@ def _remedy(splits: Splits, needs: Requirements, top_k: int | None, room: int, r
             if label_bytes(splits, needs, k, ranks) <= room:
                 value = f'settings={{"training.label_top_k": {k}}}' if in_python else f"--set training.label_top_k={k}"
                 return f"keep the {k} most probable classes of each row with {value}"
-    rows = splits.train
-    if NOISE_MODEL * rows.num_classes**2 > room and not rows.multilabel:
+    if noise_bytes(splits.train) > room:
         return (
-            f"the noise estimate alone takes {as_size(NOISE_MODEL * rows.num_classes**2)}, so no "
-            "training.label_top_k helps: merge rare classes, or use a machine with more memory"
+            f"the noise estimate alone takes {as_size(noise_bytes(splits.train))}, so no training.label_top_k helps: "
+            "merge rare classes, or use a machine with more memory"
         )
     return "no training.label_top_k makes them fit: use fewer rows (data.rows) or a machine with more memory"
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.cluster import as_task, finished_tasks, has_gpus, import_ray, joined_cluster, reason_of
 from pencil.data.inputs.base import Inputs
 from pencil.errors import PencilError, TrainingError
 from pencil.models import FrozenNetwork
+from pencil.training.cluster import as_task, finished_tasks, has_gpus, import_ray, joined_cluster, reason_of
 from pencil.training.compute import Compute
 from pencil.training.extraction import Chunk, ComputeChunks, Engine, Extractor
 from pencil.user_file import loaded_modules
@@ -25,7 +25,7 @@ AHEAD = 2
 
 
 def on_ray(*, gpu: bool = True) -> Engine:
-    """Return the engine that computes features on a Ray cluster; see :func:`pencil.cluster.joined_cluster`.
+    """Return the engine that computes features on a Ray cluster; see :func:`pencil.training.cluster.joined_cluster`.
 
     A task takes a core, and a GPU if the cluster has GPUs unless ``gpu`` is False. If its machine dies, it is retried
     once. Machines need pencil, and a shared file system for image files.

@@ -13,9 +13,9 @@ from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
 from pencil.methods.base import Method
 from pencil.training.distributed import World
-from pencil.training.dynamics import RunDynamics
 from pencil.training.metrics import LabelTotals, Metrics
 from pencil.training.record import TrainRows
+from pencil.training.run_dynamics import RunDynamics
 from pencil.training.settings import TrainingSettings
 
 REPLICATED_BYTES = 2**30

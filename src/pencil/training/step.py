@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples
 from pencil.errors import TrainingError
+from pencil.labels.forms import label_form
 from pencil.methods.base import Method, Outputs, Phase, Terms, Views
 from pencil.training.distributed import World
-from pencil.training.dynamics import RunDynamics
-from pencil.training.metrics import training_hits
 from pencil.training.networks import Networks
+from pencil.training.run_dynamics import RunDynamics
 from pencil.training.views import draw_mixing, gather, mix_local, stacked
 
 
@@ -56,6 +56,7 @@ class TrainingStep:
         seed: int = 0,
     ):
         self.networks, self.train, self.world, self.dynamics = networks, train, world, dynamics
+        self.form = label_form(train.multilabel)
         self.sharded, self.ema_logits, self.seed = sharded, ema_logits, seed
 
     def __call__(
@@ -93,7 +94,9 @@ class TrainingStep:
             return None
         outputs = self._forward(batch, phase.views, counts, position)
         result = (self._local_loss if self.sharded else self._whole_batch_loss)(phase, outputs, batch, rows, counts)
-        self._check_finite(float(result.terms.loss.detach()), result, where)
+        loss = float(result.terms.loss.detach())
+        if not math.isfinite(loss):
+            raise self._not_finite(f"loss became {loss}", result, where)
         self._optimizer_step(result, phase.lr(progress, phase.epochs), where)
         self.dynamics.add(result.batch.rows, result.logits)  # predictions from before this step
         if phase.after_step is not None:  # labels move here
@@ -168,7 +171,7 @@ class TrainingStep:
             batch = replace(batch, rows=rows, given_labels=given_labels)
         terms = phase.loss(self._weighted(outputs, batch.rows), batch)
         logits = outputs.of_rows(len(batch.rows))
-        hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
+        hits = self.form.hits(logits.detach(), batch.given_labels)
         return StepResult(terms.loss, terms, batch, logits, hits, sum(counts))
 
     def _gathered(self, outputs: Outputs, views: Views, counts: list[int]) -> Outputs:
@@ -193,7 +196,7 @@ class TrainingStep:
             self._weighted(outputs, batch.rows), batch
         )  # NaN without rows, but all ranks must fetch labels together
         loss = terms.loss * (own / total) if own else logits.sum()  # 0 without rows, but DDP needs every backward pass
-        hits = training_hits(logits.detach(), batch.given_labels, self.train.multilabel)
+        hits = self.form.hits(logits.detach(), batch.given_labels)
         sums = torch.zeros(3 + len(terms.parts), dtype=torch.float64)
         if own:
             losses = [own * float(term.detach()) for term in (terms.loss, *terms.parts.values())]
@@ -239,10 +242,6 @@ class TrainingStep:
             self.world.broadcast_buffers(network)
         for ema in networks.emas:
             ema.update()
-
-    def _check_finite(self, loss: float, result: StepResult, where: str) -> None:
-        if not math.isfinite(loss):
-            raise self._not_finite(f"loss became {loss}", result, where)
 
     def _not_finite(self, what: str, result: StepResult, where: str) -> TrainingError:
         """The error, naming the rows with non-finite logits, or all rows of the batch."""

@@ -19,8 +19,8 @@ from pencil.data.inputs.transform import rows_within
 from pencil.methods.base import Phase, Views
 from pencil.models import FrozenNetwork
 from pencil.seeding import seeded
+from pencil.training.compute import in_threads
 from pencil.training.evaluation import BATCH
-from pencil.training.threads import in_threads
 from pencil.training.trainer import Trainer
 
 BUDGET = 3.0
@@ -34,7 +34,7 @@ READ_ROWS = 8
 """Rows that are read at a time to measure reading."""
 
 
-def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = BUDGET) -> float:
+def estimate_seconds(trainer: Trainer, *, cached: bool = False) -> float:
     """Return how long the run of this trainer will take, without loading the data and writing the results.
 
     If epochs are short, some are trained. Otherwise steps of the first phase are timed, on less than a full batch if
@@ -48,15 +48,13 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
         A trainer that has not trained yet.
     cached
         Whether training caches decoded images, so that each is decoded only once.
-    budget
-        Approximate time limit of the estimate, in seconds.
     """
     if trainer.settings.minutes is not None:
         return 60 * trainer.settings.minutes
-    until = time.perf_counter() + budget
+    until = time.perf_counter() + BUDGET
     with warnings.catch_warnings(), seeded(trainer.seed, "timing"):
         warnings.simplefilter("ignore")  # training itself will issue these warnings
-        source = _Source(trainer, time.perf_counter() + budget / 4)
+        source = _Source(trainer, time.perf_counter() + BUDGET / 4)
         trainer.networks.trained.train()
         first = trainer.phases[0]
         if first.before_epoch is not None:  # some methods allocate there what a step stores
@@ -68,7 +66,7 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False, budget: float = 
                 costs[phase.views] = _time_step(trainer, source, phase, until) / step
         row = _time_evaluation(trainer, source, step, until)
         epoch = _epoch_seconds(trainer, source, step, row, cached)
-        if source.reading is None and LEAST_EPOCHS * epoch < budget / 2:
+        if source.reading is None and LEAST_EPOCHS * epoch < BUDGET / 2:
             return _time_epochs(trainer, costs, until)
     epochs = sum(phase.epochs * costs[phase.views] for phase in trainer.phases)
     predictions = 1 + sum(phase.on_start is not None for phase in trainer.phases)

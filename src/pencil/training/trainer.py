@@ -9,22 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from pencil.data.examples import Batch, Examples, Splits, split_into_batches
-from pencil.data.given.given_labels import as_distribution, has_tie
+from pencil.data.given.given_labels import as_distribution
 from pencil.data.inputs.augment import Augmentation
 from pencil.data.pinned import apply_pinned
 from pencil.errors import TrainingError
+from pencil.labels.forms import label_form
 from pencil.labels.judging import Judgement, judge_unlabelled
 from pencil.methods.base import Method, Phase, Task, Views, fit_budget
 from pencil.methods.state import load_state
 from pencil.seeding import generator, reseed, seeded
 from pencil.training.compute import Compute, pick_device, pick_precision
 from pencil.training.distributed import SINGLE_PROCESS, World
-from pencil.training.dynamics import RunDynamics, with_issue_scores
 from pencil.training.evaluation import check_model, predict_examples
-from pencil.training.metrics import SCORES, to_probs
 from pencil.training.metrics import evaluate as metrics_of
 from pencil.training.networks import MakeNetwork, Networks, copies_of
 from pencil.training.record import Observer, Outcome, Position, Record, RunningMeans
+from pencil.training.run_dynamics import RunDynamics, with_issue_scores
 from pencil.training.settings import TrainingSettings
 from pencil.training.sharding import can_judge_shards, choose_layout, label_metrics, shard_rows, whole_label_probs
 from pencil.training.step import TrainingStep, refuse_unsuited
@@ -72,7 +72,7 @@ class Trainer:
     ):
         self.settings = settings = settings or TrainingSettings()
         self.splits, self.method, self.seed, self.world = splits, method, seed, world
-        self.score = SCORES[splits.train.multilabel]
+        self.form = label_form(splits.train.multilabel)
         self.augmentation, self.observers, self.on_pause = augmentation, observers, on_pause
         device = pick_device(settings.device) if device is None else device
         memory_format = torch.channels_last if settings.channels_last else torch.preserve_format
@@ -262,7 +262,7 @@ class Trainer:
             self._weights_restored = False
         elif self.position.phase + 1 == len(self.phases) and epoch + 1 == self.phases[-1].epochs:
             record |= self._label_metrics()  # the method may have set the final labels
-        self.networks.track_best(record.get(f"validation_{self.score}"), record["epoch"])
+        self.networks.track_best(record.get(f"validation_{self.form.score}"), record["epoch"])
         record["seconds"] = time.perf_counter() - started
         for observer in self.observers:
             observer.on_plan(self.phases)
@@ -286,7 +286,7 @@ class Trainer:
         """The kept network's probabilities; the given label if the input is unreadable or the label is pinned."""
         logits = self._logits(examples)
         unread = logits[:, 0].isnan()
-        probs = to_probs(logits, examples.multilabel)
+        probs = self.form.to_probs(logits)
         if unread.any():
             probs[unread] = as_distribution(examples.given_labels[unread], examples.num_classes)
         return apply_pinned(probs, examples)
@@ -300,7 +300,7 @@ class Trainer:
             metrics |= {f"validation_{name}": value for name, value in found.items()}
         if self.splits.test is not None:
             logits = self._logits(self.splits.test, after_batch)
-            metrics[f"test_{self.score}"] = metrics_of(logits, self.splits.test)[self.score]
+            metrics[f"test_{self.form.score}"] = metrics_of(logits, self.splits.test)[self.form.score]
         return metrics
 
     def _label_metrics(self) -> Record:
@@ -429,9 +429,7 @@ class Trainer:
         if self._held_out_logits is None:
             self._held_out_logits = self._logits(self.splits.validation)
         given = self.splits.validation.given_labels
-        usable = ~self._held_out_logits[:, 0].isnan()
-        if not self.splits.validation.multilabel:
-            usable &= ~has_tie(given)
+        usable = ~self._held_out_logits[:, 0].isnan() & self.form.has_label(given)
         return (self._held_out_logits[usable], given[usable]) if usable.any() else None
 
     def snapshot(self) -> list[Tensor]:

@@ -65,17 +65,12 @@ def group_equal(values: np.ndarray, positions: np.ndarray) -> Groups:
 
 
 def with_different_labels(groups: Groups, labels: np.ndarray) -> Groups:
-    """Return the groups whose labels differ; an unknown label never differs."""
+    """Return the groups whose labels, or other values of each position, differ; an unknown label never differs."""
     if not len(groups):
         return groups
     seen = labels[groups.positions].reshape(len(groups.positions), -1)
     lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of known labels
     return groups.chosen(np.any(lowest < highest, axis=1))
-
-
-def in_several_parts(groups: Groups, part_of: np.ndarray) -> Groups:
-    """Return the groups whose members belong to more than one part; ``part_of`` has the part of every position."""
-    return with_different_labels(groups, part_of)
 
 
 class Comparable(Protocol):

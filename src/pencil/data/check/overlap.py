@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pencil.data.check.duplicates import Groups, group_equal, in_several_parts, with_different_labels
+from pencil.data.check.duplicates import Groups, group_equal, with_different_labels
 from pencil.data.check.inspection import Inspection, find_near_duplicates, label_of
 from pencil.data.examples import Examples
 from pencil.data.given.given_labels import hard_labels
@@ -50,7 +50,7 @@ def find_overlap(splits: Mapping[str, Examples], findings: Mapping[str, Inspecti
     readable = np.concatenate([one.readable + start for one, start in zip(prints, starts, strict=True)])
     split_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     exact = group_equal(np.concatenate([one.words for one in prints]), readable)
-    groups = [in_several_parts(found, split_of) for found in (exact, find_near_duplicates(parts, prints)[0])]
+    groups = [with_different_labels(found, split_of) for found in (exact, find_near_duplicates(parts, prints)[0])]
     labels = _labels_of(parts)
     conflicts = [one.chosen(np.zeros(len(one), dtype=bool)) for one in groups]
     if labels is not None:

@@ -13,8 +13,10 @@ from pencil.data.datasets.official_files import download as fetch
 from pencil.data.examples import Examples, Splits
 from pencil.data.inputs.base import ReadOptions
 from pencil.data.keys import as_keys
+from pencil.data.rows import to_splits
+from pencil.data.settings import DataSettings
+from pencil.data.sources import table
 from pencil.data.sources.arrays import from_arrays
-from pencil.data.sources.table import from_table
 from pencil.errors import DataError
 
 SIDE = 32
@@ -114,7 +116,7 @@ def _from_parquet(layout: _Pickles, folder: Path) -> Splits:
 
 def _decoded(path: Path, split: str, classes: tuple[str, ...] | None = None) -> Examples:
     """Decode all images of a table into one tensor: they are small, and decoding them in every epoch takes longer."""
-    part = from_table(path, classes=classes).train
+    part = to_splits(table.read(path, DataSettings(classes=classes))).train
     cached = part.inputs.with_options(ReadOptions(size=(SIDE, SIDE), exact=True)).cached(part.rows)
     assert cached is not None  # a table contains encoded images
     return replace(part, inputs=cached, rows=torch.arange(len(part)), keys=_keys(split, len(part)))

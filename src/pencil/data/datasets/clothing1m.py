@@ -10,7 +10,6 @@ from torch import Tensor
 
 from pencil.data.datasets.official_files import (
     Release,
-    arrow_keys,
     look_up,
     need_count,
     need_files,
@@ -20,6 +19,7 @@ from pencil.data.datasets.official_files import (
 )
 from pencil.data.examples import Examples, Splits
 from pencil.data.inputs.images import ImageFiles, ImageInputs
+from pencil.data.sources.key_column import column_keys
 from pencil.errors import DataError
 from pencil.seeding import generator
 
@@ -58,7 +58,7 @@ def clothing1m(root: Path | None = None, *, per_class: int | Literal["all"] | No
         if split == "train" and limit is not None:
             rows = balanced(labels, limit, classes, need_count("seed", seed, 0))
             keys, labels = keys.take(pa.array(rows.numpy())), labels[rows.numpy()]
-        names = arrow_keys(keys)
+        names = column_keys(keys)
         inputs = ImageInputs(ImageFiles(folder, names))
         parts[split] = Examples(inputs, torch.arange(len(names)), torch.from_numpy(labels), classes, names)
     return Splits(**parts)

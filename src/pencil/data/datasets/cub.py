@@ -8,7 +8,6 @@ import torch
 
 from pencil.data.datasets.official_files import (
     Release,
-    arrow_keys,
     look_up,
     need_files,
     need_folder,
@@ -17,6 +16,7 @@ from pencil.data.datasets.official_files import (
 )
 from pencil.data.examples import Examples, Splits
 from pencil.data.inputs.images import ImageFiles, ImageInputs
+from pencil.data.sources.key_column import column_keys
 from pencil.errors import DataError
 
 RELEASE = Release("CUB-200-2011", "CUB_200_2011.tgz")
@@ -27,7 +27,7 @@ def cub200(root: Path | None = None) -> Splits:
     """Load the official split into training and test images; class names come from classes.txt."""
     folder = need_files(RELEASE, need_folder(RELEASE, root), FILES, ("CUB_200_2011", ""))
     images = read_list(folder / "images.txt", id=pa.int64(), path=pa.string())
-    keys = arrow_keys(images["path"])
+    keys = column_keys(images["path"])
     classes = read_list(folder / "classes.txt", id=pa.int64(), name=pa.string())
     names = tuple(classes["name"].to_pylist())
     if classes["id"].to_pylist() != list(range(1, len(names) + 1)):

@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.dtypes import StringDType
 
 from pencil.errors import DataError, setting
-
-CHUNK = 65536
 
 
 class Release(NamedTuple):
@@ -116,11 +113,3 @@ def need_count(option: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise DataError(f"data.options.{option} is {value!r}; expected an integer of at least {least}; change it.")
     return value
-
-
-def arrow_keys(column: Any, suffix: str = "") -> np.ndarray:
-    """Return an Arrow column as keys, without converting all of them to Python strings at once."""
-    keys = np.empty(len(column), dtype=StringDType())
-    for start in range(0, len(column), CHUNK):
-        keys[start : start + CHUNK] = [f"{key}{suffix}" for key in column[start : start + CHUNK].to_pylist()]
-    return keys

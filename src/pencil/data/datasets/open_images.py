@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pencil.data.datasets.official_files import Release, arrow_keys, need_count, need_folder, read_list
+from pencil.data.datasets.official_files import Release, need_count, need_folder, read_list
 from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import as_indicators
 from pencil.data.inputs.images import ImageFiles, ImageInputs
+from pencil.data.sources.key_column import column_keys
 from pencil.errors import DataError
 from pencil.seeding import generator
 
@@ -121,8 +122,8 @@ def _examples(
     kept = drawn[image]
     given[np.searchsorted(rows, image[kept]), label[kept]] = value[kept]
     files = part.images.take(pa.array(rows))
-    keys = arrow_keys(files)
-    inputs = ImageInputs(ImageFiles(folder, arrow_keys(files, ".jpg")))
+    keys = column_keys(files)
+    inputs = ImageInputs(ImageFiles(folder, column_keys(pc.binary_join_element_wise(files, ".jpg", ""))))
     return Examples(inputs, torch.arange(len(keys)), as_indicators(given, keys=keys), classes, keys, multilabel=True)
 
 

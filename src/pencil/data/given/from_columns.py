@@ -1,6 +1,10 @@
-"""Labels in the columns of a table: one class, a distribution, a list of classes, or several annotators per row."""
+"""Label cells: what every source holds for labels, in columns or in memory, and how they become classes.
+
+A row of a table has one class, a distribution, a list of classes, or the votes of several annotators.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,39 +26,79 @@ from pencil.data.given.given_labels import (
 from pencil.data.given.label_rule import as_labels, class_indices, class_names, not_one_of
 from pencil.data.given.resolving import as_clean_labels, resolve_labels
 from pencil.data.given.same_values import are_truth, truth_as_numbers
+from pencil.data.roles import is_list, is_string
 from pencil.errors import DataError, setting
 from pencil.formulas import unescape_formula
 
 SEPARATORS = (";", "|", ",")
 """What may stand between several classes in one cell; the first of them is what pencil writes."""
 
-Form = Literal["label", "votes", "probabilities", "indicators"]
+Form = Literal["values", "label", "votes", "probabilities", "indicators"]
 
 
-def column_labels(
-    columns: Sequence[Any], classes: Sequence[str] | None, form: Form, bad: BadRows, multilabel: bool | None = None
-) -> GivenLabels:
-    """Check and return the labels in some columns; a row without a label is unlabelled.
+@dataclass(frozen=True)
+class LabelCells:
+    """Labels as a source holds them; :func:`read_cells` decides which class each of them is.
 
     Parameters
     ----------
-    columns
-        Arrow columns.
-    classes
-        Class names in order; None derives them from the values.
+    given
+        Arrow columns, or for the form "values" anything that NumPy can represent.
     form
-        One "label" column; one column of "votes" per annotator; or one column per class with "probabilities" that sum
-        to 1 in every row, or with multi-label "indicators".
-    bad
-        Where rows with a label that cannot be used are added; it names the table in messages.
+        "values" in memory; one "label" column; one column of "votes" per annotator; or one column per class with
+        "probabilities" that sum to 1 in every row, or with multi-label "indicators".
+    classes
+        Class names in order, or for values also their number; None derives them from the labels.
     multilabel
-        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
+        Whether numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
+    clean
+        Labels known to be right, only for metrics: columns or values, like ``given``.
+    """
+
+    given: Any
+    form: Form = "values"
+    classes: Sequence[str] | int | None = None
+    multilabel: bool | None = None
+    clean: Any = None
+
+    @property
+    def count(self) -> int:
+        """The number of labels."""
+        try:
+            return len(self.given if self.form == "values" else self.given[0])
+        except TypeError:
+            raise DataError(f"y is {self.given!r}; expected one label per row of x.") from None
+
+
+def read_cells(cells: LabelCells, keys: np.ndarray, bad: BadRows) -> tuple[GivenLabels, Tensor | None]:
+    """Check labels and return them with their classes, and the labels known to be right, if there are any.
+
+    Parameters
+    ----------
+    cells
+        The labels; a row without a label is unlabelled.
+    keys
+        Names of the rows in messages.
+    bad
+        Where rows with a label in a column that cannot be used are added; it names the source in messages.
 
     Raises
     ------
     DataError
-        If the columns are not as expected.
+        If the labels are not as expected.
     """
+    if cells.form == "values":
+        labels = resolve_labels(cells.given, cells.classes, keys, cells.multilabel)
+        return labels, as_clean_labels(cells.clean, labels.classes, labels.multilabel)
+    assert not isinstance(cells.classes, int)
+    labels = column_labels(cells.given, cells.classes, cells.form, bad, cells.multilabel)
+    return labels, None if cells.clean is None else clean_columns(cells.clean, labels, bad.where)
+
+
+def column_labels(
+    columns: Sequence[Any], classes: Sequence[str] | None, form: Form, bad: BadRows, multilabel: bool | None
+) -> GivenLabels:
+    """Return the labels in some columns, as :class:`LabelCells` describes them."""
     if form == "indicators":
         values = _without_odd_entries(_matrix(columns, bad.where), bad)
         assert classes is not None
@@ -68,7 +112,7 @@ def column_labels(
         column = _taken_apart(column)
     elif _is_text(column):
         _ask_about_several(column, classes, bad)
-    if is_list(column):
+    if is_list(column.type):
         return _lists(column, classes, bad, multilabel)
     names = class_names([column], classes, bad.where, bad.numbers)
     return GivenLabels(torch.from_numpy(hard_column(column, names, bad)), names)
@@ -87,7 +131,7 @@ def clean_columns(columns: Sequence[Any], given: GivenLabels, where: str) -> Ten
         bad.add_where(clean < 0, lambda _: "there is no label")
         bad.refuse(total=len(clean), remedy="")
         return torch.from_numpy(clean)
-    if len(columns) == 1 and is_list(columns[0]):
+    if len(columns) == 1 and is_list(columns[0].type):
         values: Any = _lists(columns[0], given.classes, bad, multilabel=True).given
         bad.refuse(total=len(values), remedy="")
     else:
@@ -103,11 +147,6 @@ def hard_column(column: Any, classes: tuple[str, ...], bad: BadRows, rows: np.nd
         label = column[place].as_py()
         bad.add(place if rows is None else int(rows[place]), f"label {label!r} {not_one_of(classes, label)}")
     return indices
-
-
-def find_separator(column: Any) -> str | None:
-    """Return what stands between several classes in one cell: the first of ``SEPARATORS`` that occurs, or None."""
-    return next((one for one in SEPARATORS if pc.any(pc.match_substring(column, one)).as_py()), None)
 
 
 def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows) -> None:
@@ -201,20 +240,14 @@ def _numbers_of(row: np.ndarray) -> str:
     return np.array2string(row, precision=3, threshold=6)
 
 
-def is_list(column: Any) -> bool:
-    """Return whether the cells of a column are lists."""
-    kind = column.type
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
 def _is_text(column: Any) -> bool:
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return is_string(column.type.value_type if pa.types.is_dictionary(column.type) else column.type)
 
 
 def _taken_apart(column: Any) -> Any:
     """Return cells such as ``sea; sky`` as lists of classes; an empty cell is an empty list."""
-    separator = find_separator(column) or SEPARATORS[0]
+    found = (one for one in SEPARATORS if pc.any(pc.match_substring(column, one)).as_py())
+    separator = next(found, SEPARATORS[0])
     cells = (cell or "" for cell in column.to_pylist())
     lists = [[unescape_formula(part.strip()) for part in cell.split(separator) if part.strip()] for cell in cells]
     return pa.chunked_array([pa.array(lists, pa.list_(pa.string()))])

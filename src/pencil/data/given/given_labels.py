@@ -116,7 +116,7 @@ def as_indicators(labels: Any, num_classes: int | None = None, *, keys: Keys = N
     return torch.from_numpy(values)
 
 
-def as_clean_indicators(labels: Any, num_classes: int) -> Tensor:
+def as_clean_indicators(labels: Any, num_classes: int | None = None) -> Tensor:
     """Check multi-label labels that are known to be right: 0 or 1 for each class, NaN where unknown."""
     clean = as_indicators(labels, num_classes)
     values = clean.numpy()
@@ -271,30 +271,17 @@ def _refuse_missing(values: np.ndarray, keys: Keys, hint: str) -> None:
             f"labels are of type {values.dtype}; expected class indices or distributions; "
             "map names to indices first (PencilClassifier and the command line do it for you)."
         )
-    finite = np.isfinite(values) if values.ndim == 1 else np.isfinite(values).all(axis=1)
-    if not finite.all():
-        rows = np.flatnonzero(~finite).tolist()
-        row = rows[0]
-        raise DataError(
-            f"label at {name_rows(rows, keys)} is {values[row]}; expected a class; label the row or leave it out{hint}."
-        )
+    finite = np.isfinite(values).reshape(len(values), -1)
+    _refuse_rows(finite, values, keys, "label", f"expected a class; label the row or leave it out{hint}")
 
 
 def _class_indices(values: np.ndarray, num_classes: int | None, keys: Keys) -> tuple[Tensor, int]:
-    whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), dtype=bool)
-    if not whole.all():
-        rows = np.flatnonzero(~whole).tolist()
-        row = rows[0]
+    exact = (np.abs(values.astype(np.float64)) <= LARGEST_INDEX) & (values == np.floor(values))
+    if not exact.all():
+        rows = np.flatnonzero(~exact).tolist()
         raise DataError(
-            f"label {values[row]} at {name_rows(rows, keys)} is not a whole number; expected a class index; fix the "
-            "label."
-        )
-    outside = np.flatnonzero((values < -LARGEST_INDEX) | (values > LARGEST_INDEX))
-    if len(outside):
-        row = int(outside[0])
-        raise DataError(
-            f"label {values[row]} at {name_rows([row], keys)} is no class index; expected indices from 0; fix the "
-            "label."
+            f"label {values[rows[0]]} at {name_rows(rows, keys)} is not a whole number up to {LARGEST_INDEX:,}; "
+            "expected a class index; fix the label."
         )
     indices = torch.from_numpy(values.astype(np.int64))
     count = int(indices.max()) + 1 if num_classes is None else num_classes

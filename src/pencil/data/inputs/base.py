@@ -56,10 +56,10 @@ class Fault(NamedTuple):
     reason: str
 
 
-def list_faults(faults: Sequence[Fault], count: int | None = None) -> str:
+def list_faults(faults: Sequence[Fault]) -> str:
     """Return the first unreadable inputs with the reasons, and the number of further ones."""
     named = [f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults[:SHOWN]]
-    more = (len(faults) if count is None else count) - len(named)
+    more = len(faults) - len(named)
     return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
 
@@ -360,9 +360,6 @@ class _AugmentedRows:
     values: Tensor
     draws: Draws
 
-    def __len__(self) -> int:
-        return len(self.values)
-
     def __getitem__(self, row: int) -> Tensor:
         return self.draws.apply(self.values[row : row + 1], torch.tensor([row]))[0]
 
@@ -412,7 +409,9 @@ def read_ahead(
     try:
         yield from loader
     except DataError as error:  # a worker's error includes a traceback; its last line is the message
-        raise DataError(str(error).strip().splitlines()[-1].removeprefix(f"{_qualified(DataError)}: ")) from error
+        raise DataError(
+            str(error).strip().splitlines()[-1].removeprefix(f"{DataError.__module__}.{DataError.__qualname__}: ")
+        ) from error
 
 
 def _ignore_interrupts(_worker: int) -> None:
@@ -431,7 +430,3 @@ class _Chunks:
 
     def __iter__(self) -> Iterator[list[int]]:
         return (chunk.tolist() for chunk in self.chunks)
-
-
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pencil.data.given.same_values import find_places, value_of
 from pencil.data.inputs.powers import WIDEST, is_constant, most_likely, transform
-from pencil.data.inputs.records import EncodedInputs, RecordInputs, encoded_inputs
-from pencil.data.inputs.text import IN_BOX, TermVectors, embed_texts, fit_terms_in_parts
+from pencil.data.inputs.records import EncodedInputs, RecordInputs
+from pencil.data.inputs.text import IN_BOX, TermVectors, embed_texts, evenly_spaced, fit_terms_in_parts
 from pencil.errors import DataError
 
 MOST_LEVELS = 100
@@ -31,6 +31,9 @@ LEAST_RANGE = 1e-3
 """A steeper power, or one after which numbers differ by less than this, is not used, as for years around 2000."""
 MOST_FITTED = 20_000
 """Maximum number of rows on which powers are fitted."""
+MOST_SCALED = 8_192
+"""Maximum number of rows on which texts and vectors are scaled, because each is encoded for it once more: their
+standard deviation is then known to 1%."""
 ROWS = 16_384
 """Rows that are encoded at a time, because Python strings and float64 need several times the memory of a table. It is
 a multiple of the chunks in which texts are embedded, so that the split does not change any bit. A language model, whose
@@ -160,7 +163,8 @@ class Encoder:
             numbers, flags = self._numbers(chosen)
             blocks = [numbers, flags, *(one_hot(chosen, one) for one in self.plan.categories), self._dense(chosen)]
             found[places] = np.hstack(blocks, dtype=np.float32)
-        return encoded_inputs(found, records, rows)
+        vectors = torch.from_numpy(found)  # scaled already: they are not normalised again
+        return EncodedInputs(vectors, prepared=True, source=records, source_rows=rows)
 
     def _numbers(self, records: RecordInputs) -> tuple[np.ndarray, np.ndarray]:
         """Return the numbers, and their missing indicators."""
@@ -262,7 +266,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         scales.append(StandardScaler().fit(symmetric(filled, arrays["powers"])))
     terms = None
     if text and text_model == IN_BOX:
-        terms = fit_terms_in_parts(len(rows), lambda start, end: records.take(rows[start:end]).texts(text))
+        terms = fit_terms_in_parts(len(rows), lambda some: records.take(rows[some]).texts(text))
     if terms is not None:
         arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
     plan = Plan(
@@ -273,9 +277,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         text=text,
         text_model=text_model,
     )
-    dense = np.concatenate(
-        [_dense(records.take(rows[places]), plan, terms) for places in _parts(len(rows), text_model)]
-    )
+    dense = _dense(records.take(rows[evenly_spaced(len(rows), MOST_SCALED)]), plan, terms)
     for start in range(0, dense.shape[1], COLUMNS):
         scales.append(StandardScaler().fit(dense[:, start : start + COLUMNS].astype(np.float64)))
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])
@@ -292,7 +294,7 @@ def fit_powers(values: np.ndarray) -> np.ndarray:
 
 def fit_power(column: np.ndarray) -> float:
     """Return the power that makes these numbers most nearly normal; 1 if there is no sensible one."""
-    some = column[np.unique(np.linspace(0, len(column) - 1, min(len(column), MOST_FITTED)).astype(np.int64))]
+    some = column[evenly_spaced(len(column), MOST_FITTED)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about numbers without a suitable power
         try:

@@ -9,10 +9,11 @@ import hashlib
 import json
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -51,29 +52,29 @@ MEASURED = 2048
 """Number of images that determine the mean and standard deviation of each channel to three digits."""
 
 
-class Encoded(Protocol):
+class Encoded(ABC):
     """Where the bytes of images are stored; ``names`` are the names of the images in messages."""
 
-    @property
-    def names(self) -> np.ndarray: ...
+    names: np.ndarray
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.names)
 
+    @abstractmethod
     def read(self, row: int) -> bytes:
         """Return the bytes of an image; raise one of ``DECODE_FAULTS`` if there are none."""
-        ...
 
     def file_of(self, row: int) -> Path | None:
         """Return the file of an image, if each image has one."""
-        ...
+        return None
 
+    @abstractmethod
     def version(self, row: int) -> bytes:
         """Return a value that changes whenever the image does."""
-        ...
 
 
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(Encoded):
     """Images in files under ``root``, by relative path: one array of strings, which processes share without copies.
 
     If ``within`` is not empty, only files below one of these folders are read, following links.
@@ -82,9 +83,6 @@ class ImageFiles:
     root: Path
     names: np.ndarray
     within: tuple[Path, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def read(self, row: int) -> bytes:
         if not self.names[row]:
@@ -107,20 +105,14 @@ def cell_bytes(cell: Any) -> bytes:
 
 
 @dataclass(frozen=True)
-class ImageBytes:
+class ImageBytes(Encoded):
     """Images in a binary column of an Arrow table."""
 
     column: Any
     names: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.column)
-
     def read(self, row: int) -> bytes:
         return cell_bytes(self.column[row])
-
-    def file_of(self, row: int) -> None:
-        return None
 
     def version(self, row: int) -> bytes:
         try:
@@ -315,11 +307,7 @@ class ImageInputs(Inputs):
         return self.faults.get(row)
 
     def fingerprint(self, rows: Tensor, *, content: bool = False) -> str | None:
-        digest = hashlib.sha256()
-        for row in rows.tolist():
-            digest.update(f"\0{self.encoded.names[row]}\0".encode())
-            digest.update(self._content(row) if content else self.encoded.version(row))
-        return digest.hexdigest()
+        return self._digest(rows, content=content)
 
     def digests(self, rows: Tensor) -> list[bytes]:
         return [self._content(row) for row in rows.tolist()]
@@ -332,11 +320,14 @@ class ImageInputs(Inputs):
 
     def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
         """Return a name for a cache file; it changes with any image, the selection of rows, and the decoding."""
-        digest = hashlib.sha256(json.dumps([shape, self.max_pixels, self.unreadable, self.exact]).encode())
+        return self._digest(rows, json.dumps([shape, self.max_pixels, self.unreadable, self.exact]))[:24]
+
+    def _digest(self, rows: Tensor, start: str = "", *, content: bool = False) -> str:
+        digest = hashlib.sha256(start.encode())
         for row in rows.tolist():
             digest.update(f"\0{self.encoded.names[row]}\0".encode())
-            digest.update(self.encoded.version(row))
-        return digest.hexdigest()[:24]
+            digest.update(self._content(row) if content else self.encoded.version(row))
+        return digest.hexdigest()
 
 
 def _kept(rows: Tensor, faults: list[Fault]) -> Tensor | None:
@@ -356,9 +347,6 @@ class _DecodedImages:
     max_pixels: int
     exact: bool = False
     draws: Draws | None = None
-
-    def __len__(self) -> int:
-        return len(self.encoded)
 
     def __getitem__(self, row: int) -> tuple[int, np.ndarray | str]:
         try:
@@ -382,9 +370,6 @@ class _InspectedImages:
 
     encoded: Encoded
     max_pixels: int
-
-    def __len__(self) -> int:
-        return len(self.encoded)
 
     def __getitem__(self, row: int) -> InspectedRow:
         try:

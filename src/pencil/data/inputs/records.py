@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from torch import Tensor
 
 from pencil.data.given.same_values import are_truth, is_truth, truth_as_numbers
@@ -321,8 +320,3 @@ CONVERTED: dict[Role, Any] = {
     "text": as_text,
     "vector": as_vectors,
 }
-
-
-def encoded_inputs(values: np.ndarray, source: RecordInputs, rows: Tensor) -> EncodedInputs:
-    """Return the vectors of these rows of some records; they are not normalised again."""
-    return EncodedInputs(torch.from_numpy(values), prepared=True, source=source, source_rows=rows)

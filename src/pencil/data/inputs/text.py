@@ -30,8 +30,9 @@ VOCABULARY = 32_000
 MOST_TERMS, MOST_DIMENSIONS = 20_000, 256
 """Number of terms that are counted, and of dimensions they are reduced to."""
 ROWS_PER_DIMENSION = 4
-MOST_FITTED = 100_000
-"""Maximum number of texts on which terms are fitted."""
+MOST_FITTED, MOST_TOKENS = 100_000, 10_000_000
+"""Maximum number of texts on which terms are fitted, and of their tokens, which bounds time and memory: 10 million
+tokens are 40 MB of English, and about 1 GB while their pairs are counted."""
 LONGEST = 100_000
 """Maximum number of characters of a text that are read."""
 CHUNK, MODEL_CHUNK = 2048, 32
@@ -54,14 +55,15 @@ class TokenVectors(NamedTuple):
     def tokens(self, texts: Sequence[str]) -> Tokens:
         """Return the tokens of these texts; very long texts are truncated."""
         cut = [text[:LONGEST] for text in texts]
-        found = [one.ids for one in self.tokenizer.encode_batch_fast(cut, add_special_tokens=False)]
+        encoded = self.tokenizer.encode_batch_fast(cut, add_special_tokens=False)
+        found = [np.array(one.ids, dtype=np.int32) for one in encoded]
         lengths = np.fromiter(map(len, found), np.int64, len(found))
-        return Tokens(np.fromiter((token for one in found for token in one), np.int64, int(lengths.sum())), lengths)
+        return Tokens(np.concatenate([np.empty(0, dtype=np.int32), *found]), lengths)
 
     def embed(self, tokens: Tokens) -> np.ndarray:
         """Return the mean token vector of each text; zeros for an empty text."""
         starts = torch.from_numpy(tokens.lengths.cumsum() - tokens.lengths)
-        flat = torch.from_numpy(tokens.flat)
+        flat = torch.from_numpy(tokens.flat).long()
         found: np.ndarray = nn.functional.embedding_bag(flat, self.table, starts, mode="mean").numpy()
         return found
 
@@ -124,10 +126,10 @@ class TermVectors:
 
 def term_codes(tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
     """Return the text and the code of every token and of every pair of adjacent tokens."""
-    texts = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
+    texts, flat = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths), tokens.flat.astype(np.int64)
     neighbours = texts[:-1] == texts[1:]
-    pairs = ((tokens.flat[:-1] + 1) * VOCABULARY + tokens.flat[1:])[neighbours]
-    return np.concatenate([texts, texts[:-1][neighbours]]), np.concatenate([tokens.flat, pairs])
+    pairs = ((flat[:-1] + 1) * VOCABULARY + flat[1:])[neighbours]
+    return np.concatenate([texts, texts[:-1][neighbours]]), np.concatenate([flat, pairs])
 
 
 def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
@@ -141,12 +143,13 @@ def count_terms(tokens: Tokens, terms: np.ndarray) -> Any:
     return csr_array((ones, (texts[known], places[known])), shape=(len(tokens.lengths), len(terms)))
 
 
-def fit_terms(texts: Sequence[str]) -> TermVectors | None:
-    """Fit on these texts, like :func:`fit_terms_in_parts`."""
-    return fit_terms_in_parts(len(texts), lambda start, end: texts[start:end])
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Return up to ``most`` of ``count`` places, from the first to the last, in order."""
+    found: np.ndarray = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+    return found
 
 
-def fit_terms_in_parts(count: int, read: Callable[[int, int], Sequence[str]]) -> TermVectors | None:
+def fit_terms_in_parts(count: int, read: Callable[[np.ndarray], Sequence[str]]) -> TermVectors | None:
     """Fit on texts (on a sample if there are very many); None if no term occurs in two of them.
 
     Parameters
@@ -154,36 +157,47 @@ def fit_terms_in_parts(count: int, read: Callable[[int, int], Sequence[str]]) ->
     count
         Number of texts.
     read
-        ``read(start, end)`` returns a range of the texts.
+        ``read(places)`` returns the texts at these places.
     """
+    from scipy.sparse import vstack
     from sklearn.decomposition import TruncatedSVD
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    some = np.unique(np.linspace(0, count - 1, min(count, MOST_FITTED)).astype(np.int64))
-    parts = []
-    for start in range(0, count, CHUNK):
-        texts = read(start, start + CHUNK)
-        chosen = some[np.searchsorted(some, start) : np.searchsorted(some, start + CHUNK)] - start
-        parts.append(token_vectors().tokens([texts[place] for place in chosen]))
-    tokens = Tokens(*(np.concatenate(values) for values in zip(*parts, strict=True)))
-    terms = _frequent_terms(tokens)
-    counts = count_terms(tokens, terms)
-    dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, len(some) // ROWS_PER_DIMENSION)
+    parts = _sampled_tokens(count, read)
+    terms = _frequent_terms(Tokens(*(np.concatenate(values) for values in zip(*parts, strict=True))))
+    counts = vstack([count_terms(part, terms) for part in parts], format="csr")
+    dimensions = min(MOST_DIMENSIONS, counts.shape[1] - 1, counts.shape[0] // ROWS_PER_DIMENSION)
     if dimensions < 1:
         return None
     weighted = TfidfTransformer(sublinear_tf=True).fit(counts)
-    reduced = TruncatedSVD(dimensions, random_state=0).fit(weighted.transform(counts))
+    reduced = TruncatedSVD(dimensions, random_state=0).fit(weighted.transform(counts, copy=False))
     return TermVectors(terms, weighted.idf_.astype(np.float32), reduced.components_.astype(np.float32))
+
+
+def _sampled_tokens(count: int, read: Callable[[np.ndarray], Sequence[str]]) -> list[Tokens]:
+    """Return the tokens of texts, in parts; each part is spread over all texts, so any number of parts is a sample."""
+    some = evenly_spaced(count, MOST_FITTED)
+    steps, parts, tokens = -(-len(some) // CHUNK), [], 0
+    for start in range(steps):
+        parts.append(token_vectors().tokens(read(some[start::steps])))
+        tokens += len(parts[-1].flat)
+        if tokens >= MOST_TOKENS:
+            break
+    return parts
 
 
 def _frequent_terms(tokens: Tokens) -> np.ndarray:
     """Return the most frequent terms that occur in at least two texts, in ascending order."""
     texts, codes = term_codes(tokens)
-    terms, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    pairs = np.unique(inverse * len(tokens.lengths) + texts) // len(tokens.lengths)  # each text counts once
-    several = np.bincount(pairs, minlength=len(terms)) >= 2
+    texts += codes * len(tokens.lengths)  # one number for a term in a text; sorting it is faster than np.unique
+    texts.sort()
+    codes = texts // len(tokens.lengths)
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    counts = np.diff(starts, append=len(codes))
+    in_texts = np.add.reduceat(np.diff(texts, prepend=-1) > 0, starts, dtype=np.int64) if len(starts) else counts
+    several = in_texts >= 2
     kept = np.flatnonzero(several)[np.argsort(-counts[several], kind="stable")[:MOST_TERMS]]
-    found: np.ndarray = terms[np.sort(kept)]
+    found: np.ndarray = codes[starts[np.sort(kept)]]
     return found
 
 

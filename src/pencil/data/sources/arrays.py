@@ -1,6 +1,7 @@
 """Data in memory: NumPy or torch arrays, and npz files of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pencil.data.examples import Examples, Splits
-from pencil.data.given.given_labels import as_class_names, error_context
-from pencil.data.given.resolving import as_clean_labels, resolve_labels
+from pencil.data.examples import Examples
+from pencil.data.given.from_columns import LabelCells
+from pencil.data.given.given_labels import as_class_names, error_context, shorten
 from pencil.data.inputs.base import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.inputs.transform import rows_within
 from pencil.data.keys import as_keys, refuse_repeated_keys
-from pencil.data.sources.npz import as_size, list_names, memory_limit, open_arrays
+from pencil.data.rows import Rows, to_splits
+from pencil.data.settings import DataSettings
+from pencil.data.sources.npz import as_size, memory_limit, open_arrays
 from pencil.errors import DataError
 
 
@@ -52,55 +55,52 @@ def from_arrays(
     DataError
         If lengths differ, or an input or a label is not as expected; the message names the row.
     """
-    values = as_input_tensor(x)
     y = as_dense(y, "y") if is_sparse(y) else y
-    count = _length(y)
-    if len(values) != count:
-        raise DataError(
-            f"x has {len(values)} rows but y has {count}; expected one label per input; pass arrays of equal length."
-        )
-    key_array = as_keys(np.arange(count) if keys is None else keys)
-    if len(key_array) != count:
-        raise DataError(
-            f"there are {count} inputs but {len(key_array)} keys; expected one per input; pass arrays of equal length."
-        )
-    if keys is not None:
-        refuse_repeated_keys(key_array)
-    labels = resolve_labels(y, classes, key_array, multilabel)
-    clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
-    inputs, rows = TensorInputs(values), torch.arange(count)
-    return Examples(inputs, rows, labels.given, labels.classes, key_array, clean, labels.multilabel)
+    labels = LabelCells(y, classes=classes, multilabel=multilabel, clean=clean_labels)
+    return to_splits(array_rows(x, labels, keys)).train
 
 
-def from_npz(path: Path, classes: Sequence[str] | None = None, multilabel: bool | None = None) -> Splits:
-    """Return the splits of an npz file.
+def array_rows(x: Any, labels: LabelCells | None, keys: Sequence[str] | np.ndarray | None = None) -> Rows:
+    """Return rows of arrays, as in :func:`from_arrays`; without labels, for a trained network."""
+    inputs = as_inputs(x)
+    return Rows(inputs, labels, as_keys(np.arange(len(inputs)) if keys is None else keys))
+
+
+def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
+    """Return the rows of an npz file.
 
     Parameters
     ----------
     path
         A file with the arrays ``x`` and ``y``, and optionally ``keys``, ``classes``, ``clean_labels`` and the test set
         ``x_test``, ``y_test``.
-    classes, multilabel
-        As in :func:`from_arrays`; ``classes`` takes precedence over the file's classes.
+    settings
+        ``classes``, which take precedence over the file's classes, and ``multilabel``.
+    new
+        Whether these are new inputs for a trained network: only ``x`` and ``keys`` are read, or an npy file.
     """
     with open_arrays(path) as arrays:
-        missing = [name for name in ("x", "y") if name not in arrays]
+        wanted = ("x",) if new else ("x", "y")
+        missing = [name for name in wanted if name not in arrays]
         if missing:
             raise DataError(
-                f"{path} contains the arrays {list_names(arrays.names)}; expected {' and '.join(missing)} too; "
-                "save it with numpy.savez(path, x=inputs, y=labels)."
+                f"{path} contains the arrays {shorten(arrays.names, 12) or 'none'}; expected {' and '.join(missing)} "
+                f"too; save it with numpy.savez(path, {'x=inputs' if new else 'x=inputs, y=labels'})."
             )
+        x, keys = arrays.read("x"), arrays.optional("keys")
+        if new:
+            rows = array_rows(x, None, keys)
+            refuse_repeated_keys(rows.keys)
+            return rows
+        classes = settings.classes
         if classes is None and "classes" in arrays:
             classes = _class_names(arrays.read("classes"))
-        optional = {name: arrays.optional(name) for name in ("keys", "clean_labels")}
-        train = from_arrays(arrays.read("x"), arrays.read("y"), classes=classes, multilabel=multilabel, **optional)
+        labels = LabelCells(arrays.read("y"), "values", classes, settings.multilabel, arrays.optional("clean_labels"))
+        rows = array_rows(x, labels, keys)
         if "x_test" not in arrays or "y_test" not in arrays:
-            return Splits(train)
+            return rows
         with error_context("the test set"):
-            test = from_arrays(
-                arrays.read("x_test"), arrays.read("y_test"), classes=train.classes, multilabel=train.multilabel
-            )
-        return Splits(train, test=test)
+            return replace(rows, others={"test": array_rows(arrays.read("x_test"), LabelCells(arrays.read("y_test")))})
 
 
 def _class_names(values: np.ndarray) -> tuple[str, ...]:
@@ -111,26 +111,6 @@ def _class_names(values: np.ndarray) -> tuple[str, ...]:
         )
     with error_context("the array classes"):
         return as_class_names(as_keys(values).tolist())
-
-
-def read_arrays(path: Path) -> tuple[np.ndarray, list[str]]:
-    """Return unlabelled inputs and their keys: ``x`` (and ``keys``) of an npz file, or an npy file."""
-    with open_arrays(path) as arrays:
-        if "x" not in arrays:
-            raise DataError(
-                f"{path} contains the arrays {list_names(arrays.names)}; expected x, the inputs; "
-                "save it with numpy.savez(path, x=inputs)."
-            )
-        values, given = arrays.read("x"), arrays.optional("keys")
-        _refuse_empty(values)
-        keys = as_keys(np.arange(len(values)) if given is None else given)
-        if len(keys) != len(values):
-            raise DataError(
-                f"{path} contains {len(values)} inputs but {len(keys)} keys; expected one key per input; "
-                "save both with the same length."
-            )
-        refuse_repeated_keys(keys)
-        return values, keys.tolist()
 
 
 def as_inputs(x: Any) -> Inputs:
@@ -221,13 +201,6 @@ def channels_first(images: Tensor) -> Tensor:
     if images.shape[-1] in (1, 3, 4) and images.shape[1] not in (1, 3, 4):
         return images.permute(0, 3, 1, 2).contiguous()
     return images
-
-
-def _length(y: Any) -> int:
-    try:
-        return len(y)
-    except TypeError:
-        raise DataError(f"y is {y!r}; expected one label per row of x.") from None
 
 
 REMEDIES = {

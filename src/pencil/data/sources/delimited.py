@@ -261,7 +261,7 @@ class _Lines:
             bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad))
-        warnings.warn(f"{bad.describe(total=others + len(bad))}; they are skipped", stacklevel=4)
+        warnings.warn(bad.describe_skipped(total=others + len(bad)), stacklevel=4)
 
 
 @cache

@@ -2,35 +2,35 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.dtypes import StringDType
 
-from pencil.data.examples import Examples, Splits
+from pencil.data.bad_rows import BadRows
+from pencil.data.given.from_columns import LabelCells
 from pencil.data.given.given_labels import as_class_names, shorten
 from pencil.data.given.label_rule import class_indices, not_one_of
 from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
+from pencil.data.rows import SPLIT_NAMES, Rows
+from pencil.data.settings import DataSettings
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.errors import DataError
 
-SPLITS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
-
-def from_folder(folder: Path, classes: Sequence[str] | None = None, links: Path | None = None) -> Splits:
-    """Return the splits of a folder of images.
+def read(folder: Path, settings: DataSettings) -> Rows:
+    """Return the rows of a folder of images.
 
     Parameters
     ----------
     folder
         Images in ``CLASS/*.jpg``, or in ``train/CLASS/*.jpg`` with ``val`` and ``test`` beside ``train``.
-    classes
-        Class names in order; by default the names of the sub-folders, sorted.
-    links
-        A folder that links may point into, besides ``folder`` itself; images behind other links are not read.
+    settings
+        ``classes``, by default the names of the sub-folders, sorted; and ``root``, a folder that links may point into,
+        besides ``folder`` itself: images behind other links are not read.
 
     Raises
     ------
@@ -38,16 +38,21 @@ def from_folder(folder: Path, classes: Sequence[str] | None = None, links: Path 
         If there are no images, or a sub-folder is not one of the classes.
     """
     names = _subfolders(folder)
-    if "train" in names and set(names) <= set(SPLITS):
-        train = read_classes(folder, classes, "train", links)
-        others = {SPLITS[name]: read_classes(folder, train.classes, name, links) for name in names if name != "train"}
-        return Splits(train, **others)
-    return Splits(read_classes(folder, classes, links=links))
+    if "train" not in names or not set(names) <= set(SPLIT_NAMES):
+        return read_classes(folder, settings)
+    if len({SPLIT_NAMES[name] for name in names}) < len(names):
+        raise DataError(
+            f"{folder} has several folders of one split: {', '.join(names)}; expected one of each, such as train, val "
+            "and test; merge them."
+        )
+    rows = read_classes(folder, settings, "train")
+    assert rows.labels is not None
+    like = settings.model_copy(update={"classes": rows.labels.classes})
+    others = {SPLIT_NAMES[name]: read_classes(folder, like, name) for name in names if name != "train"}
+    return replace(rows, others=others)
 
 
-def read_classes(
-    root: Path, classes: Sequence[str] | None = None, split: str = "", links: Path | None = None
-) -> Examples:
+def read_classes(root: Path, settings: DataSettings, split: str = "") -> Rows:
     """Return all images in the sub-folders of ``root / split``, one class each.
 
     Keys are relative to ``root``, so they begin with the split, and no two splits share a key.
@@ -61,18 +66,19 @@ def read_classes(
         )
     images = {name: np.array(sorted(find_images(root, folder / name)), dtype=StringDType()) for name in found}
     images = _without_empty(folder, images)
-    expected = as_class_names(images if classes is None else classes)
+    classes = as_class_names(images if settings.classes is None else settings.classes)
     names = list(images)
-    indices, wrong = class_indices(pa.array(names), expected)
+    _, wrong = class_indices(pa.array(names), classes)
     if wrong.any():
         name = names[int(wrong.argmax())]
         raise DataError(
-            f"{folder} has the sub-folder {name!r}, which {not_one_of(expected, name)}; move it away or add the class."
+            f"{folder} has the sub-folder {name!r}, which {not_one_of(classes, name)}; move it away or add the class."
         )
-    every = np.concatenate(list(images.values()))
-    given = torch.from_numpy(np.repeat(indices, [len(paths) for paths in images.values()]))
-    within = (root,) if links is None else (links.expanduser(), root)
-    return Examples(ImageInputs(ImageFiles(root, every, within)), torch.arange(len(every)), given, expected, every)
+    paths = np.concatenate(list(images.values()))
+    codes = np.repeat(np.arange(len(names), dtype=np.int32), [len(some) for some in images.values()])
+    labels = LabelCells([pa.DictionaryArray.from_arrays(codes, names)], "label", classes, multilabel=False)
+    within = (root,) if settings.root is None else (settings.root.expanduser(), root)
+    return Rows(ImageInputs(ImageFiles(root, paths, within)), labels, paths, bad=BadRows(str(folder)))
 
 
 def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,32 +4,25 @@ pandas is never imported here: if a user passes a pandas object, pandas is alrea
 """
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from pencil.data.bad_rows import BadRows
-from pencil.data.columns import Columns, refuse_repeated_columns, refuse_unknown
-from pencil.data.examples import Examples, Splits
+from pencil.data.columns import refuse_repeated_columns
+from pencil.data.given.from_columns import LabelCells
 from pencil.data.given.given_labels import error_context, shorten
-from pencil.data.given.resolving import as_clean_labels, resolve_labels
 from pencil.data.inputs.base import Inputs, TensorInputs
 from pencil.data.keys import as_keys, refuse_repeated_keys
+from pencil.data.rows import Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import as_dense, as_input_tensor, is_sparse
-from pencil.data.sources.key_column import read_keys
-from pencil.data.sources.table import Known, read_splits, table_inputs, unlabelled_inputs
-from pencil.data.sources.table_files import key_decided
-from pencil.data.uses import describe
+from pencil.data.sources.table import rows_of_table
 from pencil.errors import DataError
 
 WHERE = "the table"
-LABEL_KEYS = ("label", "probabilities", "indicators")
-"""Keys of columns that a table of inputs does not have."""
 INDEX_REMEDY = "call reset_index(drop=True) to count the rows"
 
 
@@ -156,8 +149,8 @@ def _refuse_repeated(keys: np.ndarray) -> None:
         ) from error
 
 
-def from_frame(frame: Any, settings: DataSettings, classes: Sequence[str] | None = None) -> Splits:
-    """Return the splits of a table in memory, as for a table file.
+def frame_rows(frame: Any, settings: DataSettings, labels: LabelCells | None = None) -> Rows:
+    """Return the rows of a table in memory, as of a table file.
 
     Parameters
     ----------
@@ -166,65 +159,20 @@ def from_frame(frame: Any, settings: DataSettings, classes: Sequence[str] | None
         does more than count the rows provides the keys, unless ``settings`` names a key column.
     settings
         The role of each column; relative image paths start at ``root``, by default the working directory.
-    classes
-        Class names in order; by default all values that occur.
-
-    Raises
-    ------
-    DataError
-        If a column is missing, or a row is not as expected.
+    labels
+        Separate labels: every column of the table may then be learned from. A frame of several columns names the
+        classes.
     """
-    table, keys = as_table(frame), index_keys(frame)
-    if keys is not None and settings.columns.key is None:
-        _refuse_repeated(keys)
-    root = Path() if settings.root is None else settings.root.expanduser()
-    known = Known(keys=keys)
-    return read_splits(WHERE, table, settings.columns, classes, root, settings.multilabel, settings.bad_rows, known)
+    table, y = as_table(frame), None if labels is None else labels.given
+    keys = pair_keys(frame, y) if settings.columns.key is None else index_keys(frame)
+    rows = rows_of_table(table, settings, BadRows(WHERE), keys=keys, labelled=labels is None)
+    return rows if labels is None else replace(rows, labels=as_values(labels))
 
 
-def from_frame_and_labels(
-    frame: Any,
-    y: Any,
-    settings: DataSettings,
-    classes: Sequence[str] | int | None = None,
-    clean_labels: Any = None,
-) -> Examples:
-    """Return the examples of a table of inputs, all of whose columns may be learned from, with separate labels.
-
-    Parameters
-    ----------
-    frame
-        As in :func:`from_frame`.
-    y
-        Labels as in :func:`pencil.data.from_arrays`; a frame of several columns names the classes.
-    settings
-        The role of each column.
-    classes
-        Class names in order, or their number.
-    clean_labels
-        Labels known to be right.
-    """
-    table, columns = as_table(frame), settings.columns.model_copy(update=dict.fromkeys(LABEL_KEYS))
-    keys = pair_keys(frame, y) if columns.key is None else None
-    if keys is None:
-        columns = key_decided(table, columns, labelled=False)
-    refuse_unknown(WHERE, table, columns)
-    keys = read_keys(WHERE, table, columns) if keys is None else keys
-    values, names = as_label_values(y)
-    if len(values) != table.num_rows:
-        raise DataError(
-            f"x has {table.num_rows} rows but y has {len(values)}; expected one label per row; pass equal lengths."
-        )
-    labels = resolve_labels(values, names if classes is None else classes, keys, settings.multilabel)
-    root = Path() if settings.root is None else settings.root.expanduser()
-    bad = BadRows(WHERE)
-    inputs, found = table_inputs(WHERE, table, columns, root, bad)
-    clean = as_clean_labels(clean_labels, labels.classes, labels.multilabel)
-    uses = describe(table, columns, inputs, labelled=False, has_keys=keys is not None)
-    rows, keys = torch.arange(table.num_rows), found if keys is None else keys
-    examples = Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel, table=uses)
-    kept = bad.settle(settings.bad_rows, keys)
-    return examples if kept is None else examples.subset(torch.from_numpy(kept))
+def as_values(labels: LabelCells) -> LabelCells:
+    """Return labels as values that NumPy can represent; columns of several name the classes, unless they are set."""
+    (given, names), clean = as_label_values(labels.given), as_label_values(labels.clean)[0]
+    return replace(labels, given=given, classes=names if labels.classes is None else labels.classes, clean=clean)
 
 
 def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:
@@ -258,15 +206,10 @@ def as_matrix(table: pa.Table, name: str, expected: str) -> tuple[np.ndarray, tu
     return matrix, tuple(table.column_names)
 
 
-def frame_inputs(frame: Any, columns: Columns, root: Path | None = None) -> Inputs:
-    """Return new inputs: the images of a table, or its columns listed for encoding; keys are not needed."""
-    needed = columns.model_copy(update={"key": None})
-    return unlabelled_inputs(WHERE, as_table(frame), needed, Path() if root is None else root.expanduser())[0]
-
-
 def as_new_inputs(x: Any, settings: DataSettings) -> Inputs:
-    """Return new inputs for a network: a table, if it was trained on one, otherwise an array."""
+    """Return new inputs for a network: a table, if it was trained on one, otherwise an array; keys are not needed."""
     columns = settings.columns
-    if is_frame(x) and (columns.encoded or columns.path or columns.image):
-        return frame_inputs(x, columns, settings.root)
-    return TensorInputs(as_input_tensor(x))
+    if not is_frame(x) or not (columns.encoded or columns.path or columns.image):
+        return TensorInputs(as_input_tensor(x))
+    needed = settings.model_copy(update={"columns": columns.model_copy(update={"key": None})})
+    return rows_of_table(as_table(x), needed, BadRows(WHERE), new=True).inputs

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from pencil.data.bad_rows import BadRows
 from pencil.data.columns import (
     IMAGE_COLUMNS,
     LABEL_COLUMNS,
@@ -19,21 +21,21 @@ from pencil.data.columns import (
     refuse_unknown,
     usual_column,
 )
-from pencil.data.examples import Examples, Splits
-from pencil.data.given.from_columns import is_list
 from pencil.data.given.given_labels import UNLABELLED, error_context
 from pencil.data.given.resolving import as_named
 from pencil.data.inputs.base import Inputs, TensorInputs, refuse_non_finite
 from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
-from pencil.data.sources.key_column import read_keys
-from pencil.data.sources.table import read_clean, read_columns, read_labels
+from pencil.data.roles import is_list
+from pencil.data.rows import SPLIT_NAMES, Rows
+from pencil.data.settings import DataSettings
+from pencil.data.sources.key_column import keys_or_numbers
+from pencil.data.sources.table import label_cells, read_columns
 from pencil.errors import DataError, setting
 
 PREFIX = "hf/"
 WHERE = "the dataset"
 INPUT_COLUMNS = (*IMAGE_COLUMNS, "pixel_values", "features", "x")
-SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation", "test": "test"}
 
 
 def is_hugging_face(dataset: Any) -> bool:
@@ -50,28 +52,18 @@ def refuse_remote(source: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def load_hugging_face(
-    source: str,
-    columns: Columns,
-    classes: Sequence[str] | None,
-    options: Mapping[str, Any],
-    multilabel: bool | None = None,
-) -> Splits:
-    """Load a dataset of the ``datasets`` library.
+def read(source: str, settings: DataSettings) -> Rows:
+    """Return the rows of a dataset of the ``datasets`` library.
 
     Parameters
     ----------
     source
         ``hf/NAME`` from the hub, or ``hf/FOLDER`` written by ``save_to_disk``.
-    columns
-        The role of each column.
-    classes
-        Class names in order; by default the names of the label's feature.
-    options
-        Passed to ``load_dataset``.
-    multilabel
-        Whether lists of numbers are multi-label; None decides from their values.
+    settings
+        The role of each column; ``classes``, by default the names of the label's feature; ``options``, which are passed
+        to ``load_dataset``.
     """
+    options = settings.options
     if "trust_remote_code" in options:
         raise DataError(
             "data.options has trust_remote_code, which runs code of the dataset; expected a dataset without code; "
@@ -92,70 +84,58 @@ def load_hugging_face(
             "folder; check the name."
         ) from error
     if not isinstance(loaded, Mapping):
-        return Splits(from_hugging_face(loaded, columns, classes, multilabel))
-    parts = {SPLITS[split]: part for split, part in loaded.items() if split in SPLITS}
+        return hugging_face_rows(loaded, settings)
+    parts = {SPLIT_NAMES[split]: part for split, part in loaded.items() if split in SPLIT_NAMES}
     if "train" not in parts:
         raise DataError(
             f"{name!r} has the splits {', '.join(loaded)}; expected a split named train; "
             f"choose a split with {setting('data.options.split', 'NAME')}."
         )
-    train = from_hugging_face(parts.pop("train"), columns, classes, multilabel)
-    others = {}
+    rows, others = hugging_face_rows(parts.pop("train"), settings), {}
+    assert rows.labels is not None
+    like = settings.model_copy(update={"classes": rows.labels.classes})
     for split, part in parts.items():
         with error_context(f"the {split} set"):
-            others[split] = from_hugging_face(part, columns, train.classes, train.multilabel)
-    return Splits(train, **others)
+            others[split] = hugging_face_rows(part, like)
+    return replace(rows, others=others)
 
 
-def from_hugging_face(
-    dataset: Any,
-    columns: Columns | None = None,
-    classes: Sequence[str] | None = None,
-    multilabel: bool | None = None,
-) -> Examples:
-    """Return the examples of a ``datasets.Dataset``; images stay encoded until they are needed.
+def hugging_face_rows(dataset: Any, settings: DataSettings) -> Rows:
+    """Return the rows of a ``datasets.Dataset``; images stay encoded until they are needed.
 
     Parameters
     ----------
     dataset
         A ``datasets.Dataset``.
-    columns, classes, multilabel
-        As in :func:`load_hugging_face`.
+    settings
+        As in :func:`read`.
     """
-    chosen = columns or Columns()
+    columns, classes, bad = settings.columns, settings.classes, BadRows(WHERE)
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
-    refuse_unknown(WHERE, table, chosen)
-    classes = _class_names(dataset, table, chosen) if classes is None else classes
-    named = _with_names(dataset, table, chosen, classes)
-    labels = read_labels(WHERE, named, chosen, classes, multilabel)
-    inputs, keys = _read_inputs(table, chosen)
-    return Examples(
-        inputs,
-        torch.arange(table.num_rows),
-        labels.given,
-        labels.classes,
-        keys,
-        read_clean(WHERE, named, chosen, labels),
-        labels.multilabel,
-    )
+    refuse_unknown(WHERE, table, columns)
+    classes = _class_names(dataset, table, columns) if classes is None else classes
+    named = _with_names(dataset, table, columns, classes)
+    labels = label_cells(WHERE, named, columns, settings.model_copy(update={"classes": classes}))
+    inputs, keys = _read_inputs(table, columns, bad)
+    return Rows(inputs, labels, keys, bad=bad)
 
 
-def _read_inputs(table: pa.Table, columns: Columns) -> tuple[Inputs, np.ndarray]:
+def _read_inputs(table: pa.Table, columns: Columns, bad: BadRows) -> tuple[Inputs, np.ndarray]:
     """Return images, or one column of numbers with a common name, or columns to encode; and the keys."""
     image = columns.image or (None if columns.encoded else usual_column(table, INPUT_COLUMNS))
     if image is None:
-        return read_columns(WHERE, table, columns)
-    keys = read_keys(WHERE, table, columns)
-    keys = as_keys(np.arange(table.num_rows)) if keys is None else keys
+        return read_columns(table, columns, bad)
+    keys = keys_or_numbers(table, columns, bad)
     return _inputs(table[image], keys, image), keys
 
 
-def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> Sequence[str] | None:
+def _class_names(dataset: Any, table: pa.Table, columns: Columns) -> tuple[str, ...] | None:
     """Return the class names of the label's feature, or of the feature of its lists."""
     if columns.indicators is not None:
         return None
     label = columns.label or find_column(WHERE, table, LABEL_COLUMNS, "label", "data.columns.label")
-    return _names_of(dataset, label if isinstance(label, str) else label[0])
+    names = _names_of(dataset, label if isinstance(label, str) else label[0])
+    return None if names is None else tuple(names)
 
 
 def _names_of(dataset: Any, column: str) -> Sequence[str] | None:
@@ -174,9 +154,9 @@ def _with_names(dataset: Any, table: pa.Table, columns: Columns, classes: Sequen
         names, values = _names_of(dataset, column), table[column].combine_chunks()
         if names is None or not set(names) <= set(map(str, classes or ())):
             continue
-        flat = pc.list_flatten(values) if is_list(values) else values
+        flat = pc.list_flatten(values) if is_list(values.type) else values
         named = pa.array(as_named(pc.fill_null(flat, UNLABELLED).to_numpy(), names), pa.string())
-        if is_list(values):
+        if is_list(values.type):
             lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
             offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
             named = pa.ListArray.from_arrays(offsets, named, mask=values.is_null())
@@ -191,7 +171,7 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
         if content.null_count < len(content) or paths.null_count:  # cells without bytes are later found unreadable
             return ImageInputs(ImageBytes(content.cast(pa.large_binary()).combine_chunks(), keys))
         return ImageInputs(ImageFiles(Path(), as_keys(paths.to_numpy())))
-    if pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
+    if is_list(column.type):
         return TensorInputs(refuse_non_finite(_numbers(column, name)))
     raise DataError(
         f"column {name!r} is of type {column.type}; expected images, or lists of numbers; "

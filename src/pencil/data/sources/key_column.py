@@ -1,7 +1,6 @@
 """The key of a row of a table: a column that is set or detected, otherwise the row number."""
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.dtypes import StringDType
 from pencil.data.bad_rows import BadRows
 from pencil.data.columns import Columns
 from pencil.data.inputs.images import SUFFIXES
+from pencil.data.keys import as_keys
 from pencil.data.roles import INDEX_NAMES, is_id_name, is_string
 from pencil.errors import DataError
 
@@ -65,7 +65,8 @@ def _may_be_id(kind: pa.DataType) -> bool:
 
 def _are_codes(column: Any) -> bool:
     """Return whether strings number the rows: one word each, short, with digits; not image names."""
-    if column.null_count or not _is_code(column[0].as_py()) or not names_rows(column):
+    first = column[0].as_py()
+    if column.null_count or len(first) > LONGEST_ID or first.lower().endswith(SUFFIXES) or not names_rows(column):
         return False
     return bool(
         pc.all(pc.match_substring_regex(column, ID_PATTERN)).as_py()
@@ -74,22 +75,24 @@ def _are_codes(column: Any) -> bool:
     )
 
 
-def _is_code(cell: str) -> bool:
-    return len(cell) <= LONGEST_ID and not cell.lower().endswith(SUFFIXES)
+def keys_or_numbers(table: pa.Table, columns: Columns, bad: BadRows) -> np.ndarray:
+    """Return the keys of the key column, otherwise the numbers of the rows."""
+    keys = read_keys(table, columns, bad)
+    if keys is not None:
+        return keys
+    return as_keys(np.arange(table.num_rows) if bad.numbers is None else bad.numbers)
 
 
-def read_keys(
-    path: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None = None
-) -> np.ndarray | None:
-    """Return the keys of the key column, if there is one; ``numbers`` are the row numbers in messages."""
+def read_keys(table: pa.Table, columns: Columns, bad: BadRows) -> np.ndarray | None:
+    """Return the keys of the key column, if there is one; ``bad`` names the table and numbers its rows in messages."""
     if columns.key is None:
         return None
     column = table[columns.key].cast(pa.string())
-    missing = BadRows(str(path), numbers)
+    missing = BadRows(bad.where, bad.numbers)
     missing.add_where(is_missing_cell(table[columns.key]), lambda _: f"there is no key in column {columns.key!r}")
     missing.refuse(total=table.num_rows, remedy="")
     remedy = "expected unique keys; rename one of them."
-    refuse_repeated_cells(column, f"{path} has the key", f"in column {columns.key!r}", remedy)
+    refuse_repeated_cells(column, f"{bad.where} has the key", f"in column {columns.key!r}", remedy)
     return column_keys(column)
 
 

@@ -17,7 +17,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from pencil.data.given.given_labels import shorten
 from pencil.errors import DataError
 
 SUSPECT = 2**28
@@ -190,8 +189,3 @@ def as_size(count: int) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count} bytes"
-
-
-def list_names(names: tuple[str, ...]) -> str:
-    """Return the names of arrays for a message."""
-    return shorten(names, 12) or "none"

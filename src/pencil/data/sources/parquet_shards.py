@@ -12,9 +12,10 @@ import pyarrow as pa
 from pencil.data.columns import LABEL_COLUMNS, Columns, refuse_repeated_columns, refuse_unknown, usual_column
 from pencil.data.given.given_labels import shorten
 from pencil.data.inputs.images import cell_bytes
-from pencil.data.sources.image_columns import bytes_field, image_column
+from pencil.data.keys import as_keys
+from pencil.data.sources.image_columns import bytes_field, has_images, image_column
 from pencil.data.sources.regular_files import version_of
-from pencil.data.sources.shard_files import ShardFiles, ShardImages, refuse_changed
+from pencil.data.sources.shard_files import ShardImages, ShardIndex, refuse_changed
 from pencil.errors import DataError
 
 SUFFIXES = (".parquet",)
@@ -46,7 +47,6 @@ class ParquetImages(ShardImages):
     group: np.ndarray
 
     def read(self, row: int) -> bytes:
-        """Return the bytes of an image, as :class:`~pencil.data.inputs.images.Encoded` asks."""
         place = self._place(row)
         values = _row_group(*self.shards.place(self.shard[place]), int(self.group[place]), self.column)
         return cell_bytes(values[row - int(self.starts[place])])
@@ -78,33 +78,21 @@ def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> A
     return values.cast(pa.large_binary()).combine_chunks()
 
 
-class ParquetIndex:
-    """Builds the small columns of several shards, and the index of their images.
+class ParquetIndex(ShardIndex):
+    """Builds the small columns of several Parquet files, and the index of their images; ignored columns may be missing.
 
-    Parameters
-    ----------
-    folder
-        Folder of the shards.
-    columns
-        The role of each column; ignored columns may be missing.
+    Images in files, whose paths are in a column, have no keys here.
     """
 
-    def __init__(self, folder: Path, columns: Columns):
-        self.folder, self.columns = folder, columns
-        self.versions: dict[str, bytes] = {}
-        self.rows: list[int] = []
+    expected, one_row = "a Parquet file", "a row"
+    faults = (OSError, pa.ArrowException)
+
+    def __init__(self, folder: Path, columns: Columns, where: str):
+        super().__init__(folder, columns, where)
         self.image: ImageColumn | None = None
         self._names: list[str] = []
         self._tables: list[pa.Table] = []
         self._groups: list[tuple[int, int, int]] = []
-
-    def __len__(self) -> int:
-        return sum(self.rows)
-
-    @property
-    def shards(self) -> list[str]:
-        """The shards that have been added."""
-        return list(self.versions)
 
     def add(self, shard: str) -> None:
         """Add the rows of a shard; an error leaves the index as it was.
@@ -145,28 +133,33 @@ class ParquetIndex:
         """Raise if a shard has its images or labels in other columns than the first, because they would be ignored."""
         if not self.versions or (image == self.image and sorted(small) == sorted(self._names)):
             return
-        (seen, first), name = (_described(*one) for one in ((image, small), (self.image, self._names))), self.shards[0]
+        seen, first = (_described(*one) for one in ((image, small), (self.image, self._names)))
+        name = next(iter(self.versions))
         raise DataError(
             f"the files of {self.folder} have different columns: {path.name} {seen}, {name} {first}; expected the same "
             "columns in all of them; convert them."
         )
 
     def table(self) -> pa.Table:
-        """Return the columns in memory, of all shards."""
-        return pa.concat_tables(self._tables, promote_options="permissive")
+        try:
+            return pa.concat_tables(self._tables, promote_options="permissive")
+        except pa.ArrowException as error:
+            raise DataError(
+                f"the files of {self.folder} have different columns: {str(error).splitlines()[0]}; expected the same "
+                "columns in all of them; convert them."
+            ) from error
 
-    def names(self) -> Sequence[str]:
-        """Return shard and row number of each row."""
-        counts = zip(self.shards, self.rows, strict=True)
-        return [f"{shard}/{row}" for shard, count in counts for row in range(count)]
+    def keys(self) -> np.ndarray | None:
+        if self.image is None and has_images(self._tables[0], self.columns):
+            return None
+        counts = zip(self.versions, self.rows, strict=True)
+        return as_keys([f"{shard}/{row}" for shard, count in counts for row in range(count)])
 
-    def images(self, names: np.ndarray) -> ParquetImages:
-        """Return the images of all shards."""
-        assert self.image is not None
+    def images(self, names: np.ndarray | None) -> ParquetImages | None:
+        if self.image is None or names is None:
+            return None
         shard, group, counts = (np.array(part, dtype=np.int64) for part in zip(*self._groups, strict=True))
-        starts = np.cumsum(counts) - counts
-        shards = ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
-        return ParquetImages(shards, names, self.image, starts, shard, group)
+        return ParquetImages(self.files, names, self.image, np.cumsum(counts) - counts, shard, group)
 
 
 def _described(image: ImageColumn | None, small: Sequence[str]) -> str:

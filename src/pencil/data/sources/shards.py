@@ -6,31 +6,23 @@ on demand by the process that needs it.
 
 import os
 import re
-import tarfile
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, refuse_unknown, usual_column
-from pencil.data.examples import Splits
-from pencil.data.inputs.base import Inputs
+from pencil.data.columns import LABEL_COLUMNS, NOT_INPUTS, OF_INPUTS, Columns, usual_column
 from pencil.data.inputs.images import SUFFIXES as IMAGES
 from pencil.data.inputs.images import ImageInputs
-from pencil.data.keys import as_keys, refuse_repeated_keys
+from pencil.data.rows import SPLIT_NAMES, Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.folder import find_images
-from pencil.data.sources.image_columns import has_images
-from pencil.data.sources.key_column import read_keys
 from pencil.data.sources.parquet_shards import SUFFIXES as PARQUET
 from pencil.data.sources.parquet_shards import ParquetIndex
 from pencil.data.sources.regular_files import is_within, refuse_undecodable
-from pencil.data.sources.table import SPLIT_NAMES, Known, read_splits, unlabelled_inputs
+from pencil.data.sources.shard_files import ShardIndex
+from pencil.data.sources.table import rows_of_table
 from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
@@ -107,140 +99,68 @@ def _shards_in(folder: Path, files: Sequence[str]) -> list[str]:
     return [] if shards and any(name.lower().endswith(IMAGES) for name in files) else shards
 
 
-class _Read(NamedTuple):
-    """The content of some shards: columns in memory, other knowledge, and the number of rows of each shard."""
+def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
+    """Return the rows of a folder of shards, or of one tar file; see ``docs/data.md``.
 
-    table: pa.Table
-    known: Known
-    shards: Sequence[str]
-    rows: Sequence[int]
-
-
-def from_shards(path: Path, settings: DataSettings, classes: Sequence[str] | None) -> Splits:
-    """Return the splits of a folder of shards, or of one tar file; see ``docs/data.md``."""
-    table, known, shards, rows = _read(path, settings)
+    Parameters
+    ----------
+    path
+        The folder or file.
+    settings
+        The role of each column or field; relative image paths start at ``root``, by default the folder.
+    new
+        Whether these are new inputs for a trained network: labels are not read.
+    """
     columns = settings.columns
-    if known.inputs is not None:
+    if new:
+        columns = columns.model_copy(update=dict.fromkeys({*NOT_INPUTS} - {"ignore"}))
+    index = _index(path, columns, settings)
+    table, keys = index.table(), index.keys()
+    images = index.images(keys)
+    if images is not None:
         columns = columns.model_copy(update=dict.fromkeys(OF_INPUTS))
-        if not columns.labels and usual_column(table, LABEL_COLUMNS) is None:
+        if not new and not columns.labels and usual_column(table, LABEL_COLUMNS) is None:
             raise DataError(
                 f"{path} has no labels; expected NAME.cls, or NAME.json with the field 'label', beside each NAME.jpg "
                 "of a tar file, or a column 'label'; name another one with "
                 f"{setting('data.columns.label', 'NAME')}."
             )
-    if Path(shards[0]).suffix.lower() in TAR:
-        table = with_label_values(path, table, columns, classes)
-    if columns.split is None:
-        known = replace(known, splits=_splits(path, shards, rows))
-    with _arrow_errors(path):
-        splits = read_splits(
-            path, table, columns, classes, _root(path, settings), settings.multilabel, settings.bad_rows, known
-        )
-    refuse_repeated_keys(np.concatenate([part.keys for part in vars(splits).values() if part is not None]))
-    return splits
+    if isinstance(index, TarIndex) and not new:
+        table = with_label_values(path, table, columns, settings.classes)
+    splits = None if new or columns.split is not None else _splits(path, list(index.versions), index.rows)
+    root = settings.root or (path if path.is_dir() else path.parent)
+    chosen = settings.model_copy(update={"columns": columns, "root": root})
+    inputs = None if images is None else ImageInputs(images)
+    return rows_of_table(table, chosen, index.bad, inputs=inputs, keys=keys, splits=splits, new=new)
 
 
-def read_shard_inputs(path: Path, settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    """Return the inputs of a folder of shards, or of one tar file, and their keys; labels are not read."""
-    columns = settings.columns.model_copy(update=dict.fromkeys({*NOT_INPUTS} - {"ignore"}))
-    table, known, _, _ = _read(path, settings.model_copy(update={"columns": columns}))
-    inputs, keys = known.inputs, None
-    with _arrow_errors(path):
-        if inputs is None:
-            inputs, keys = unlabelled_inputs(path, table, columns, _root(path, settings))
-        elif columns.key is not None:
-            refuse_unknown(path, table, columns.model_copy(update=dict.fromkeys(OF_INPUTS)))
-            keys = read_keys(path, table, columns)
-    found = known.keys if columns.key is None and known.keys is not None else keys
-    assert found is not None
-    return inputs, found.tolist()
-
-
-@contextmanager
-def _arrow_errors(path: Path) -> Iterator[None]:
-    """Convert the error of an unsupported cast into a :class:`DataError`."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected labels, keys and splits as text or numbers, "
-            "or labels as lists; convert them, or set other columns with data.columns."
-        ) from error
-
-
-def _root(path: Path, settings: DataSettings) -> Path:
-    """Return the folder of relative paths of images."""
-    if settings.root is not None:
-        return settings.root.expanduser()
-    return path if path.is_dir() else path.parent
-
-
-def _read(path: Path, settings: DataSettings) -> _Read:
+def _index(path: Path, columns: Columns, settings: DataSettings) -> ShardIndex:
     """Index all shards; shards behind a link that leads out of their folder are refused."""
-    if not path.is_dir():
-        refuse_undecodable(path)
-        return _read_tar(path, path.parent, [path.name], settings)
-    shards = find_shards(path)
+    folder, shards = (path, find_shards(path)) if path.is_dir() else (path.parent, [path.name])
     within = (path,) if settings.root is None else (settings.root.expanduser(), path)
     for shard in shards:
-        refuse_undecodable(path / shard)
-        if not is_within(path / shard, within):
+        refuse_undecodable(folder / shard)
+        if path.is_dir() and not is_within(path / shard, within):
             raise DataError(
                 f"{path / shard} is behind a link that leads out of {path}; expected a file in the folder; copy "
                 f"it, or set a folder that contains both with {setting('data.root', 'FOLDER')}."
             )
-    read = _read_tar if Path(shards[0]).suffix.lower() in TAR else _read_parquet
-    return read(path, path, shards, settings)
-
-
-def _read_tar(path: Path, folder: Path, shards: Sequence[str], settings: DataSettings) -> _Read:
-    if settings.columns.encoded:
-        raise DataError(
-            f"data.columns lists columns to encode, but {path} contains images in tar files; expected only fields "
-            "for labels, keys and splits; remove the others."
-        )
-    index, rows = TarIndex(folder, settings.columns, str(path)), list[int]()
+    kind = TarIndex if shards[0].lower().endswith(TAR) else ParquetIndex
+    index = kind(folder, columns, str(path))
     for shard in shards:
-        before, reason = len(index), None
+        before = len(index)
         try:
             index.add(shard)
-        except (OSError, tarfile.TarError) as error:
-            reason = str(error)
-        rows.append(len(index) - before)
-        _settle_damaged(folder / shard, reason, rows[-1], "an uncompressed tar file", settings)
-    images = index.images()
-    _refuse_empty(path, len(images), "a sample with an image")
-    return _Read(index.table(), Known(ImageInputs(images), images.names, bad=index.bad), shards, rows)
+        except index.faults as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            _settle_damaged(folder / shard, reason, len(index) - before, index.expected, settings)
+    if not len(index):
+        raise DataError(f"{path} has no rows; expected at least {index.one_row}; check the files.")
+    return index
 
 
-def _read_parquet(path: Path, folder: Path, shards: Sequence[str], settings: DataSettings) -> _Read:
-    index = ParquetIndex(folder, settings.columns)
-    for shard in shards:
-        reason = None
-        try:
-            index.add(shard)
-        except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-        _settle_damaged(folder / shard, reason, 0, "a Parquet file", settings)
-    _refuse_empty(path, len(index), "a row")
-    try:
-        table = index.table()
-    except pa.ArrowException as error:
-        raise DataError(
-            f"the files of {path} have different columns: {str(error).splitlines()[0]}; expected the same columns in "
-            "all of them; convert them."
-        ) from error
-    if index.image is None and has_images(table, settings.columns):  # in files, whose paths are the keys
-        return _Read(table, Known(), index.shards, index.rows)
-    keys = as_keys(index.names())
-    images = None if index.image is None else ImageInputs(index.images(keys))
-    return _Read(table, Known(images, keys), index.shards, index.rows)
-
-
-def _settle_damaged(shard: Path, reason: str | None, rows: int, expected: str, settings: DataSettings) -> None:
-    """Raise if a shard is damaged, or warn that only the rows before the damage are used, depending on ``bad_rows``."""
-    if reason is None:
-        return
+def _settle_damaged(shard: Path, reason: str, rows: int, expected: str, settings: DataSettings) -> None:
+    """Raise, or warn that only the rows before the damage are used, depending on ``bad_rows``."""
     packed = _is_compressed(shard)
     seen = f"{shard} is compressed" if packed else f"{shard} is damaged: {reason}"
     if settings.bad_rows == "error":
@@ -258,11 +178,6 @@ def _is_compressed(shard: Path) -> bool:
             return file.read(8).startswith(MARKS)
     except OSError:  # this is also why it could not be read as a shard
         return False
-
-
-def _refuse_empty(path: Path, rows: int, expected: str) -> None:
-    if not rows:
-        raise DataError(f"{path} has no rows; expected at least {expected}; check the files.")
 
 
 def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarray | None:

@@ -2,202 +2,142 @@
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
-from pencil.data.bad_rows import BadRows, OnBadRows
+from pencil.data.bad_rows import BadRows
 from pencil.data.columns import (
     LABEL_COLUMNS,
     NOT_INPUTS,
     PATH_COLUMNS,
     Columns,
+    as_names,
     find_column,
     refuse_unknown,
     taken_names,
 )
-from pencil.data.examples import Examples, Splits
-from pencil.data.given.from_columns import clean_columns, column_labels
-from pencil.data.given.given_labels import GivenLabels
+from pencil.data.given.from_columns import Form, LabelCells
 from pencil.data.inputs.base import Inputs
 from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs
 from pencil.data.inputs.records import read_records
-from pencil.data.keys import as_keys
 from pencil.data.roles import find_roles
+from pencil.data.rows import SPLIT_NAMES, Rows, arrow_errors
+from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.image_columns import bytes_field, has_images, image_column, without_role
-from pencil.data.sources.key_column import column_keys, is_missing_cell, read_keys, refuse_repeated_cells
+from pencil.data.sources.key_column import (
+    column_keys,
+    is_missing_cell,
+    keys_or_numbers,
+    read_keys,
+    refuse_repeated_cells,
+)
 from pencil.data.sources.table_files import first_number, key_decided, read_rows, with_label_values
 from pencil.data.uses import describe
-from pencil.errors import DataError, setting
+from pencil.errors import setting
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
 """Paths that may lead out of their folder."""
-SPLIT_NAMES = {
-    "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
-    "dev": "validation", "test": "test", "testing": "test",
-}  # fmt: skip
+LABEL_KEYS = ("label", "probabilities", "indicators")
+"""Keys of columns that a table of inputs with separate labels does not have."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """What is known about the rows of a table before its columns are read.
-
-    Parameters
-    ----------
-    inputs
-        Where the inputs are read from.
-    keys, splits
-        The key and the split of each row, if no column is set for them.
-    bad
-        The bad rows found so far.
-    numbers
-        The number of each row, which is its key if it has no other; by default its position in the table.
-    """
-
-    inputs: Inputs | None = None
-    keys: np.ndarray | None = None
-    splits: np.ndarray | None = None
-    bad: BadRows | None = None
-    numbers: np.ndarray | None = None
-
-
-NOTHING = Known()
-
-
-def from_table(
-    path: Path,
-    columns: Columns | None = None,
-    classes: Sequence[str] | None = None,
-    root: Path | None = None,
-    multilabel: bool | None = None,
-    delimiter: str | None = None,
-    bad_rows: OnBadRows = "error",
-) -> Splits:
-    """Return the splits of a CSV, TSV or Parquet file.
+def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
+    """Return the rows of a CSV, TSV or Parquet file; relative image paths start at its folder, or at ``data.root``.
 
     Parameters
     ----------
     path
         The table.
-    columns
-        The role of each column; by default found by common names.
-    classes
-        Class names in order; by default from the table's metadata, or all values that occur.
-    root
-        The folder of relative image paths; by default the folder of the table.
-    multilabel
-        Whether lists of numbers, or texts such as ``sea;sky``, are multi-label; None decides from their values.
-    delimiter
-        The delimiter of a text file; None detects it.
-    bad_rows
-        Whether an unusable row is an "error" or is skipped ("skip").
+    settings
+        The role of each column, and how the file is read.
+    new
+        Whether these are new inputs for a trained network: labels are not read.
 
     Raises
     ------
     DataError
-        If the table cannot be read, a column is missing, or a row is not as expected.
+        If the table cannot be read, or a column is missing.
     """
-    chosen = columns or Columns()
-    try:
-        table, numbers, chosen = read_rows(path, chosen, delimiter, bad_rows)
-        if path.suffix.lower() in delimited.SUFFIXES:
-            table = with_label_values(path, table, chosen, classes)
-        known = Known(numbers=numbers)
-        return read_splits(path, table, chosen, classes, _folder(path, root), multilabel, bad_rows, known)
-    except pa.ArrowException as error:  # a cast that a damaged or wrongly encoded column does not allow
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected text in UTF-8; convert the table."
-        ) from error
-    finally:
-        pa.default_memory_pool().release_unused()  # the table is gone, but Arrow would keep the memory
+    table, numbers, columns = read_rows(path, settings, labelled=not new)
+    if path.suffix.lower() in delimited.SUFFIXES and not new:
+        table = with_label_values(path, table, columns, settings.classes)
+    root = path.parent if settings.root is None else settings.root
+    chosen = settings.model_copy(update={"columns": columns, "root": root})
+    return rows_of_table(table, chosen, BadRows(str(path), numbers), new=new)
 
 
-def _folder(path: Path, root: Path | None) -> Path:
-    """Return the folder of relative image paths."""
-    return path.parent if root is None else root.expanduser()
-
-
-def read_splits(
-    where: Path | str,
+def rows_of_table(
     table: pa.Table,
-    columns: Columns,
-    classes: Sequence[str] | None,
-    root: Path,
-    multilabel: bool | None,
-    bad_rows: OnBadRows,
-    known: Known = NOTHING,
-) -> Splits:
-    """Return the splits of a table in memory, like :func:`from_table`; ``where`` is its name in messages."""
-    bad = known.bad or BadRows(str(where), known.numbers)
-    if known.keys is None or columns.numbering is not None:
-        columns = key_decided(table, columns)
-    refuse_unknown(where, table, columns)
-    labels = read_labels(where, table, columns, classes, multilabel, bad)
-    own_keys: np.ndarray | None
-    if known.inputs is None:
-        inputs, own_keys = _inputs(where, table, columns, root, known.numbers, bad=bad)
-        add_without_text(inputs, bad)
-    else:
-        inputs, own_keys = known.inputs, read_keys(where, table, columns)
-    keys = own_keys if known.keys is None or columns.key is not None else known.keys
-    assert keys is not None  # known inputs have keys
-    clean, rows = read_clean(where, table, columns, labels), torch.arange(table.num_rows)
-    every = Examples(
-        inputs,
-        rows,
-        labels.given,
-        labels.classes,
-        keys,
-        clean,
-        labels.multilabel,
-        table=describe(table, columns, inputs, has_keys=known.keys is not None),
-    )
-    splits = known.splits if columns.split is None else _split_names(table[columns.split], bad)
-    kept = bad.settle(bad_rows, keys)
-    if kept is not None:
-        every, splits = every.subset(torch.from_numpy(kept)), None if splits is None else splits[kept]
-    return Splits(every) if splits is None else _split(where, every, splits)
+    settings: DataSettings,
+    bad: BadRows,
+    *,
+    inputs: Inputs | None = None,
+    keys: np.ndarray | None = None,
+    splits: np.ndarray | None = None,
+    labelled: bool = True,
+    new: bool = False,
+) -> Rows:
+    """Return the rows of a table in memory.
 
-
-def read_unlabelled(
-    path: Path, columns: Columns, root: Path | None = None, delimiter: str | None = None
-) -> tuple[Inputs, np.ndarray]:
-    """Return the images of a table, or its columns listed for encoding, and keys; labels are not read.
-
-    A row without an image is kept.
+    Parameters
+    ----------
+    table
+        The columns.
+    settings
+        Their roles; relative image paths start at ``root``, by default the working directory.
+    bad
+        Where rows without anything to learn from are added. It names the table, and numbers its rows; without another
+        key, a row's number is its key.
+    inputs, keys, splits
+        Where they do not come from columns; ``keys`` and ``splits`` count if no column is set for them.
+    labelled
+        Whether the labels are in the columns; otherwise a column with a common label name is treated like any other.
+    new
+        Whether these are new inputs for a trained network, which need no other columns than the listed ones.
     """
-    table, numbers, columns = read_rows(path, columns, delimiter, "error", labelled=False)
-    return unlabelled_inputs(path, table, columns, _folder(path, root), numbers)
+    columns, where, labelled = settings.columns, bad.where, labelled and not new
+    if not labelled:
+        columns = columns.model_copy(update=dict.fromkeys(NOT_INPUTS if new else LABEL_KEYS))
+    with arrow_errors(where):
+        if keys is None or columns.numbering is not None:
+            columns = key_decided(table, columns, labelled=labelled)
+        refuse_unknown(where, table, columns)
+        labels = label_cells(where, table, columns, settings) if labelled else None
+        own_keys: np.ndarray | None
+        if inputs is None:
+            inputs, own_keys = _inputs(table, columns, settings.root, bad, labelled=labelled, closed=new)
+            add_without_text(inputs, bad)
+        else:
+            own_keys = read_keys(table, columns, bad)
+        if columns.split is not None and labels is not None:
+            splits = _split_names(table[columns.split], bad)
+    uses = describe(table, columns, inputs, labelled=labelled, has_keys=keys is not None)
+    keys = own_keys if keys is None or columns.key is not None else keys
+    assert keys is not None  # inputs that do not come from columns have keys
+    return Rows(inputs, labels, keys, splits, bad, uses)
 
 
-def unlabelled_inputs(
-    where: Path | str, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray | None = None
-) -> tuple[Inputs, np.ndarray]:
-    """Return the inputs of a table in memory, like :func:`read_unlabelled`."""
-    needed = columns.model_copy(update=dict.fromkeys(NOT_INPUTS))
-    needed = key_decided(table, needed, labelled=False)
-    refuse_unknown(where, table, needed)
-    if columns.encoded:
-        return read_columns(where, table, needed, numbers, closed=True, labelled=False)
-    return _inputs(where, table, needed, root, numbers, bad=BadRows(str(where), numbers))
-
-
-def table_inputs(
-    where: Path | str, table: pa.Table, columns: Columns, root: Path, bad: BadRows
-) -> tuple[Inputs, np.ndarray]:
-    """Return the inputs of an unlabelled table, and their keys; rows without an image or text are bad."""
-    inputs, keys = _inputs(where, table, columns, root, bad=bad, labelled=False)
-    add_without_text(inputs, bad)
-    return inputs, keys
+def label_cells(where: str, table: pa.Table, columns: Columns, settings: DataSettings) -> LabelCells:
+    """Return the labels of a table in the form that ``columns`` sets, and the labels known to be right."""
+    metadata, classes = table.schema.metadata or {}, settings.classes
+    if classes is None and b"class_names" in metadata:
+        classes = tuple(metadata[b"class_names"].decode(errors="replace").split(","))
+    form: Form
+    if columns.probabilities is not None:
+        form, names, classes = "probabilities", columns.probabilities, columns.probabilities
+    elif columns.indicators is not None:
+        form, names, classes = "indicators", columns.indicators, columns.indicators
+    else:
+        label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
+        form, names = "label" if isinstance(label, str) else "votes", as_names(label)
+    clean = None if columns.clean is None else [table[name] for name in as_names(columns.clean)]
+    return LabelCells([table[name] for name in names], form, classes, settings.multilabel, clean)
 
 
 def add_without_text(inputs: Inputs, bad: BadRows) -> None:
@@ -207,55 +147,6 @@ def add_without_text(inputs: Inputs, bad: BadRows) -> None:
         names = records.roles.of("text")
         where = f"column {names[0]!r}" if len(names) == 1 else f"the columns {', '.join(map(repr, names))}"
         bad.add_where(records.lacks_text(), lambda _: f"there is no text in {where}")
-
-
-def read_labels(
-    where: Path | str,
-    table: pa.Table,
-    columns: Columns,
-    classes: Sequence[str] | None,
-    multilabel: bool | None = None,
-    bad: BadRows | None = None,
-) -> GivenLabels:
-    """Return the labels of a table in the form set by ``columns``; ``where`` is the table's name in messages.
-
-    Rows with an unusable label are added to ``bad``; without ``bad`` they are refused.
-    """
-    found = BadRows(str(where)) if bad is None else bad
-    labels = _read_labels(where, table, columns, classes, multilabel, found)
-    if bad is None:
-        found.refuse(total=table.num_rows, remedy="")
-    return labels
-
-
-def _read_labels(
-    where: Path | str,
-    table: pa.Table,
-    columns: Columns,
-    classes: Sequence[str] | None,
-    multilabel: bool | None,
-    bad: BadRows,
-) -> GivenLabels:
-    metadata = table.schema.metadata or {}
-    if classes is None and b"class_names" in metadata:
-        classes = metadata[b"class_names"].decode(errors="replace").split(",")
-    if columns.probabilities is not None:
-        chosen = [table[name] for name in columns.probabilities]
-        return column_labels(chosen, columns.probabilities, "probabilities", bad)
-    if columns.indicators is not None:
-        return column_labels([table[name] for name in columns.indicators], columns.indicators, "indicators", bad)
-    label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
-    if isinstance(label, str):
-        return column_labels([table[label]], classes, "label", bad, multilabel)
-    return column_labels([table[name] for name in label], classes, "votes", bad)
-
-
-def read_clean(where: Path | str, table: pa.Table, columns: Columns, labels: GivenLabels) -> Tensor | None:
-    """Return labels known to be right, if columns are set for them."""
-    if columns.clean is None:
-        return None
-    names = (columns.clean,) if isinstance(columns.clean, str) else columns.clean
-    return clean_columns([table[name] for name in names], labels, str(where))
 
 
 def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
@@ -274,71 +165,58 @@ def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers:
     numbers
         The positions of these rows in the whole table.
     """
-    keys, numbers = read_keys(path, table, columns), numbers + first_number(path, columns)
-    if keys is None and columns.encoded:
-        return as_keys(numbers)
-    return _inputs(path, table, columns, root, numbers, bad=BadRows(str(path)))[1] if keys is None else keys
+    bad = BadRows(str(path), numbers + first_number(path, columns))
+    if columns.key is not None or columns.encoded:
+        return keys_or_numbers(table, columns, bad)
+    return _inputs(table, columns, root, bad)[1]
 
 
 def read_columns(
-    where: Path | str,
-    table: pa.Table,
-    columns: Columns,
-    numbers: np.ndarray | None = None,
-    *,
-    closed: bool = False,
-    labelled: bool = True,
+    table: pa.Table, columns: Columns, bad: BadRows, *, labelled: bool = True, closed: bool = False
 ) -> tuple[Inputs, np.ndarray]:
-    """Return the columns of a table to encode, and the keys: the key column, or ``numbers`` (by default positions).
+    """Return the columns of a table to encode, and the keys: the key column, or row numbers.
 
     ``closed`` takes only the listed columns, as for a network that was trained on them. Without ``labelled``, a column
     with a common label name is treated like any other.
     """
-    keys = _keys_or_numbers(where, table, columns, numbers)
+    keys = keys_or_numbers(table, columns, bad)
     taken = taken_names(columns, table.column_names, labelled=labelled)
-    roles = find_roles(where, table, columns.roles, taken, closed=closed)
-    return read_records(where, table, roles, numbers), keys
-
-
-def _keys_or_numbers(where: Path | str, table: pa.Table, columns: Columns, numbers: np.ndarray | None) -> np.ndarray:
-    keys = read_keys(where, table, columns, numbers)
-    if keys is not None:
-        return keys
-    return as_keys(np.arange(table.num_rows) if numbers is None else numbers)
+    roles = find_roles(bad.where, table, columns.roles, taken, closed=closed and columns.encoded)
+    return read_records(bad.where, table, roles, bad.numbers), keys
 
 
 def _inputs(
-    path: Path | str,
     table: pa.Table,
     columns: Columns,
-    root: Path,
-    numbers: np.ndarray | None = None,
-    *,
+    root: Path | None,
     bad: BadRows,
+    *,
     labelled: bool = True,
+    closed: bool = False,
 ) -> tuple[Inputs, np.ndarray]:
     """Return images from a column of bytes if there is one, otherwise from files, and their keys; or other columns.
 
     Without a key column, paths or row numbers are the keys. Rows without a path, or with a path that leads out of the
     root, are added to ``bad``; the value returned for them is not an image.
     """
-    if not has_images(table, columns):
-        return read_columns(path, table, columns, numbers, labelled=labelled)
-    image = image_column(table, columns)
+    if (closed and columns.encoded) or not has_images(table, columns):
+        return read_columns(table, columns, bad, labelled=labelled, closed=closed)
+    where, image = bad.where, image_column(table, columns)
     if image is not None:
-        column, field = table[image], bytes_field(path, table, image)
+        column, field = table[image], bytes_field(where, table, image)
         column = column if field is None else pc.struct_field(column, field)
-        keys = _keys_or_numbers(path, table, columns, numbers)
+        keys = keys_or_numbers(table, columns, bad)
         return ImageInputs(ImageBytes(column.cast(pa.large_binary()).combine_chunks(), keys)), keys
-    own_keys, free = read_keys(path, table, columns, numbers), without_role(table, columns)
-    name = columns.path or find_column(path, free, PATH_COLUMNS, "path", "data.columns.path", "data.columns.image")
+    own_keys, free = read_keys(table, columns, bad), without_role(table, columns)
+    name = columns.path or find_column(where, free, PATH_COLUMNS, "path", "data.columns.path", "data.columns.image")
     column = table[name].cast(pa.string())
     bad.add_where(is_missing_cell(table[name]), lambda _: f"there is no path in column {name!r}")
+    root = Path() if root is None else root.expanduser()
     paths = _inside(root, pc.fill_null(column, ""), bad)
     if own_keys is None:
         name_key = setting("data.columns.key", "NAME")
         remedy = f"expected one row per image; remove the others, or set a key column with {name_key}."
-        refuse_repeated_cells(paths.filter(pc.not_equal(paths, "")), f"{path} has the path", "in the table", remedy)
+        refuse_repeated_cells(paths.filter(pc.not_equal(paths, "")), f"{where} has the path", "in the table", remedy)
     files = column_keys(paths)
     return ImageInputs(ImageFiles(root, files, within=(root,))), files if own_keys is None else own_keys
 
@@ -374,10 +252,3 @@ def _split_names(column: pa.ChunkedArray, bad: BadRows) -> np.ndarray:
     expected = ", ".join(SPLIT_NAMES)
     bad.add_where(names == "", lambda row: f"the split is {values[row]!r} (expected {expected})")
     return names
-
-
-def _split(where: Path | str, every: Examples, names: np.ndarray) -> Splits:
-    parts = {name: torch.from_numpy(np.flatnonzero(names == name)) for name in ("train", "validation", "test")}
-    if not len(parts["train"]):
-        raise DataError(f"{where} has no row of the split train; expected at least one; fix the split column.")
-    return Splits(**{name: every.subset(rows) for name, rows in parts.items() if len(rows)})

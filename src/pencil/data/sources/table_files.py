@@ -8,39 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pencil.data.bad_rows import OnBadRows
 from pencil.data.columns import Columns, as_names, label_names, refuse_repeated_columns, taken_names
 from pencil.data.given.text_labels import label_values, same_numbers
+from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.image_columns import has_images, image_column
 from pencil.data.sources.key_column import settle_key
 from pencil.errors import DataError, setting
-
-
-def read_table(
-    path: Path,
-    columns: Columns | None = None,
-    delimiter: str | None = None,
-    bad_rows: OnBadRows = "error",
-    *,
-    labelled: bool = True,
-) -> pa.Table:
-    """Read a table into memory, with the metadata of its schema.
-
-    Parameters
-    ----------
-    path
-        A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    columns
-        The role of each column: keys, labels, categories and texts of a text file are read exactly as written.
-    delimiter
-        The delimiter of a text file; None detects it.
-    bad_rows
-        Whether lines of a text file with too many or too few cells are an "error" or are skipped ("skip").
-    labelled
-        Whether there are labels; without them, a column with a common label name is treated like any other.
-    """
-    return read_rows(path, columns or Columns(), delimiter, bad_rows, labelled=labelled).table
 
 
 class TableRows(NamedTuple):
@@ -51,27 +25,39 @@ class TableRows(NamedTuple):
     columns: Columns
 
 
-def first_number(path: Path | str, columns: Columns) -> int:
+def first_number(path: Path, columns: Columns) -> int:
     """Return the number of the first row; in a text file, its line number below the header."""
-    is_text = Path(path).suffix.lower() in delimited.SUFFIXES
+    is_text = path.suffix.lower() in delimited.SUFFIXES
     return delimited.FIRST_LINE if is_text and columns.numbering != "places" else 0
 
 
-def read_rows(
-    path: Path, columns: Columns, delimiter: str | None, bad_rows: OnBadRows, *, labelled: bool = True
-) -> TableRows:
-    """Read a table like :func:`read_table`, with the number of each row in the file and the key decided."""
+def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> TableRows:
+    """Read a table into memory, with the metadata of its schema, the number of each row and the key decided.
+
+    Parameters
+    ----------
+    path
+        A CSV, TSV or Parquet file. An empty CSV cell is missing.
+    settings
+        The role of each column: keys, labels, categories and texts of a text file are read exactly as written. The
+        delimiter, and whether lines with too many or too few cells are skipped.
+    labelled
+        Whether there are labels; without them, a column with a common label name is treated like any other, and a
+        malformed line is an error.
+    """
     from pyarrow import parquet
 
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; choose another.")
+    columns = settings.columns
     try:
         if path.suffix.lower() == ".parquet":
             dialect, table = None, parquet.read_table(path)
             numbers = np.arange(table.num_rows)
         else:
-            dialect = delimited.find_dialect(path, delimiter)
+            dialect = delimited.find_dialect(path, settings.delimiter)
             texts = _read_as_text(path, dialect, columns, labelled)
+            bad_rows = settings.bad_rows if labelled else "error"
             table, numbers = delimited.read_delimited(path, dialect, texts, bad_rows)
         if table.num_rows == 0:
             raise DataError(f"{path} has no rows; expected at least one; check the file.")

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.dtypes import StringDType
 
-from pencil.data.bad_rows import BadRows
 from pencil.data.columns import LABEL_COLUMNS, Columns
 from pencil.data.inputs.images import SUFFIXES as IMAGE_SUFFIXES
 from pencil.data.keys import as_keys
 from pencil.data.sources.regular_files import read_slice, version_of
-from pencil.data.sources.shard_files import ShardFiles, ShardImages, refuse_changed
+from pencil.data.sources.shard_files import ShardImages, ShardIndex, refuse_changed
+from pencil.errors import DataError
 
 SUFFIXES = (".tar",)
 CLASS, FIELDS = ".cls", ".json"
@@ -59,7 +59,6 @@ class TarImages(ShardImages):
     size: np.ndarray
 
     def read(self, row: int) -> bytes:
-        """Return the bytes of an image, as :class:`~pencil.data.inputs.images.Encoded` asks."""
         if self.size[row] < 0:
             raise ValueError("there is no image beside its label")
         path, version = self.shards.place(self.shard[row])
@@ -217,42 +216,33 @@ def _refuse_incomplete(path: Path, end: int) -> None:
         raise tarfile.ReadError(f"the members end at byte {end:,} without the end-of-archive mark")
 
 
-def wanted_fields(columns: Columns) -> frozenset[str]:
-    """Return the fields of ``NAME.json`` that contain labels, keys and splits."""
-    return frozenset({*columns.beside_inputs, *LABEL_COLUMNS})
+class TarIndex(ShardIndex):
+    """Builds the index of several tar files, with the fields of ``NAME.json`` that contain labels, keys and splits."""
 
-
-class TarIndex:
-    """Builds the index of several shards.
-
-    Parameters
-    ----------
-    folder
-        Folder of the shards.
-    columns
-        The role of each field.
-    where
-        Name of the data in messages.
-    """
+    expected, one_row = "an uncompressed tar file", "a sample with an image"
+    faults = (OSError, tarfile.TarError)
 
     def __init__(self, folder: Path, columns: Columns, where: str):
-        self.folder, self.wanted = folder, wanted_fields(columns)
-        self.versions: dict[str, bytes] = {}
+        super().__init__(folder, columns, where)
+        if columns.encoded:
+            raise DataError(
+                f"data.columns lists columns to encode, but {where} contains images in tar files; expected only fields "
+                "for labels, keys and splits; remove the others."
+            )
+        self.wanted = frozenset({*columns.beside_inputs, *LABEL_COLUMNS})
         self.names: list[str] = []
         self.places = array("q"), array("q"), array("q")
         self.fields: dict[str, list[Any]] = {}
-        self.bad = BadRows(where)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def add(self, shard: str) -> None:
         """Add the samples of a shard; raises like :func:`read_samples`, after adding the samples before the damage."""
         path, number = self.folder / shard, len(self.versions)
         self.versions[shard] = version_of(path)  # first, so that a change during reading is noticed later
+        self.rows.append(0)
         for sample in read_samples(path, self.wanted):
-            row = len(self)
+            row = len(self.names)
             name, fault = _usable_name(sample.name, row)
+            self.rows[-1] += 1
             self.names.append(f"{shard}/{name}")
             for numbers, value in zip(self.places, (number, sample.offset, sample.size), strict=True):
                 numbers.append(value)
@@ -263,11 +253,12 @@ class TarIndex:
             if fault is not None:
                 self.bad.add(row, fault)
 
-    def images(self) -> TarImages:
-        """Return the images of all shards."""
-        names = as_keys(np.array(self.names, dtype=StringDType()))
-        shards = ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
-        return TarImages(shards, names, *(np.array(place, dtype=np.int64) for place in self.places))
+    def keys(self) -> np.ndarray:
+        return as_keys(np.array(self.names, dtype=StringDType()))
+
+    def images(self, names: np.ndarray | None) -> TarImages:
+        assert names is not None
+        return TarImages(self.files, names, *(np.array(place, dtype=np.int64) for place in self.places))
 
     def table(self) -> pa.Table:
         """Return the labels and other fields, one row per sample; without fields there are no columns."""

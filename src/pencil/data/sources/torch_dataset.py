@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from pencil.data.examples import Examples
+from pencil.data.given.from_columns import LabelCells
 from pencil.data.given.given_labels import as_array, error_context
-from pencil.data.given.resolving import as_clean_labels, as_named, resolve_labels
+from pencil.data.given.resolving import as_named
 from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import MAX_PIXELS, Inputs, InspectedRow, Loaded, TensorInputs, inspect_values, read_ahead
 from pencil.data.inputs.images import ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
+from pencil.data.rows import Rows, to_splits
 from pencil.data.sources.arrays import as_input_tensor, native
 from pencil.errors import DataError
 from pencil.seeding import seeded
@@ -62,6 +64,12 @@ def from_dataset(
     DataError
         If the dataset is empty or not map-style, or if a label or item is not as expected.
     """
+    labels = LabelCells(None, classes=classes, multilabel=multilabel, clean=clean_labels)
+    return to_splits(dataset_rows(dataset, labels, workers)).train
+
+
+def dataset_rows(dataset: Any, labels: LabelCells, workers: int = 0) -> Rows:
+    """Return the rows of a dataset, as in :func:`from_dataset`; its own labels are added to ``labels``."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(
             f"the dataset is a {type(dataset).__name__}; expected a map-style dataset with a length and items; "
@@ -69,14 +77,13 @@ def from_dataset(
         )
     if len(dataset) == 0:
         raise DataError("the dataset is empty; expected at least one example; check how it was built.")
-    known = _class_names(dataset)
+    known, classes = _class_names(dataset), labels.classes
     if known is not None and classes in (None, len(known)):
         classes = known
-    labels = resolve_labels(_named(dataset, read_labels(dataset), classes), classes, multilabel=multilabel)
-    rows, paths = torch.arange(len(labels.given)), _paths(dataset)
+    given, paths = _named(dataset, read_labels(dataset), classes), _paths(dataset)
     inputs = _in_memory(dataset) or (paths and _image_files(dataset, paths)) or DatasetInputs(dataset, workers)
-    clean, keys = as_clean_labels(clean_labels, labels.classes, labels.multilabel), as_keys(paths or rows.numpy())
-    return Examples(inputs, rows, labels.given, labels.classes, keys, clean, labels.multilabel)
+    keys = as_keys(paths or np.arange(len(dataset)))
+    return Rows(inputs, replace(labels, given=given, classes=classes), keys)
 
 
 @dataclass(frozen=True)
@@ -120,9 +127,6 @@ class _SeededItems:
 
     dataset: Any
     stream: tuple[int, int]
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, row: int) -> tuple[int, Tensor]:
         with seeded(self.stream[0], "item", self.stream[1], row, gpu=False):

@@ -249,9 +249,11 @@ next(async () => {
     option.value = pair;
     $("pair").append(option);
   }
-  const [wanted, all] = $("show").options;
-  wanted.textContent = `to look at (${number(begin.to_look_at)})`;
+  const [lookAt, all, changed] = $("show").options;
+  lookAt.textContent = `${begin.multilabel ? "to look at" : "suspects"} (${number(begin.to_look_at)})`;
+  $("show").title = begin.lists;
   all.textContent = `everything (${number(begin.rows)})`;
+  if (!begin.multilabel) changed.textContent = `corrections (${number(begin.corrections)})`;
   $("many").hidden = !begin.pairs.length;
   const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "find a key"]];
   digits = digitKeys(begin.classes);

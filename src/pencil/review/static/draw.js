@@ -10,6 +10,11 @@ const views = new Map(); // large pictures by row
 
 const describe = (label) => (Array.isArray(label) ? label.map(plain).join(", ") || "none" : plain(label));
 const number = (value) => (value || 0).toLocaleString("en");
+const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+const are = (count) => (count === 1 ? "is" : "are");
+
+// The rows to look at, counted: suspects, or rows of multi-label data.
+const wanted = (count, before = "") => (begin.multilabel ? `${counted(count, `${before}row`)} to look at` : counted(count, `${before}suspect`));
 
 // The element that shows the input of a row, the same one each time, so that it can be loaded ahead.
 function viewOf(row) {
@@ -52,11 +57,10 @@ function drawSingle(row) {
 function drawProgress() {
   $("bar").max = Math.max(1, page.of || 0);
   $("bar").value = page.decided || 0;
-  const wanted = `${number(page.to_look_at)} to look at`;
   const only = page.total === page.to_look_at && $("show").value === "look";
-  const of = only ? wanted : number(page.total);
+  const of = only ? wanted(page.to_look_at) : number(page.total);
   const at = finished() ? "" : `at ${page.total ? number(position + 1) : 0} of ${of} · `;
-  const rest = only && !finished() ? "" : ` (${number(page.looked_at)} of ${wanted})`;
+  const rest = only && !finished() ? "" : ` (${number(page.looked_at)} of ${wanted(page.to_look_at)})`;
   $("progress").textContent = `${at}${number(page.decided)} decided${rest}`;
 }
 
@@ -121,7 +125,7 @@ function single(row, shown) {
     words.append(el("small", "", `${noGiven(row)}; filled in, ${confidence(row)}`));
     words.append(el("span", "corrected", describe(row.corrected)));
   } else {
-    words.append(el("small", "", `given and kept, ${confidence(row)}`), el("span", "corrected", describe(row.given)));
+    words.append(el("small", "", `given and kept, issue score ${percent(row.issue_score)}`), el("span", "corrected", describe(row.given)));
   }
   facts.append(words, el("div", "badge", row.decision ? badge(row) : ""), el("div", "probabilities"));
   facts.append(el("div", "key", `${plain(row.key)} (${row.split})`));
@@ -159,23 +163,24 @@ function done() {
   made.append(el("h2", "", doneTitle()));
   const left = page.to_look_at - page.looked_at;
   const rest = begin.rows - begin.to_look_at;
-  if (left) made.append(el("p", "", `${number(left)} more labels to look at are outside this filter.`));
-  else if (rest) made.append(el("p", "", `The other ${number(rest)} labels were kept as given, and no other class is close: they do not need a review.`));
+  const kept = rest === 1 ? "it is not a suspect" : "they are not suspects";
+  if (left) made.append(el("p", "", `${wanted(left, "more ")} ${are(left)} outside this filter.`));
+  else if (rest) made.append(el("p", "", `The other ${counted(rest, begin.noun)} ${rest === 1 ? "was" : "were"} kept as given, and ${begin.multilabel ? "no other class is close" : kept}: no review is needed.`));
   if (page.decided) {
     const saved = el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; then write the labels with:");
     saved.append(el("code", "", plain(begin.write_labels)));
     made.append(saved);
   }
   if (page.of) made.append(button("look at them again", () => next(lookAgain)));
-  if (page.of < begin.rows) made.append(" ", button(`go through all ${number(begin.rows)} labels`, lookAtAll));
+  if (page.of < begin.rows) made.append(" ", button(`go through all ${counted(begin.rows, begin.noun)}`, lookAtAll));
   return made;
 }
 
 function doneTitle() {
-  if (!page.of) return "Nothing to look at: no label changed, and none is undecided.";
-  if (page.of === begin.rows) return "Done: every label is decided.";
-  if ($("show").value !== "look" || page.of < page.to_look_at) return "Done: every label of this filter is decided.";
-  return `Done: ${page.of === 1 ? "the label" : `all ${number(page.of)} labels`} to look at ${page.of === 1 ? "is" : "are"} decided.`;
+  if (!page.of) return `Nothing to look at: no label changed, and none is ${begin.multilabel ? "undecided" : "a suspect"}.`;
+  if (page.of === begin.rows) return `Done: every ${begin.noun} is decided.`;
+  if ($("show").value !== "look" || page.of < page.to_look_at) return `Done: every ${begin.noun} of this filter is decided.`;
+  return `Done: ${page.of === 1 ? "" : "all "}${wanted(page.of)} ${are(page.of)} decided.`;
 }
 
 function button(text, action) {

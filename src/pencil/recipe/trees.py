@@ -1,8 +1,8 @@
-"""Recipes as trees: found by name or file, merged, overridden key by key."""
+"""Recipes as trees: found by name or file, merged, overridden key by key, flattened."""
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -70,6 +70,21 @@ def merge(tree: Tree, changes: Tree) -> Tree:
         both = isinstance(value, dict) and isinstance(tree.get(key), dict) and "kind" not in value
         merged[key] = merge(tree[key], value) if both else value
     return merged
+
+
+def flatten(tree: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Return every value that is not a table, by its path.
+
+    >>> flatten({"a": {"b": 1, "c": {}}, "d": [2]})
+    {'a.b': 1, 'd': [2]}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= {f"{key}{separator}{path}": inner for path, inner in flatten(value, separator).items()}
+        else:
+            found[key] = value
+    return found
 
 
 def override(tree: Tree, assignments: Iterable[str]) -> Tree:

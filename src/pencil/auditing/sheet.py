@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pencil.audit.sample import Sample
-from pencil.audit.session import Blind
+from pencil.auditing.blind import Blind
+from pencil.auditing.sample import AuditSample
 from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write, read_regular
@@ -42,7 +42,7 @@ def write_sheet(blind: Blind, path: Path) -> int:
     return len(blind)
 
 
-def refuse_telling_keys(sample: Sample) -> None:
+def refuse_telling_keys(sample: AuditSample) -> None:
     """Raise :class:`RunError` if the keys of a run contain the given labels."""
     rng = np.random.default_rng(0)
     rows = sample.population[rng.permutation(len(sample.population))[:1000]].tolist()
@@ -61,7 +61,7 @@ def refuse_telling_keys(sample: Sample) -> None:
         )
 
 
-def read_sheet(path: Path, sample: Sample) -> Iterator[tuple[int, str | None, str]]:
+def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, str | None, str]]:
     """Yield the answers of a CSV file with the columns key and label: place in the sample, class and kind.
 
     Empty cells are ignored. A column ``split`` is needed only if two rows have the same key.
@@ -106,7 +106,7 @@ def import_sheet(blind: Blind, path: Path) -> int:
     return saved
 
 
-def _places(sample: Sample) -> dict[Where | str, int]:
+def _places(sample: AuditSample) -> dict[Where | str, int]:
     """Return the position of each row by key and split, and by key alone if it is unique."""
     found: dict[Where | str, int] = {}
     double = set()

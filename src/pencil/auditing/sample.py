@@ -6,30 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from pencil.audit.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
-from pencil.decisions import Where
+from pencil.auditing.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
+from pencil.decisions import Decision, Where, now
 from pencil.errors import RunError
 from pencil.files import read_json, write_json
 from pencil.runs.directory import RunReader
 from pencil.runs.label_table import LabelTable
+from pencil.terminal import agreed, counted
 
 DESIGN = "audit.json"
-FORMAT = 1
-COLUMNS = ("corrected", "confidence", "given_probability", "changed")
+FORMAT, SHARED_STREAM = 2, 1
+"""The format of ``audit.json``, and the earlier format, whose samples share the random stream of their seed."""
+COLUMNS = ("corrected", "confidence", "given_probability", "changed", "issue_score", "mean_margin", "distribution")
 ALL_OFFERED = 10
 """Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
 
 
 @dataclass(frozen=True)
-class Sample:
+class AuditSample:
     """The labels of a run and the sampled rows.
 
     Attributes
     ----------
-    run : Path
-        The run directory.
+    run : Path or None
+        The run directory, if there is one.
     labels : LabelTable
-        All labels.
+        All labels, as training left them.
     population : ndarray
         The rows that the audit covers: all rows that are not pinned.
     strata : Strata
@@ -40,15 +42,18 @@ class Sample:
         The seed of the sample.
     stages : tuple of int
         The sample size after each session that drew rows.
+    format : int
+        The format of ``audit.json``, which determines the random stream.
     """
 
-    run: Path
+    run: Path | None
     labels: LabelTable
     population: np.ndarray
     strata: Strata
     places: np.ndarray
     seed: int
     stages: tuple[int, ...]
+    format: int = FORMAT
 
     @property
     def rows(self) -> np.ndarray:
@@ -65,13 +70,25 @@ class Sample:
         """Return the key and split of every drawn row, in display order."""
         return [self.where(at) for at in range(len(self.places))]
 
+    def decision(self, at: int, label: str | None, kind: str = "") -> Decision:
+        """Return the answer about the row at this position: a class, or ``none`` or ``skip`` without one."""
+        row = int(self.rows[at])
+        given, corrected = self.labels.given_labels[row], self.labels.corrected_labels[row]
+        if label is not None:
+            kind = "accept" if label == corrected else "reject" if label == given else "other"
+        return Decision(*self.where(at), kind, label, given, corrected, now(), audit=True)
+
+    def extended(self, rows: int) -> "AuditSample":
+        """Return the sample with this many rows; it begins with the rows of this one."""
+        return _draw(self.run, self.labels, (*self.stages, rows), self.seed, self.format)
+
     def to_tree(self) -> dict[str, Any]:
         """Return the content of ``audit.json``."""
         rows = [list(where) for where in self.all_where()]
-        return {"format": FORMAT, "seed": self.seed, "stages": list(self.stages), "rows": rows}
+        return {"format": self.format, "seed": self.seed, "stages": list(self.stages), "rows": rows}
 
 
-def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> Sample:
+def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> AuditSample:
     """Return the sample of a run: the stored sample, extended if more rows are requested, or a new one.
 
     Only a new or extended sample is written; the caller holds the lock.
@@ -92,33 +109,57 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
     RunError
         If the data is multi-label, or the stored sample conflicts with the arguments.
     """
-    labels = _labels(run)
-    stored = read_design(run)
-    if stored is None:
-        if not new:
-            raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with `pencil audit {run}`.")
-        sample = _draw(run, labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
+    labels, stored = trained_labels(run), read_design(run)
+    if stored is None and not new:
+        raise RunError(f"the run in {run} has no audit yet (no {DESIGN}); start one with `pencil audit {run}`.")
+    sample = plan_sample(run, labels, stored, rows, seed)
+    if stored is None or sample.stages != tuple(stored["stages"]):
         write_json(run / DESIGN, sample.to_tree(), indent=None)
-        return sample
+    return sample
+
+
+def plan_sample(
+    run: Path | None,
+    labels: LabelTable,
+    stored: dict[str, Any] | None = None,
+    rows: int | None = None,
+    seed: int | None = None,
+) -> AuditSample:
+    """Return the sample as `open_sample` does, without writing it.
+
+    Parameters
+    ----------
+    run : Path or None
+        The run directory, if there is one.
+    labels : LabelTable
+        The labels of training.
+    stored : dict, optional
+        The content of ``audit.json``, if there is one.
+    rows, seed : int, optional
+        The size and the seed of the sample.
+    """
+    if stored is None:
+        return _draw(run, labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
     stages = stored["stages"]
     if seed is not None and seed != stored["seed"]:
         raise RunError(
-            f"--seed is {seed}, but the audit of {run} was drawn with seed {stored['seed']}; remove --seed to "
+            f"the seed is {seed}, but the audit of {run} was drawn with seed {stored['seed']}; leave out the seed to "
             "continue it."
         )
-    sample = _draw(run, labels, tuple(stages), stored["seed"])
+    sample = _draw(run, labels, tuple(stages), stored["seed"], stored["format"])
     if [list(where) for where in sample.all_where()] != stored["rows"]:
         raise RunError(
-            f"the rows in {run / DESIGN} do not match its seed and the labels; expected the files of one run; "
+            f"the rows in {DESIGN} of {run} do not match its seed and the labels; expected the files of one run; "
             "restore them from a copy."
         )
     if rows is None or rows == stages[-1]:
         return sample
     if rows < stages[-1]:
-        raise RunError(f"--rows is {rows}, but {stages[-1]} rows are already drawn; expected at least as many.")
-    sample = _draw(run, labels, (*stages, rows), stored["seed"])
-    write_json(run / DESIGN, sample.to_tree(), indent=None)
-    return sample
+        raise RunError(
+            f"--rows is {rows}, but {counted(stages[-1], 'row')} {agreed(stages[-1], 'is', 'are')} already drawn; "
+            "expected at least as many."
+        )
+    return sample.extended(rows)
 
 
 def read_design(run: Path) -> dict[str, Any] | None:
@@ -133,7 +174,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
     if not (
         isinstance(tree, dict)
-        and tree.get("format") == FORMAT
+        and tree.get("format") in (FORMAT, SHARED_STREAM)
         and _is_count(tree.get("seed"))
         and isinstance(tree.get("rows"), list)
         and isinstance(tree.get("stages"), list)
@@ -149,17 +190,16 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def _labels(run: Path) -> LabelTable:
-    reader = RunReader(run)
-    labels = reader.read_labels(())
-    if labels.multilabel:
+def trained_labels(run: Path) -> LabelTable:
+    """Return the labels of training, whatever an audit decided: they determine the sample."""
+    reader = RunReader(run, as_trained=True)
+    if reader.read_labels(()).multilabel:
         raise RunError(
             f"the run in {run} is multi-label; expected single-label data, because an audit asks for one class per "
-            "row; "
-            f"use `pencil review {run}`."
+            f"row; use `pencil review {run}`."
         )
     pinned = ("pinned",) if "pinned" in reader.label_names() else ()
-    return reader.read_labels((*COLUMNS, *pinned, *(("distribution",) if len(labels.classes) > ALL_OFFERED else ())))
+    return reader.read_labels((*COLUMNS, *pinned))
 
 
 def _enough(rows: int) -> int:
@@ -168,14 +208,15 @@ def _enough(rows: int) -> int:
     return rows
 
 
-def _draw(run: Path, labels: LabelTable, stages: tuple[int, ...], seed: int) -> Sample:
+def _draw(run: Path | None, labels: LabelTable, stages: tuple[int, ...], seed: int, form: int = FORMAT) -> AuditSample:
     population = np.flatnonzero(~labels.pinned & ~labels.is_unlabelled)
     if not len(population):
         raise RunError(
             "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
         )
     strata = build_strata(labels.changed[population], confidences(labels)[population])
-    return Sample(run, labels, population, strata, draw_sample(strata, stages, seed), seed, stages)
+    places = draw_sample(strata, stages, seed, own_stream=form != SHARED_STREAM)
+    return AuditSample(run, labels, population, strata, places, seed, stages, form)
 
 
 def confidences(labels: LabelTable) -> np.ndarray:

@@ -28,7 +28,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, eq=False)
-class Shown:
+class Content:
     """The content of a row: an image file, the pixels of an image without a file, or text.
 
     Attributes
@@ -90,7 +90,7 @@ class Row:
     confidence: float
     issue_score: float
     changed: bool
-    shown: Shown
+    shown: Content
 
 
 class Contents:
@@ -151,8 +151,7 @@ class Contents:
         for row in self.rows(labels):
             if not row.shown.name:
                 raise RunError(
-                    f"{row.key!r} of this run is not an image, which {tool} needs; choose --format labelstudio or "
-                    "argilla."
+                    f"{row.key!r} of this run is not an image, which {tool} needs; choose --format labelstudio."
                 )
             if row.shown.file is None:
                 target = folder / row.shown.name
@@ -160,7 +159,7 @@ class Contents:
                 target.write_bytes(row.shown.png())
             yield row
 
-    def show(self, where: Where) -> Shown:
+    def show(self, where: Where) -> Content:
         """Return the content of a row."""
         part, place = self._find(where)
         row = int(part.rows[place])
@@ -171,11 +170,11 @@ class Contents:
                 raise RunError(
                     f"the image {where[0]!r} of this run is no longer at {file}; restore it, or choose fewer rows."
                 )
-            return Shown(self._relative(file), file)
+            return Content(self._relative(file), file)
         pixels = part.inputs.picture(row)
         if pixels is not None:
-            return Shown(_picture_name(where), None, pixels)
-        return Shown(text=_text(part, row))
+            return Content(_picture_name(where), None, pixels)
+        return Content(text=_text(part, row))
 
     def name(self, where: Where) -> str:
         """Return the name of the image of a row, without reading it; empty for a text."""

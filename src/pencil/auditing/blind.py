@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from pencil.audit.sample import ALL_OFFERED, Sample
-from pencil.decisions import REVIEWS, Decision, History, Journal, now, read_lines
-from pencil.review.images import Pictures, pictures_of
+from pencil.auditing.sample import ALL_OFFERED, AuditSample
+from pencil.decisions import REVIEWS, Decision, History, Journal, now
+from pencil.review.inputs import Pictures, pictures_of
 from pencil.review.session import RefusedError
 
 OFFERED, PROBABLE = 8, 4
@@ -30,13 +30,13 @@ class Blind:
     ----------
     run : Path
         The run directory.
-    sample : Sample
+    sample : AuditSample
         The sampled rows.
     pictures : Pictures, optional
         The inputs to show; by default loaded from the data of the run's recipe.
     """
 
-    def __init__(self, run: Path, sample: Sample, pictures: Pictures | None = None):
+    def __init__(self, run: Path, sample: AuditSample, pictures: Pictures | None = None):
         self.run, self.sample = run, sample
         self.pictures = pictures_of(run, by_class=False) if pictures is None else pictures
         self.history = History()
@@ -44,8 +44,7 @@ class Blind:
         self._writing = threading.Lock()
 
     def __enter__(self) -> Self:
-        for decision in read_lines(self._journal.path):
-            self.history.add(decision)
+        self.history = History.read(self._journal.path)
         self._journal.__enter__()
         return self
 
@@ -114,13 +113,8 @@ class Blind:
 
     def save(self, at: int, label: str | None, kind: str = "") -> None:
         """Append an answer to the file: a class, or ``none`` or ``skip`` without one."""
-        labels, row = self.sample.labels, int(self.sample.rows[at])
-        given, corrected = labels.given_labels[row], labels.corrected_labels[row]
-        if label is not None:
-            kind = "accept" if label == corrected else "reject" if label == given else "other"
-        key, split = self.sample.where(at)
+        decision = self.sample.decision(at, label, kind)
         with self._writing:
-            decision = Decision(key, split, kind, label, given, corrected, now(), audit=True)
             self._journal.append(decision)
             self.history.add(decision)
 

@@ -4,6 +4,8 @@ The data is loaded in a thread, because it needs torch and may take a while; the
 """
 
 import io
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,6 @@ import numpy as np
 
 from pencil.decisions import Where
 from pencil.errors import PencilError
-from pencil.review.background import Background
 from pencil.runs.directory import RunReader
 
 if TYPE_CHECKING:
@@ -40,7 +41,32 @@ class State:
     reason: str = ""
 
 
-class Pictures:
+class Background(ABC):
+    """Work that runs once in a thread, on first use: the method ``_run`` of a subclass."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the work, once."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"pencil-{type(self).__name__}", daemon=True)
+                self._thread.start()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Do the work."""
+
+    def wait(self) -> None:
+        """Wait until the work is done."""
+        self.start()
+        assert self._thread is not None
+        self._thread.join()
+
+
+class Pictures(Background):
     """The inputs of a run by key and split; ``start`` loads them once, in a thread.
 
     Parameters
@@ -52,21 +78,13 @@ class Pictures:
     """
 
     def __init__(self, load: "Callable[[], Splits]", *, by_class: bool = True):
+        super().__init__()
         self.by_class = by_class
         self._spreads: dict[str, Spread] = {}
         self.state = State("loading")
         self.splits: Splits | None = None
         self._load = load
         self._parts: dict[str, tuple[Examples, dict[str, int]]] = {}
-        self._background = Background(self._run, "pencil-pictures")
-
-    def start(self) -> None:
-        """Start loading the data, once."""
-        self._background.start()
-
-    def wait(self) -> None:
-        """Wait until the data is loaded or has failed to load."""
-        self._background.wait()
 
     def _run(self) -> None:
         try:
@@ -76,7 +94,8 @@ class Pictures:
                 if part is not None:
                     self._parts[name] = part, {str(key): place for place, key in enumerate(part.keys)}
             self.splits = splits
-            self.state = State("pictures" if _are_pictures(splits.train) else "numbers")
+            are_pictures = splits.train.inputs.resizable or len(splits.train.input_shape) == 3
+            self.state = State("pictures" if are_pictures else "numbers")
         except (PencilError, OSError, ValueError, ImportError, MemoryError, RuntimeError) as error:
             self.state = State("none", f"no pictures: {error}")
         finally:
@@ -150,10 +169,6 @@ def pictures_of(run: Path, *, by_class: bool = True) -> Pictures:
         return sources.load(RunReader(run).recipe().data, local=True)
 
     return Pictures(load, by_class=by_class)
-
-
-def _are_pictures(examples: "Examples") -> bool:
-    return examples.inputs.resizable or len(examples.input_shape) == 3
 
 
 def _encoded(pixels: np.ndarray, side: int) -> tuple[bytes, str]:

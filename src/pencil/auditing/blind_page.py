@@ -9,9 +9,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from pencil.audit.session import Blind
+from pencil.auditing.blind import Blind
 from pencil.review.guard import Access
-from pencil.review.images import NotShown
+from pencil.review.inputs import NotShown
 from pencil.review.server import body, guarded, nothing, static, whole
 from pencil.review.session import RefusedError
 
@@ -26,10 +26,10 @@ def build_app(blind: Blind, access: Access) -> ASGIApp:
     """Return the page of an audit behind the guard of the review."""
     answers = _Answers(blind, access)
     routes = [
-        Route("/", static("audit.html", package="pencil.audit")),
+        Route("/", static("audit.html", package="pencil.auditing")),
         Route("/static/common.js", static("common.js")),
-        Route("/static/audit.js", static("audit.js", package="pencil.audit")),
-        Route("/static/audit.css", static("audit.css", package="pencil.audit")),
+        Route("/static/audit.js", static("audit.js", package="pencil.auditing")),
+        Route("/static/audit.css", static("audit.css", package="pencil.auditing")),
         Route("/static/style.css", static("style.css")),
         Route("/favicon.ico", nothing),
         Route("/api/begin", answers.begin),

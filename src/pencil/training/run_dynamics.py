@@ -12,6 +12,7 @@ from pencil.data.given.given_labels import hard_labels
 from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries
+from pencil.labels.forms import label_form
 from pencil.labels.judging import Judgement, Survey, can_match, judge, judge_rows, sample_rows
 from pencil.labels.noise_model import top_classes
 from pencil.labels.rows import row_blocks
@@ -45,7 +46,7 @@ class RunDynamics:
     def restart(self) -> None:
         """Discard all visits."""
         train, held_out, layout, device = self.splits.train, self.splits.validation, self.layout, self.device
-        make = EntryDynamics if train.multilabel else TrainingDynamics
+        make = label_form(train.multilabel).dynamics
         self.train = make(train.given_labels.to(device), train.num_classes, layout)
         self.held_out = None if held_out is None else make(held_out.given_labels, held_out.num_classes)
         self._waiting: list[tuple[Tensor, Tensor]] = []

@@ -19,6 +19,8 @@ LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
 """Minimum rows of a bin, and minimum rows drawn from a stratum."""
 DOUBT = 0.01
 """Added to the variance predicted by the network, so that no stratum counts as certain."""
+STREAM = int.from_bytes(b"audit")
+"""Separates the random numbers of the sample from those of other programs, such as injected noise of the same seed."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def allocate(strata: Strata, rows: int) -> np.ndarray:
     return order
 
 
-def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
+def draw_sample(strata: Strata, stages: Sequence[int], seed: int, *, own_stream: bool = True) -> np.ndarray:
     """Return the drawn rows in display order.
 
     The order does not reveal the strata, every prefix is a random sample of each stratum, and the first 25 rows cover
@@ -125,8 +127,10 @@ def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
         The sample sizes of earlier sessions, followed by the current size.
     seed : int
         The seed. The same seed and stages draw the same rows.
+    own_stream : bool
+        Draw from a random stream that only audits use; audits of format 1 use the stream of the seed itself.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, STREAM] if own_stream else seed)
     in_stratum, shown = rng.random(len(strata.of_row)), rng.random(len(strata.of_row))
     turns = allocate(strata, stages[-1])
     queues = [np.flatnonzero(strata.of_row == number) for number in range(len(strata.sizes))]

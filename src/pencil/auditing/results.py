@@ -1,0 +1,336 @@
+"""The results of an audit: estimates for all labels, and the number of answers that a target needs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from pencil.auditing.deciding import Decider, Scores, fit_decider
+from pencil.auditing.design import LEAST_IN_STRATUM, allocate
+from pencil.auditing.estimate import Fraction, audited_fraction, fraction_interval
+from pencil.auditing.sample import AuditSample, confidences
+from pencil.decisions import REVIEWS, Decision, History, Where
+from pencil.errors import RunError
+from pencil.runs.audited import Decide, parts_of, write_audit
+from pencil.runs.directory import RunReader
+from pencil.runs.label_table import LabelTable
+from pencil.runs.layout import is_audited
+from pencil.runs.summary import AuditedDecision, AuditSummary, Interval, LabelSummary, VerdictSummary
+
+NO_CLASS, CANNOT_TELL = -1, -2
+"""Codes of the answers that are not a class."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answered prefix of a sample: for each row a class, NO_CLASS or CANNOT_TELL.
+
+    Skipped rows count as CANNOT_TELL, so that leaving out hard rows does not improve the result.
+    """
+
+    sample: AuditSample
+    codes: np.ndarray
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """The rows of the label table."""
+        looked: np.ndarray = self.sample.rows[: len(self.codes)]
+        return looked
+
+    @cached_property
+    def stratum(self) -> np.ndarray:
+        """The stratum of each row."""
+        strata: np.ndarray = self.sample.strata.of_row[self.sample.places[: len(self.codes)]]
+        return strata
+
+    def differs(self, labels: np.ndarray) -> np.ndarray:
+        """Return 1 if the label of a row is wrong, 0 if it is right, NaN if unknown."""
+        wrong: np.ndarray = (labels[self.rows] != self.codes).astype(np.float64)
+        wrong[self.codes == CANNOT_TELL] = np.nan
+        return wrong
+
+    @cached_property
+    def missing(self) -> int:
+        """Number of answers still missing for a first result."""
+        needed = np.minimum(self.sample.strata.sizes, LEAST_IN_STRATUM)
+        drawn = np.zeros(len(needed), dtype=np.int64)
+        for count, number in enumerate(self.sample.strata.of_row[self.sample.places], 1):
+            drawn[number] += 1
+            if (drawn >= needed).all():
+                return max(0, count - len(self.codes))
+        return max(0, len(self.sample.places) - len(self.codes))
+
+
+def read_answers(run: Path, sample: AuditSample) -> Answers:
+    """Return the answers in ``reviews.jsonl`` to the rows of a sample."""
+    return collect(sample, History.read(run / REVIEWS).audited())
+
+
+def collect(sample: AuditSample, decisions: Mapping[Where, Decision]) -> Answers:
+    """Return the answers up to the last answered row of a sample.
+
+    Parameters
+    ----------
+    sample : AuditSample
+        The sample.
+    decisions : mapping
+        The decision about each row that has one.
+    """
+    codes, last = [], 0
+    known = {name: code for code, name in enumerate(sample.labels.classes)}
+    for place, where in enumerate(sample.all_where(), 1):
+        decision = decisions.get(where)
+        last = last if decision is None else place
+        if decision is None or decision.decision == "skip":
+            codes.append(CANNOT_TELL)
+        elif decision.decision == "none":
+            codes.append(NO_CLASS)
+        elif decision.label in known:
+            codes.append(known[str(decision.label)])
+        else:
+            raise RunError(
+                f"the audit of {where[0]!r} names {decision.label!r}, which is not a class of this run; fix or "
+                f"remove its line in {REVIEWS}."
+            )
+    return Answers(sample, np.array(codes[:last], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The labels of all rows after an audit: decided again, or as training left them.
+
+    Attributes
+    ----------
+    decider : Decider
+        What decided them.
+    corrected, confidence, wrong : ndarray
+        The corrected class of each row, its probability, and the probability that the given label is wrong.
+    changed : ndarray
+        Whether the corrected class differs from the given one.
+    """
+
+    decider: Decider
+    corrected: np.ndarray
+    confidence: np.ndarray
+    wrong: np.ndarray
+    changed: np.ndarray
+
+
+def decide(answers: Answers) -> Decided:
+    """Return the labels of all rows, decided again if the answers support it."""
+    labels, known = answers.sample.labels, answers.codes != CANNOT_TELL
+    rows = answers.rows[known]
+    part = labels.take(rows)
+    given = labels.given_codes[rows]
+    usable = given >= 0
+    scores = Scores.of(part.probs[usable], given[usable], part.issue_score[usable])
+    decider = fit_decider(scores, given[usable], answers.codes[known][usable])
+    corrected, confidence = labels.corrected_codes.copy(), confidences(labels)
+    given_probability = np.nan_to_num(labels.given_probability.astype(np.float64)).clip(0, 1)
+    wrong = np.where(labels.given_codes < 0, 0.0, 1 - given_probability)
+    if decider.used:
+        start = 0
+        for part in parts_of(labels):
+            chosen, probs, scores_of = redecide(decider, part)
+            places = start + chosen
+            corrected[places], confidence[places], wrong[places] = probs.argmax(axis=1), probs.max(axis=1), scores_of
+            start += len(part)
+    changed = (corrected != labels.given_codes) & (labels.given_codes >= 0)
+    return Decided(decider, corrected, confidence, wrong, changed)
+
+
+def redecide(decider: Decider, part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the rows of a part of a label table that an audit decides, their distributions and issue scores.
+
+    Rows that a person has pinned, and rows that could not be read, keep their labels.
+    """
+    rows = np.flatnonzero((part.given_codes >= 0) & ~part.pinned & ~part.unread)
+    probs, scores = decider.decide(part.probs[rows], part.given_codes[rows], part.issue_score[rows])
+    return rows, probs, scores
+
+
+def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
+    """Return the results of an audit, and the labels that it decided.
+
+    Raises
+    ------
+    RunError
+        If a stratum has too few answers.
+    """
+    if answers.missing:
+        raise RunError(
+            f"only {len(answers.codes)} rows are answered; expected {answers.missing} more; continue with "
+            f"`pencil audit {answers.sample.run}`."
+        )
+    sample, labels, decided = answers.sample, answers.sample.labels, decide(answers)
+    wrong = answers.differs(decided.corrected)
+    changed = decided.changed[sample.population]
+    found = {
+        "given_wrong": _estimate(answers, _without_none(answers, labels.given_codes), decided.wrong),
+        "corrected_right": _estimate(answers, wrong, 1 - decided.confidence).complement,
+    }
+    if changed[sample.places[: len(answers.codes)]].any():
+        found["changes_right"] = _estimate(answers, wrong, 1 - decided.confidence, changed).complement
+    intervals = {name: Interval.model_validate(fraction) for name, fraction in found.items()}
+    return AuditSummary(
+        population=len(sample.population),
+        rows=len(answers.codes),
+        cannot_tell=int((answers.codes == CANNOT_TELL).sum()),
+        no_class=int((answers.codes == NO_CLASS).sum()),
+        given_wrong=intervals["given_wrong"],
+        corrected_right=intervals["corrected_right"],
+        changes_right=intervals.get("changes_right"),
+        decision=AuditedDecision.model_validate(decided.decider) if decided.decider.used else None,
+        verdict=_verdict(int(changed.sum()), intervals),
+    ), decided
+
+
+def _verdict(changed: int, intervals: Mapping[str, Interval]) -> VerdictSummary:
+    """Return the verdict that an audit measured: whether changes make more labels right than wrong.
+
+    At most the changes that are not right made a right label wrong. More than half of them right is therefore a gain.
+    """
+    right = intervals["corrected_right"]
+    measured = f"measured by the audit: {right} of the corrected labels are right"
+    of_changes = intervals.get("changes_right")
+    if not changed or of_changes is None:
+        return VerdictSummary(level="doubtful" if changed else "reliable", reasons=(measured,))
+    reasons = (f"{measured}, and {of_changes} of the changes",)
+    if of_changes.low > 0.5:
+        return VerdictSummary(level="reliable", reasons=reasons)
+    return VerdictSummary(level="do not use the corrections" if of_changes.high < 0.5 else "doubtful", reasons=reasons)
+
+
+def _without_none(answers: Answers, given: np.ndarray) -> np.ndarray:
+    """Return whether each given label is wrong; False for rows without one."""
+    wrong = answers.differs(given)
+    wrong[given[answers.rows] < 0] = 0.0
+    return wrong
+
+
+def _estimate(
+    answers: Answers, outcome: np.ndarray, predicted: np.ndarray, domain: np.ndarray | None = None
+) -> Fraction:
+    """Return a fraction of all rows, or of the rows of the population in a domain.
+
+    The answered rows inside a domain are a random sample of its part of each stratum. Parts without an answer join the
+    nearest part that has one.
+    """
+    sample, of_row = answers.sample, answers.sample.strata.of_row
+    inside = np.ones(len(of_row), dtype=bool) if domain is None else domain
+    asked = inside[sample.places[: len(answers.codes)]]
+    seen = np.unique(answers.stratum[asked])
+    nearest = seen[np.abs(np.arange(len(sample.strata.sizes))[:, None] - seen).argmin(axis=1)]
+    number = np.searchsorted(seen, nearest)
+    cells = number[of_row[inside]]
+    sizes = np.bincount(cells, minlength=len(seen))
+    means = np.bincount(cells, predicted[sample.population][inside], len(seen)) / sizes
+    return audited_fraction(
+        outcome[asked], predicted[answers.rows][asked], number[answers.stratum[asked]], sizes, means
+    )
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What an audit writes into a run: its results, the labels that it decided, and from which score on they suspect.
+
+    Suspects are as many of the highest issue scores as given labels are wrong according to the audit.
+    """
+
+    audit: AuditSummary
+    decider: Decider
+    suspect_from: float
+
+    @property
+    def decide(self) -> Decide | None:
+        """Decides the rows of a part of the label table; None if the labels of training remain in use."""
+        return (lambda part: redecide(self.decider, part)) if self.decider.used else None
+
+
+def conclude(answers: Answers, trained: LabelSummary) -> Conclusion:
+    """Return what an audit found and decided.
+
+    Parameters
+    ----------
+    answers : Answers
+        The answers.
+    trained : LabelSummary
+        What happened to the labels in training.
+    """
+    audit, decided = measure(answers)
+    scores = np.sort(decided.wrong[answers.sample.population])[::-1]
+    place = round(audit.given_wrong.estimate * len(scores)) - 1
+    suspect_from = float(scores[place]) if place >= 0 else np.inf
+    if decided.decider.used:
+        suspect = decided.changed | (decided.wrong >= suspect_from)
+        counts = _count(trained, answers.sample.labels, decided, suspect)
+        audit = audit.model_copy(update={"labels": counts})
+    return Conclusion(audit, decided.decider, suspect_from)
+
+
+def record(run: Path, answers: Answers) -> AuditSummary | None:
+    """Write the results of an audit to the run, with the labels that it decides; the caller holds the lock.
+
+    If too few answers remain for a result, earlier results are removed, and None is returned.
+    """
+    trained = RunReader(run, as_trained=True)
+    if answers.missing:
+        if trained.summary.audit is not None or is_audited(run):
+            write_audit(run, None, None)
+        return None
+    found = conclude(answers, trained.summary.labels)
+    write_audit(run, found.audit, found.decide, found.suspect_from)
+    return found.audit
+
+
+def _count(trained: LabelSummary, labels: LabelTable, decided: Decided, suspect: np.ndarray) -> LabelSummary:
+    """Return the counts of the decided labels; what needs clean labels is left out."""
+    splits = labels.splits.to_numpy(zero_copy_only=False)
+    train, held_out = splits == "train", splits == "validation"
+    unknown = dict.fromkeys(("correct_after", "repaired", "broken", "calibration", "detection"))
+    return trained.model_copy(
+        update={
+            **unknown,
+            "changed": int(decided.changed[train].sum()),
+            "held_out_changed": int(decided.changed[held_out].sum()),
+            "suspects": int(suspect[train | held_out].sum()),
+            "undecided": 0,
+            "undecided_changed": 0,
+        }
+    )
+
+
+def rows_needed(answers: Answers, target: float) -> int | None:
+    """Return how many more answers are needed until the lower bound for right corrected labels reaches a target.
+
+    This assumes that future answers resemble the answers so far. None if the estimate is below the target, because more
+    rows would only narrow the interval around a fraction that is too low.
+
+    Parameters
+    ----------
+    answers : Answers
+        The answers so far.
+    target : float
+        The fraction of corrected labels that should be right.
+    """
+    strata = answers.sample.strata
+    audit, decided = measure(answers)
+    wrong = answers.differs(decided.corrected)
+    known = ~np.isnan(wrong)
+    counts = np.bincount(answers.stratum[known], minlength=len(strata.sizes))
+    rates = np.bincount(answers.stratum[known], wrong[known], len(strata.sizes)) / np.maximum(counts, 1)
+    told = max(float(known.mean()), 1e-9)
+    if audit.corrected_right.low >= target:
+        return 0
+    if audit.corrected_right.estimate < target:
+        return None
+    order = allocate(strata, len(answers.sample.population))
+    low, high = len(answers.codes), len(order)
+    while high - low > 1:
+        middle = (low + high) // 2
+        drawn = np.bincount(order[:middle], minlength=len(strata.sizes)) * told
+        enough = 1 - fraction_interval(rates * drawn, drawn, strata.sizes).high >= target
+        low, high = (low, middle) if enough else (middle, high)
+    return high - len(answers.codes)

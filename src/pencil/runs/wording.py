@@ -1,0 +1,82 @@
+"""The words for labels and scores, which differ between single-label and multi-label data."""
+
+from typing import NamedTuple
+
+
+class Wording(NamedTuple):
+    """How texts about a run speak of its labels.
+
+    Attributes
+    ----------
+    form
+        The form of the labels.
+    score, score_name, score_title
+        The score of the network in metrics and in JSON, in texts, and as a title.
+    agreement
+        The score on held-out labels, which may be wrong: "85 % ... held-out labels".
+    labels, labels_explained
+        The labels that are counted; the second form for readers who meet them for the first time.
+    change
+        What has to be true before a label changes.
+    gallery, others, others_explained, class_table, left, came, left_of
+        Texts of the report: of which kinds changes are shown, the other labels to look at, and the title and columns of
+        the table of classes.
+    """
+
+    form: str
+    score: str
+    score_name: str
+    score_title: str
+    agreement: str
+    labels: str
+    labels_explained: str
+    change: str
+    gallery: str
+    others: str
+    others_explained: str
+    class_table: str
+    left: str
+    came: str
+    left_of: str
+
+
+SINGLE_LABEL = Wording(
+    form="single-label",
+    score="accuracy",
+    score_name="accuracy",
+    score_title="Accuracy",
+    agreement="agreement with",
+    labels="labels",
+    labels_explained="labels",
+    change="another class is the most probable",
+    gallery="A few of each pair of classes",
+    others="Suspects that did not change",
+    others_explained="These labels have high issue scores but kept their class: a person should look at them. The most "
+    "suspicious come first.",
+    class_table="Labels of each class, and labels that left it or joined it",
+    left="left it",
+    came="came to it",
+    left_of="left it, of given",
+)
+MULTI_LABEL = Wording(
+    form="multi-label",
+    score="map",
+    score_name="mAP",
+    score_title="mAP",
+    agreement="mAP on",
+    labels="known labels",
+    labels_explained="known labels (a row and a class each)",
+    change="the opposite is more probable",
+    gallery="A few of each class that changed",
+    others="Undecided labels",
+    others_explained="Another class is almost as probable: a person should decide.",
+    class_table="Rows that have the class, and labels that were added or removed",
+    left="removed",
+    came="added",
+    left_of="changed, of known",
+)
+
+
+def wording(multilabel: bool) -> Wording:
+    """Return the words for one form of labels."""
+    return MULTI_LABEL if multilabel else SINGLE_LABEL
