@@ -262,8 +262,8 @@ def test_many_corrections_are_accepted_after_a_look_and_undone_at_once(chromium,
     with served(run) as address, person(chromium, address) as page:
         press(page, "r")
         progress(page, "1 decided")
-        held = []
-        page.route("**/picture/*small", lambda route: held.append(route))
+        held, released = [], False
+        page.route("**/picture/*small", lambda route: route.continue_() if released else held.append(route))
         page.keyboard.press("m")
         expect(page.locator("#lot-low")).to_have_value("0.9")
         page.select_option("#lot-pair", label="cat → dog (50)")
@@ -273,10 +273,11 @@ def test_many_corrections_are_accepted_after_a_look_and_undone_at_once(chromium,
         expect(page.locator("#lot-words")).to_contain_text("Scroll through all of them first.")
         expect(page.locator("#lot-accept")).to_be_disabled()
         expect(page.locator("#lot-samples .tile")).to_have_count(34)
+        released = True  # requests that arrive from now on pass at once
         for route in held:
             route.continue_()
-        page.unroute_all()
-        page.locator("#lot-samples .tile").last.scroll_into_view_if_needed()
+        for tile in page.locator("#lot-samples .tile").all():
+            tile.scroll_into_view_if_needed()
         wrong = page.locator("#lot-samples .tile").first
         key = wrong.get_attribute("title")
         wrong.focus()
