@@ -55,6 +55,22 @@ def test_labels_of_both_runs_carry_their_keys(home):
     assert [row["given"] for row in of_table] == ["dark", "light"] * 12
 
 
+def test_mirror_images_are_averaged_in(home):
+    ramp = np.tile(np.linspace(0, 255, 8, dtype=np.uint8), (8, 1))  # not its own mirror image
+    Image.fromarray(np.stack([ramp] * 3, axis=2)).save(home / "ramp.png")
+    Image.fromarray(np.stack([ramp[:, ::-1]] * 3, axis=2)).save(home / "mirrored.png")
+    once, twice = ([json.loads(line)["probabilities"] for line in pencil(
+        "predict", "runs/folder", "ramp.png", "mirrored.png", "--json", *more, cwd=home).stdout.splitlines()]
+        for more in ([], ["--mirror"]))  # fmt: skip
+    logits = [np.log([probs["dark"], probs["light"]]) for probs in once]
+    mean = np.exp(np.mean(logits, axis=0))
+    for probs in twice:
+        assert probs["dark"] == pytest.approx(mean[0] / mean.sum(), abs=1e-5)
+    found = json.loads(pencil("evaluate", "runs/folder", "--data", "shades", "--mirror", "--json", cwd=home).stdout)
+    assert found["mirror"] is True and "mirror images" in pencil(
+        "evaluate", "runs/folder", "--data", "shades", "--mirror", cwd=home).stdout  # fmt: skip
+
+
 def test_evaluate_on_a_folder_and_a_table(home):
     for run, data in (("folder", "shades"), ("table", "table.csv")):
         found = json.loads(pencil("evaluate", f"runs/{run}", "--data", data, "--json", cwd=home).stdout)

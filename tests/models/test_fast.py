@@ -20,7 +20,7 @@ def counted(width, side=32):
         "3.1": (second * third * 9, places[2]),
         "3.2": (third * third * 9, places[3]),
     }
-    norms = 2 * 2 * (first + second + third)  # scale and shift, twice in each stage
+    norms = 2 * (24 + 2 * (first + second + third))  # scale and shift: of the patches, and twice in each stage
     parameters = sum(count for count, _ in weights.values()) + norms + 10 * third
     multiply_adds = sum(count * place**2 for count, place in weights.values()) + 10 * third
     return parameters, 2 * (multiply_adds + 24 * 12 * places[0] ** 2)
@@ -28,7 +28,7 @@ def counted(width, side=32):
 
 @pytest.mark.parametrize(
     ("width", "parameters", "flops"),
-    [(0.25, 126_784, 20_270_144), (0.5, 497_792, 66_132_544), (1.0, 1_972_480, 236_294_720)],
+    [(0.25, 126_832, 20_270_144), (0.5, 497_840, 66_132_544), (1.0, 1_972_528, 236_294_720)],
 )
 def test_size_and_operations(width, parameters, flops):
     network = fast_cnn(3, 10, width=width)
@@ -53,14 +53,22 @@ def test_patch_filters_are_an_orthonormal_basis_and_its_negative(channels):
 def test_the_first_layer_does_not_train_and_the_others_do():
     network = fast_cnn(3, 10, width=0.125)
     network(torch.randn(4, 3, 32, 32)).sum().backward()
-    assert all(parameter.grad is not None for parameter in network.parameters())
+    fixed = {name for name, parameter in network.named_parameters() if parameter.grad is None}
+    assert fixed == {name for name, _ in network.named_parameters() if "bn" in name and name.endswith("weight")}
     assert "patches" in dict(network.named_buffers())
+
+
+def test_a_stage_starts_by_passing_its_inputs_on():
+    stage = fast_cnn(3, 10, width=0.5).stages[1]
+    x = torch.randn(2, 32, 6, 6)
+    torch.testing.assert_close(stage.conv1(x)[:, :32], x)
+    torch.testing.assert_close(stage.conv2(stage.conv1(x)), stage.conv1(x))
 
 
 def test_further_networks_have_weights_of_their_own_and_the_same_first_layer():
     first, other = (reinitialized(fast_cnn(3, 10, width=0.125), seed=3, number=number) for number in (1, 2))
     assert torch.equal(first.patches, other.patches)
-    assert not torch.equal(first.stages[0].conv1.weight, other.stages[0].conv1.weight)
+    assert not torch.equal(first.stages[1].conv1.weight, other.stages[1].conv1.weight)
 
 
 def test_small_images_and_widths_are_refused():

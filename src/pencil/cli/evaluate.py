@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
+from pencil.cli.options import AsJson, Mirror, RunPath, Threshold, TrustFiles, pick_threshold
 from pencil.cli.output import echo
 from pencil.terminal import percent
 
@@ -18,6 +18,7 @@ def evaluate(
     ] = None,
     epoch: Annotated[str, typer.Option("--epoch", help="Weights of the `last` or the `best` epoch.")] = "last",
     threshold: Threshold = None,
+    mirror: Mirror = False,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,7 +39,9 @@ def evaluate(
         examples = choose_test(settings, examples)  # the same rows as the run's own score
     if examples is None:
         raise DataError(f"the data of {run} has no test set; pass labelled data with --data DATA.")
-    found = per_class_scores(opened.predict_inputs(examples.inputs, examples.rows), examples, cut)
+    probs = opened.predict_inputs(examples.inputs, examples.rows, mirror=mirror)
+    found = per_class_scores(probs, examples, cut) | ({"mirror": True} if mirror else {})
+    averaged = ", averaged with mirror images" if mirror else ""
     if as_json:
         echo(json.dumps(found))
     elif examples.multilabel:
@@ -46,7 +49,7 @@ def evaluate(
         for name, value in found["per_class"].items():
             shown.add_row(name, percent(value), percent(found["class_f1"][name]), f"{found['class_rows'][name]:,}")
         shown.add_section()
-        shown.add_row("mean of classes", percent(found["map"]), percent(found["f1"]), f"{found['rows']:,}")
+        shown.add_row(f"mean of classes{averaged}", percent(found["map"]), percent(found["f1"]), f"{found['rows']:,}")
         shown.add_row("all labels (micro)", percent(found["map_micro"]), percent(found["f1_micro"]), "")
         say(shown)
     else:
@@ -54,5 +57,5 @@ def evaluate(
         for name, value in found["per_class"].items():
             shown.add_row(name, percent(value), f"{found['class_rows'][name]:,}")
         shown.add_section()
-        shown.add_row("all", percent(found["accuracy"]), f"{found['rows']:,}")
+        shown.add_row(f"all{averaged}", percent(found["accuracy"]), f"{found['rows']:,}")
         say(shown)

@@ -45,6 +45,9 @@ Threshold = Annotated[
     float | None,
     typer.Option("--threshold", help="Multi-label: a class is present above this probability (default 0.5)."),
 ]
+Mirror = Annotated[
+    bool, typer.Option("--mirror", help="Average the predictions for each image and its mirror image; twice the time.")
+]
 TrustFiles = Annotated[
     bool, typer.Option("--trust", help="Execute the Python files that the recipe or run names; read them first.")
 ]

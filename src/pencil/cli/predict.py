@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from pencil.cli.options import AsJson, RunPath, Threshold, TrustFiles, pick_threshold
+from pencil.cli.options import AsJson, Mirror, RunPath, Threshold, TrustFiles, pick_threshold
 from pencil.cli.output import echo, text_output
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def predict(
             "--maps", metavar="FILE.npz", help="Also write the attention map of each class (needs model.attention)."
         ),
     ] = None,
+    mirror: Mirror = False,
     trust: TrustFiles = False,
     as_json: AsJson = False,
 ) -> None:
@@ -54,7 +55,7 @@ def predict(
         warnings.filterwarnings("ignore", message=".*the row is skipped")  # its reason is in the output
         if maps is not None:
             save_maps(maps, keys, opened.classes, opened.class_maps(inputs).numpy())
-        probs = opened.predict_inputs(inputs)
+        probs = opened.predict_inputs(inputs, mirror=mirror)
     unread = probs.isnan().any(dim=1).nonzero()[:, 0].tolist()
     errors = {row: inputs.fault_of(row) or "it cannot be read" for row in unread}
     answers = [

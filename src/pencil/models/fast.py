@@ -10,8 +10,17 @@ WIDTHS = (64, 256, 256)
 """Channels of the three stages at ``width = 1``."""
 LOGIT_SCALE = 1 / 9
 """Keeps the initial logits small relative to batch-normalised features, so that training can start at a high rate."""
+MOMENTUM = 0.4
+"""Weight of a batch in the running statistics: the network changes fast."""
 SMALLEST = 9
 """The image size that leaves one position after the 2 x 2 convolution and three poolings."""
+
+
+def shift_only_norm(channels: int) -> nn.BatchNorm2d:
+    """Return a batch normalisation that learns shifts but no scales, as in the speed runs."""
+    norm = nn.BatchNorm2d(channels, momentum=MOMENTUM)
+    norm.weight.requires_grad_(False)
+    return norm
 
 
 class FastStage(nn.Module):
@@ -20,9 +29,16 @@ class FastStage(nn.Module):
     def __init__(self, inner: int, outer: int):
         super().__init__()
         self.conv1 = nn.Conv2d(inner, outer, 3, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outer)
+        self.bn1 = shift_only_norm(outer)
         self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outer)
+        self.bn2 = shift_only_norm(outer)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Let the first filters of both convolutions pass their inputs on; the other filters stay random."""
+        for conv in (self.conv1, self.conv2):
+            nn.init.dirac_(conv.weight[: conv.in_channels])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a map of half the height and width."""
@@ -35,6 +51,7 @@ class FastCnn(nn.Module):
 
     The speed runs whiten patches by the covariance of the training images. Here the directions are fixed
     (:func:`patch_filters`), and batch normalisation measures their variances, so building the network needs no data.
+    As in the speed runs, convolutions start as the identity and batch normalisation has no scales.
     """
 
     patches: Tensor
@@ -46,7 +63,7 @@ class FastCnn(nn.Module):
             raise ModelError(f"fast_cnn has width {width}; expected a factor on {WIDTHS} channels, such as 0.5.")
         self.register_buffer("patches", patch_filters(channels))
         inner = len(self.patches)
-        self.bn = nn.BatchNorm2d(inner, affine=False)
+        self.bn = shift_only_norm(inner)
         self.stages = nn.Sequential(*map(FastStage, [inner, *widths[:-1]], widths))
         self.fc = nn.Linear(widths[-1], num_classes, bias=False)
 

@@ -29,7 +29,7 @@ from pencil.runs.results import input_type
 from pencil.runs.summary import Summary
 from pencil.training import Record
 from pencil.training.compute import Compute, in_threads
-from pencil.training.evaluation import BATCH, predict_logits
+from pencil.training.evaluation import BATCH, predict_logits, with_mirror_image
 from pencil.training.features import CHUNK
 from pencil.user_file import Trust, as_trust, describe_refusal
 
@@ -111,19 +111,27 @@ class Run:
         data = self.recipe.data.model_copy(update={"bad_rows": "skip"})
         return replace(self, recipe=self.recipe.model_copy(update={"data": data}))
 
-    def predict_probs(self, x: Any) -> Tensor:
+    def predict_probs(self, x: Any, *, mirror: bool = False) -> Tensor:
         """Return class probabilities for new inputs, prepared like the training inputs.
 
         Parameters
         ----------
         x : array or table
             An array, or for a network trained on a table, a data frame with the same columns.
+        mirror : bool
+            Average the logits of each image and its mirror image.
         """
-        return self.predict_inputs(as_new_inputs(x, self.recipe.data))
+        return self.predict_inputs(as_new_inputs(x, self.recipe.data), mirror=mirror)
 
-    def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None) -> Tensor:
+    def predict_inputs(self, inputs: Inputs, rows: Tensor | None = None, *, mirror: bool = False) -> Tensor:
         """Return class probabilities for some rows of inputs; NaN for rows that cannot be read."""
-        return label_form(self.multilabel).to_probs(self._outputs(self.model, inputs, rows))
+        if mirror and len(self.summary.data.input_shape) != 3:
+            raise DataError(
+                f"inputs of shape {self.summary.data.input_shape} have no mirror image; expected images; leave mirror "
+                "out."
+            )
+        forward = with_mirror_image(self.model) if mirror else self.model
+        return label_form(self.multilabel).to_probs(self._outputs(forward, inputs, rows))
 
     def prepare(self, inputs: Inputs) -> Inputs:
         """Return new inputs prepared and encoded like the training inputs."""

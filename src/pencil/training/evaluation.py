@@ -58,6 +58,11 @@ def predict_logits(
     return logits
 
 
+def with_mirror_image(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return a function that averages the logits of each image and its mirror image."""
+    return lambda images: (forward(images) + forward(images.flip(-1))) / 2
+
+
 @torch.inference_mode()
 def _outputs(
     model: nn.Module,
