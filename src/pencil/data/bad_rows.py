@@ -27,15 +27,7 @@ class BadRow(NamedTuple):
 
 
 class BadRows:
-    """Collects the bad rows of one source.
-
-    Parameters
-    ----------
-    where
-        Name of the source in messages.
-    numbers
-        The number of each row in messages; by default its position.
-    """
+    """Collects the bad rows of one source, named ``where`` in messages; ``numbers`` are its row numbers there."""
 
     def __init__(self, where: str, numbers: np.ndarray | None = None):
         self.where, self.numbers = where, numbers
@@ -49,17 +41,7 @@ class BadRows:
         self._reasons.setdefault(row, reason)
 
     def add_where(self, bad: np.ndarray, reason: Callable[[int], str], rows: np.ndarray | None = None) -> None:
-        """Add the rows marked by a mask.
-
-        Parameters
-        ----------
-        bad
-            True at the positions of bad rows.
-        reason
-            Returns the reason for a position.
-        rows
-            The row of each position; by default the position itself.
-        """
+        """Add the rows that a mask marks, with the reason for each place; ``rows`` are the rows of the places."""
         for place in np.flatnonzero(bad).tolist():
             self.add(place if rows is None else int(rows[place]), reason(place))
 
@@ -68,37 +50,14 @@ class BadRows:
         return [BadRow(row, self._reasons[row]) for row in sorted(self._reasons)]
 
     def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str | None = None) -> None:
-        """Raise if there is a bad row.
-
-        Parameters
-        ----------
-        keys
-            The key of every row, shown beside its number.
-        total
-            Number of rows.
-        remedy
-            What to do if the rows cannot be fixed; by default, skip them.
-        """
+        """Raise if there is a bad row; the message shows keys, and skipping as the remedy unless there is another."""
         if self._reasons:
             remedy = skip_remedy(len(self)) if remedy is None else remedy
             rest = f", or {remedy}" if remedy else ""
             raise DataError(f"{self.describe(keys, total)}; fix {agreed(len(self), 'this row', 'these rows')}{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
-        """Raise, or warn about skipped rows, depending on ``on_bad_rows``.
-
-        Parameters
-        ----------
-        on_bad_rows
-            "error" or "skip".
-        keys
-            The key of every row.
-
-        Returns
-        -------
-        ndarray or None
-            The numbers of the other rows; None if no row is bad.
-        """
+        """Raise, or warn of skipped rows and return the numbers of the others; None if no row is bad."""
         if not self._reasons:
             return None
         if on_bad_rows == "error" or len(self._reasons) == len(keys):

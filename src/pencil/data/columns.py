@@ -101,18 +101,9 @@ class Columns(BaseModel):
 
 @dataclass(frozen=True)
 class ColumnUses:
-    """The use of each column of a table.
+    """The use of each column of a table: "label", "key", "clean label", "split", "image" or a role; or why it has none.
 
-    Parameters
-    ----------
-    used
-        The columns in use: "label", "key", "clean label", "split", "image", or a role such as "text".
-    unused
-        The reasons why the other columns are not used.
-    columns
-        The role of each column, with the key decided.
-    named_by
-        A description of the keys of the rows.
+    ``columns`` has the key decided, which ``named_by`` describes.
     """
 
     used: Mapping[str, str]

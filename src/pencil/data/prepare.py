@@ -35,21 +35,7 @@ from pencil.seeding import derive_seed, generator
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The splits of a run and the values derived for them.
-
-    Parameters
-    ----------
-    splits
-        Training, validation and test examples as a network sees them.
-    settings
-        The settings with all derived values filled in.
-    noise_rate
-        The measured rate of the injected noise; None if there is none.
-    pinned_digest
-        A digest of the reviewed labels; None if there are none.
-    encoder
-        The encoder of the rows of a table; None for other inputs.
-    """
+    """The splits as a network sees them, the settings with all derived values filled in, and what was derived."""
 
     splits: Splits
     settings: DataSettings
@@ -149,16 +135,8 @@ def prepare(
 def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
     """Return the splits with vectors instead of the rows of a table, and the encoder; other splits are unchanged.
 
-    Splits of the same table share the vectors, in table order.
-
-    Parameters
-    ----------
-    splits
-        Training, validation and test rows.
-    text_model
-        The model that encodes text.
-    encoder
-        A fitted encoder; by default it is fitted on the training rows.
+    The encoder is fitted on the training rows unless it is passed. Splits of the same table share the vectors, in
+    table order.
     """
     records = splits.train.inputs.records
     if records is None:
@@ -339,22 +317,7 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
 
 
 def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | None = None) -> Inputs:
-    """Prepare new inputs like the inputs of a finished run.
-
-    Parameters
-    ----------
-    inputs
-        The inputs as read.
-    settings
-        The resolved settings of the run's recipe.
-    encoder
-        The encoder of a run that was trained on table columns. Vectors count as already encoded.
-
-    Raises
-    ------
-    DataError
-        If encoded images are passed to a network that was trained on arrays, or are smaller than its crop.
-    """
+    """Prepare new inputs like the inputs of a finished run with these resolved settings; vectors count as encoded."""
     if encoder is not None and (inputs.records is not None or inputs.resizable):
         inputs = encode_inputs(inputs, encoder)
     if inputs.resizable and not isinstance(settings.resize, tuple):

@@ -66,25 +66,9 @@ class Roles:
 def find_roles(
     where: Path | str, table: pa.Table, named: Mapping[Role, Sequence[str]], taken: Sequence[str], *, closed: bool
 ) -> Roles:
-    """Decide the role of each column.
+    """Decide the role of each column: ``named`` by the user, or by name, type and values unless the list is ``closed``.
 
-    Parameters
-    ----------
-    where
-        Name of the table in messages.
-    table
-        The table.
-    named
-        Columns whose role the user has set.
-    taken
-        Columns with another role: labels, keys, splits, or columns to ignore.
-    closed
-        Whether only listed columns are used; otherwise the others are classified by name, type and values.
-
-    Raises
-    ------
-    DataError
-        If a column is listed twice, or no column can be used; the message says what was seen.
+    ``taken`` are columns with another role: labels, keys, splits, or columns to ignore.
     """
     roles = _named_roles(named, taken)
     used, unused = dict[str, Role](), dict[str, str]()

@@ -69,20 +69,7 @@ class Rows:
 
 
 def to_splits(rows: Rows, on_bad_rows: OnBadRows = "error") -> Splits:
-    """Return the splits of some rows: labels become classes here, whatever the source.
-
-    Parameters
-    ----------
-    rows
-        Labelled rows. The first label of a row that cannot be used makes it a bad row.
-    on_bad_rows
-        Whether bad rows are an "error" or are skipped ("skip").
-
-    Raises
-    ------
-    DataError
-        If labels or keys are not as expected, or a row is bad.
-    """
+    """Return the splits of labelled rows: labels become classes here, whatever the source."""
     splits = _to_splits(rows, on_bad_rows)
     found = {}
     for name, part in rows.others.items():

@@ -168,12 +168,7 @@ class Vectors:
 def near_groups(items: Comparable, candidates: np.ndarray) -> Groups:
     """Return groups of near-duplicates among these rows; a chain of near pairs connects the rows of a group.
 
-    Parameters
-    ----------
-    items
-        The rows to compare.
-    candidates
-        The positions to compare, one of each group of exact copies.
+    ``candidates`` are the positions to compare, one of each group of exact copies.
     """
     if len(candidates) < 2:
         return NO_GROUPS

@@ -386,16 +386,7 @@ def read_ahead(
 ) -> Iterator[Any]:
     """Yield the collated items of each chunk of rows, while worker processes prefetch the next chunks.
 
-    Parameters
-    ----------
-    items
-        A map-style dataset; it is pickled for the workers.
-    chunks
-        Rows of each batch.
-    collate
-        Makes a batch of a list of items; it must be picklable.
-    workers
-        Worker processes; 0 reads in this process.
+    ``items`` and ``collate``, which makes a batch of a list of items, are pickled for the workers.
     """
     loader: DataLoader[Any] = DataLoader(
         items,

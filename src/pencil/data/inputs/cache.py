@@ -23,17 +23,7 @@ def fits_memory(rows: int, size: Size) -> bool:
 
 
 def cache_in_memory(inputs: Inputs, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Decode these rows into one tensor; return it and a mask of the readable rows.
-
-    Parameters
-    ----------
-    inputs
-        Encoded images without a transform.
-    rows
-        The rows to decode, in result order.
-    shape
-        The shape of the result: (rows, 3, height, width).
-    """
+    """Decode these rows into one tensor of ``shape``; return it and a mask of the readable rows."""
     values = torch.empty(shape, dtype=torch.uint8)
     return values, _fill(values, inputs, rows)
 

@@ -44,18 +44,9 @@ def upright_size(image: Image.Image) -> Size:
 def decode(
     content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS, side: int | None = None
 ) -> np.ndarray:
-    """Decode an image to 8-bit RGB of shape (height, width, 3).
+    """Decode an image to 8-bit RGB of shape (height, width, 3), resized to ``size``; too many pixels are a ValueError.
 
-    Parameters
-    ----------
-    content
-        The bytes of an image file.
-    size
-        Height and width to resize to; None keeps the size.
-    max_pixels
-        Maximum number of pixels; more raise a ValueError.
-    side
-        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default limited by ``size``.
+    A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default limited by ``size``.
     """
     image = decode_image(content, max_pixels, max(size) if size is not None else side)
     if size is not None and (image.height, image.width) != size:

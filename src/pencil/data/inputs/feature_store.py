@@ -22,15 +22,9 @@ def default_folder() -> Path:
 class FeatureStore:
     """A folder with two append-only files: vectors in half precision, and the digest of each input.
 
-    A digest is written after its vector, so a killed process leaves at most a vector without a digest, which the next
-    writer overwrites. Write only while holding :meth:`lock`.
-
-    Parameters
-    ----------
-    folder : Path
-        Created if missing. Its name must identify how the vectors were computed.
-    width : int
-        Length of a vector.
+    A digest is written after its vector, so a killed process leaves at most a vector without a digest, which the
+    next writer overwrites. Write only while holding :meth:`lock`. The name of the folder must identify how the
+    vectors were computed.
     """
 
     def __init__(self, folder: Path, width: int):

@@ -125,16 +125,8 @@ class ImageBytes(Encoded):
 class ImageInputs(Inputs):
     """Encoded images that are decoded on demand, by ``workers`` processes ahead of the training step.
 
-    Parameters
-    ----------
-    encoded
-        Where the bytes are stored.
-    transform
-        Augment, crop and normalise.
-    size, unreadable, workers, max_pixels, exact
-        As in :class:`ReadOptions`.
-    faults
-        Why rows could not be read, for the rows requested so far; copies made by ``replace`` share it.
+    Options are as in :class:`ReadOptions`. ``faults`` says why rows could not be read, for the rows requested so
+    far; copies made by ``replace`` share it.
     """
 
     encoded: Encoded

@@ -69,21 +69,9 @@ class Dialect:
 
 
 def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
-    """Return the encoding and the delimiter of a table.
+    """Return the encoding of a table, and the delimiter if it is not known.
 
     A file is UTF-8, UTF-16 or UTF-32, with or without a mark, or otherwise Windows-1252 or Latin-1.
-
-    Parameters
-    ----------
-    path
-        A text file.
-    delimiter
-        The delimiter, if it is known.
-
-    Raises
-    ------
-    DataError
-        If only a part of the file is UTF-8.
     """
     encoding = _find_encoding(path)
     if delimiter is not None:
@@ -98,18 +86,10 @@ def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
 def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, whole: bool = True) -> str:
     """Return the delimiter that gives all rows of the sample the same number of cells, at least two.
 
-    Among several such delimiters the one with the most cells is chosen. If there is none, because rows are damaged, the
-    one that gives the header the most cells is chosen; for a table of one column, the first candidate. Delimiters
-    inside quotes do not count.
-
-    Parameters
-    ----------
-    sample
-        The beginning of a table.
-    candidates
-        Delimiters; the first of equally good ones is chosen.
-    whole
-        Whether the sample is the whole table; otherwise its last row is ignored.
+    Among several such delimiters the one with the most cells is chosen, then the first candidate. If there is none,
+    because rows are damaged, the one that gives the header the most cells is chosen; for a table of one column, the
+    first candidate. Delimiters inside quotes do not count. Unless the sample is the ``whole`` table, its last row
+    is ignored.
     """
     best, best_rank = candidates[0], (False, 1)
     for delimiter in candidates:
@@ -125,16 +105,8 @@ def read_delimited(
 ) -> Numbered:
     """Read a table from a text file; empty cells are missing, and quoted cells may contain line breaks.
 
-    Parameters
-    ----------
-    path
-        The file.
-    dialect
-        How it is written. Unless the delimiter is a comma, columns such as ``3,14`` are read as numbers.
-    texts
-        Columns that are read as text, exactly as written.
-    on_bad_rows
-        Whether lines with too many or too few cells are an "error" or are skipped ("skip").
+    The columns ``texts`` are read exactly as written. Unless the delimiter is a comma, columns such as ``3,14`` are
+    numbers.
     """
     if dialect.encoding in GUESSED:
         warnings.warn(

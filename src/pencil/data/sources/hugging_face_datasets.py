@@ -101,15 +101,7 @@ def read(source: str, settings: DataSettings) -> Rows:
 
 
 def hugging_face_rows(dataset: Any, settings: DataSettings) -> Rows:
-    """Return the rows of a ``datasets.Dataset``; images stay encoded until they are needed.
-
-    Parameters
-    ----------
-    dataset
-        A ``datasets.Dataset``.
-    settings
-        As in :func:`read`.
-    """
+    """Return the rows of a ``datasets.Dataset``; images stay encoded until they are needed."""
     columns, classes, bad = settings.columns, settings.classes, BadRows(WHERE)
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, columns)

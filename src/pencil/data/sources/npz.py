@@ -34,15 +34,7 @@ FAULTS = (
 
 
 class ArrayFile:
-    """The arrays of an open file, by name; each is read on demand.
-
-    Parameters
-    ----------
-    path
-        Name of the file in messages.
-    stream
-        The open file. An npy file has one array, ``x``.
-    """
+    """The arrays of an open file, by name; each is read on demand. An npy file has one array, ``x``."""
 
     def __init__(self, path: Path, stream: IO[bytes]):
         self.path, self._stream = path, stream

@@ -29,16 +29,7 @@ ImageColumn = tuple[str, str | None]
 class ParquetImages(ShardImages):
     """Images in a column of several Parquet files; the row group of an image is read on demand.
 
-    Parameters
-    ----------
-    shards, names
-        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
-    column
-        Where the bytes are stored.
-    starts
-        The first row of each row group.
-    shard, group
-        The file of each row group, and its number in it.
+    ``starts``, ``shard`` and ``group`` are the first row of each row group, its file, and its number in the file.
     """
 
     column: ImageColumn
@@ -95,15 +86,7 @@ class ParquetIndex(ShardIndex):
         self._groups: list[tuple[int, int, int]] = []
 
     def add(self, shard: str) -> None:
-        """Add the rows of a shard; an error leaves the index as it was.
-
-        Raises
-        ------
-        DataError
-            If a listed column is missing, or its columns differ from the first shard.
-        OSError, pyarrow.ArrowException
-            If it is damaged.
-        """
+        """Add the rows of a shard; an error leaves the index as it was."""
         from pyarrow import parquet
 
         path = self.folder / shard

@@ -16,15 +16,7 @@ from pencil.data.sources.regular_files import version_of
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """Shards that have been indexed.
-
-    Parameters
-    ----------
-    folder, names
-        The files, by their paths relative to a folder.
-    versions
-        Size and modification time of each file, taken before it was indexed.
-    """
+    """Shards that have been indexed: paths below a folder, and size and time of each file before it was indexed."""
 
     folder: Path
     names: tuple[str, ...]
@@ -43,32 +35,14 @@ def refuse_changed(path: Path, version: bytes) -> None:
 
 @dataclass(frozen=True)
 class ShardImages(Encoded):
-    """What images in shards of any kind have in common.
-
-    Parameters
-    ----------
-    shards
-        The files.
-    names
-        Name of the images in messages.
-    """
+    """What images in shards of any kind have in common; ``names`` are for messages."""
 
     shards: ShardFiles
     names: np.ndarray
 
 
 class ShardIndex(ABC):
-    """Builds the index of several shards of one kind.
-
-    Parameters
-    ----------
-    folder
-        Folder of the shards.
-    columns
-        The role of each column or field.
-    where
-        Name of the data in messages.
-    """
+    """Builds the index of several shards of one kind."""
 
     expected: ClassVar[str]
     """What a shard of this kind is, in messages."""

@@ -39,11 +39,6 @@ def find_shards(folder: Path) -> list[str]:
     """Return the shards of a folder by their relative paths, sorted; empty for other folders.
 
     They are in the folder itself, without sub-folders or images beside them, or in sub-folders named after splits.
-
-    Raises
-    ------
-    DataError
-        If there are shards of both kinds.
     """
     files, inner = _look(folder)
     found = _shards_in(folder, files)
@@ -181,13 +176,7 @@ def _is_compressed(shard: Path) -> bool:
 
 
 def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarray | None:
-    """Return the split of each row from the folders or names of the shards; None if they name no split.
-
-    Raises
-    ------
-    DataError
-        If some names begin with a split and others do not: test rows might be trained on.
-    """
+    """Return the split of each row from the folders or names of the shards; None if they name no split."""
     names = []
     for shard in shards:
         inner, _, file = shard.rpartition("/")

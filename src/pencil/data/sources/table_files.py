@@ -34,16 +34,8 @@ def first_number(path: Path, columns: Columns) -> int:
 def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> TableRows:
     """Read a table into memory, with the metadata of its schema, the number of each row and the key decided.
 
-    Parameters
-    ----------
-    path
-        A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    settings
-        The role of each column: keys, labels, categories and texts of a text file are read exactly as written. The
-        delimiter, and whether lines with too many or too few cells are skipped.
-    labelled
-        Whether there are labels; without them, a column with a common label name is treated like any other, and a
-        malformed line is an error.
+    Keys, labels, categories and texts of a text file are read exactly as written. If it is not ``labelled``, a
+    column with a common label name is treated like any other, and a malformed line is an error.
     """
     from pyarrow import parquet
 

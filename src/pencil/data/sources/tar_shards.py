@@ -44,15 +44,7 @@ HEADER_FAULTS = (ArithmeticError, LookupError, MemoryError, RecursionError, Type
 
 @dataclass(frozen=True)
 class TarImages(ShardImages):
-    """Images in tar files, each read from its position on demand.
-
-    Parameters
-    ----------
-    shards, names
-        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
-    shard, offset, size
-        Position of the bytes of each image; a row without an image has size -1.
-    """
+    """Images in tar files, each read from its position on demand; a row without an image has size -1."""
 
     shard: np.ndarray
     offset: np.ndarray
@@ -121,17 +113,8 @@ class Sample:
 def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
     """Yield the samples of a tar file; consecutive members with the same name up to the first dot form a sample.
 
-    Parameters
-    ----------
-    path
-        An uncompressed tar file.
-    wanted
-        The fields of ``NAME.json`` to keep.
-
-    Raises
-    ------
-    OSError, tarfile.TarError
-        If the file is damaged; samples before the damage have been yielded, except the one that may be affected.
+    Of ``NAME.json``, the ``wanted`` fields are kept. Samples before a damage have been yielded, except the one that
+    may be affected.
     """
     end = path.stat().st_size
     with _opened(path) as tar:
