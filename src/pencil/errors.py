@@ -28,17 +28,10 @@ def on_command_line() -> Iterator[None]:
 
 
 def setting(key: str, value: Any) -> str:
-    """Return what the caller writes to set a key of the recipe, ready to paste.
+    """Return what the caller writes to set a key of the recipe, ready to paste; names in capitals are placeholders.
 
     On the command line this is ``--set data.bad_rows=skip``, in Python an argument of :func:`pencil.fit`:
     ``settings={"data.bad_rows": "skip"}``, or ``label="NAME"`` where there is an argument for the key.
-
-    Parameters
-    ----------
-    key
-        A key of a recipe, such as ``data.bad_rows``.
-    value
-        Its value; names in capitals are placeholders that the user fills in.
     """
     if _callers[-1] == "command line":
         text = value if isinstance(value, str) else json.dumps(value)

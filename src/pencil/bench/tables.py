@@ -261,14 +261,9 @@ COMPARED = (VIEWS[0], VIEWS[2])
 
 
 def compare_budgets(spec: Spec, by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
-    """Return tables of the same methods under several budgets, with one column per noise and budget.
+    """Return tables of the same methods under several budgets ("60 s"), one column per noise and budget.
 
-    Parameters
-    ----------
-    spec
-        The common grid.
-    by_budget
-        Entries by the name of their budget: "equal epochs", "60 s". With a single budget there is nothing to compare.
+    With a single budget there is nothing to compare.
     """
     if len(by_budget) < 2:
         return []

@@ -88,29 +88,8 @@ def import_answers(
 
     The newest decision about a row counts: an answer older than the current decision is ignored. An answer that was
     already imported is not added again, unless the file says that it is newer than the last decision about the row.
-
-    Parameters
-    ----------
-    run : Path
-        The run directory.
-    source : Path
-        The file, for messages.
-    answers : iterable of Answer
-        Its answers; the last of several answers about a row counts.
-    labels : LabelTable
-        The labels of the run.
-    complete : bool
-        Whether possibly untouched answers count too.
-    names : callable
-        Returns the rows of each image name; called if an answer names an image.
-    written : str
-        When the file was written, if known; answers without a time are assumed to be earlier.
-
-    Raises
-    ------
-    RunError
-        If an answer names an unknown row or class, or an image shared by several rows; the message names the file and
-        the position.
+    Possibly untouched answers count only if the file is ``complete``. ``names`` returns the rows of each image
+    name; ``written`` is when the file was written, and answers without a time are assumed to be earlier.
     """
     made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)

@@ -78,13 +78,7 @@ class TrainedTable:
         return first_number(self.path, self.settings.columns)
 
     def placed(self, labels: LabelTable, remedy: str) -> Iterator[Placed]:
-        """Yield all rows with the positions of their labels; cells of a CSV file are text.
-
-        Raises
-        ------
-        DataError
-            If the key or image column is not in the table, or, at the end, if a label belongs to a row that is not.
-        """
+        """Yield all rows with the positions of their labels; cells of a CSV file are text."""
         columns = self.settings.columns
         self.require((name for name in (columns.key, columns.path, columns.image) if name is not None), remedy)
         root = self.path.parent if self.settings.root is None else self.settings.root.expanduser()

@@ -51,15 +51,7 @@ class Tracker(Protocol):
 
 
 def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
-    """Raise for trackers whose package is not installed, and for any tracker of a run without a directory.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The trackers that ``training.log`` names.
-    out : Path, str or None
-        The run directory.
-    """
+    """Raise for trackers whose package is not installed, and for any tracker of a run without a directory."""
     for name in names:
         missing = [package for package in NEEDED[name] if importlib.util.find_spec(package) is None]
         if missing:

@@ -37,16 +37,9 @@ class TopClasses:
 
 
 def most_probable(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
-    """Return the most probable classes, and for multi-label data also the given classes.
+    """Return the most probable classes, at most ``count``, and for multi-label data also the given classes.
 
-    Parameters
-    ----------
-    probs : ndarray
-        The label distributions, (rows, classes).
-    given_probs : ndarray, optional
-        The given probabilities of multi-label data, (rows, classes), NaN where unknown.
-    count : int
-        Maximum number of classes per row.
+    Both matrices are (rows, classes); given probabilities of multi-label data are NaN where unknown.
     """
     matter = probs if given_probs is None else np.fmax(probs, given_probs)
     count = min(count, probs.shape[1])
@@ -58,13 +51,7 @@ def most_probable(probs: np.ndarray, given_probs: np.ndarray | None = None, coun
 
 
 def read_top_classes(table: Path) -> TopClasses:
-    """Return the most probable classes of all rows of a label table; one block of distributions is read at a time.
-
-    Raises
-    ------
-    RunError
-        If the label table has no distributions, or is damaged.
-    """
+    """Return the most probable classes of all rows of a label table; one block of distributions is read at a time."""
     blocks = []
     try:
         labels = LabelTable.open(table)

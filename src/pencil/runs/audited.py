@@ -23,21 +23,12 @@ Decide = Callable[[LabelTable], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def write_audit(run: Path, audit: AuditSummary | None, decide: Decide | None, suspect_from: float = 1.0) -> None:
-    """Write the results of an audit; the caller holds the lock of the run.
+    """Write the results of an audit, or remove earlier ones (None); the caller holds the lock of the run.
 
-    ``labels.parquet`` stays as training wrote it. The decided labels are put in place before the summary describes
-    them. If the process is killed in between, the audit can be repeated.
-
-    Parameters
-    ----------
-    run : Path
-        The directory of a finished run.
-    audit : AuditSummary or None
-        The results; None removes earlier results.
-    decide : callable or None
-        Decides the rows of a part of the label table again; None if the labels of training remain in use.
-    suspect_from : float
-        The issue score from which a label is a suspect.
+    ``labels.parquet`` stays as training wrote it. ``decide`` decides the rows of a part of the label table again;
+    None leaves the labels of training in use. The decided labels are put in place before the summary describes
+    them. If the process is killed in between, the audit can be repeated. ``suspect_from`` is the issue score of
+    suspects.
     """
     reader = RunReader(run, as_trained=True)
     summary = reader.summary.model_copy(update={"audit": audit})

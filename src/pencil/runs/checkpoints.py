@@ -82,17 +82,9 @@ class Checkpoints:
     """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit or recover.
 
     With several ranks, rank 0 begins, each rank writes parts with `write_part`, and rank 0 commits all digests, or
-    recovers if a rank failed. The caller is responsible for the barrier after the first step and the all_gather of the
-    digests.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the checkpoints.
-    keep : int
-        Number of complete checkpoints to keep; at least 2, in case one is damaged.
-    run : Path, optional
-        The run directory that contains ``folder``; the path between them may not contain symbolic links.
+    recovers if a rank failed. The caller is responsible for the barrier after the first step and the all_gather of
+    the digests. At least 2 complete checkpoints are kept, in case one is damaged. The path from ``run`` to
+    ``folder`` may not contain symbolic links.
     """
 
     def __init__(self, folder: Path, keep: int = 2, run: Path | None = None):

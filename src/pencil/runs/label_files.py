@@ -40,15 +40,7 @@ class _Group:
 
 
 class LabelFile:
-    """``labels.parquet``, a file or a folder of parts. Raises ValueError or OSError if it is damaged.
-
-    Parameters
-    ----------
-    path : Path
-        The file or the folder.
-    columns : iterable of str, optional
-        The wanted columns in addition to key, split and given; all by default.
-    """
+    """``labels.parquet``, a file or a folder of parts. Raises ValueError or OSError if it is damaged."""
 
     def __init__(self, path: Path, columns: Iterable[str] | None = None):
         self.path, self.in_parts = path, path.is_dir()

@@ -291,17 +291,13 @@ def lost_contact(error: BaseException) -> TrainingError:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine.
+    """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine; return 0, or an exit code.
 
     The launcher owns the rendezvous store, so no other program can take its port before the processes use it. The
-    processes have their own session: a terminal signals only the launcher, which passes the signal on to each process
-    once. When one fails, the others lose contact and exit, or are killed after a grace period. When the launcher dies,
-    they save and stop.
-
-    Returns
-    -------
-    int
-        0, or the exit code of the process that failed: 128 + N if signal N killed it.
+    processes have their own session: a terminal signals only the launcher, which passes the signal on to each
+    process once. When one fails, the others lose contact and exit, or are killed after a grace period. When the
+    launcher dies, they save and stop. The exit code is that of the process that failed: 128 + N if signal N killed
+    it.
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")
