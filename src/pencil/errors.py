@@ -70,6 +70,23 @@ class RunError(PencilError, OSError):
     """A run directory cannot be written or read."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the system's reason for an error, else the first line of its message, else its type."""
+    reason: str = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return reason.splitlines()[0]
+
+
+@contextmanager
+def explained(kind: type[PencilError], what: str, advice: str, *faults: type[Exception]) -> Iterator[None]:
+    """Raise ``kind`` in place of these errors: what failed, the reason, and what to do. Pencil's own errors pass."""
+    try:
+        yield
+    except PencilError:
+        raise
+    except faults as error:
+        raise kind(f"{what}: {reason_of(error)}; {advice}.") from error
+
+
 class Stopped(PencilError):  # noqa: N818 - not a failure
     """Training was interrupted, saved its state and can be resumed. The command line exits with code 75.
 

@@ -19,6 +19,12 @@ def skip_remedy(count: int = 2) -> str:
     return f"skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
+def first_few(texts: Sequence[str]) -> str:
+    """Return the first of these texts, and the number of further ones."""
+    more = len(texts) - SHOWN
+    return "; ".join(texts[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
+
+
 class BadRow(NamedTuple):
     """A row that cannot be used: its number, and the reason."""
 
@@ -67,20 +73,13 @@ class BadRows:
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
         """Return the number of bad rows, and the first of them with their reasons."""
-        count = len(self._reasons)
         of = "" if total is None else f" of {total:,}"
-        return f"{self.where} has {counted(count, 'bad row')}{of}: {self._listed(keys)}"
+        named = [f"{self._name(row, keys)}: {reason}" for row, reason in self.found()]
+        return f"{self.where} has {counted(len(self), 'bad row')}{of}: {first_few(named)}"
 
     def describe_skipped(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
         """Return a warning that the bad rows are skipped."""
         return f"{self.describe(keys, total)}; {agreed(len(self), 'it is', 'they are')} skipped"
-
-    def _listed(self, keys: np.ndarray | None) -> str:
-        """Return the first bad rows with their reasons, and the number of further ones."""
-        found = self.found()
-        named = [f"{self._name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
-        more = len(found) - len(named)
-        return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
     def numbered(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of some rows in messages."""

@@ -26,7 +26,6 @@ from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
-from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
 from pencil.data.unlabelled import with_reviewed
 from pencil.errors import DataError, setting
@@ -126,7 +125,7 @@ def prepare(
         columns = columns.model_copy(update={"numbering": "lines"})
     resolved["columns"] = columns
     if train.inputs.records is not None:
-        resolved["columns"] = columns.model_copy(update=named_columns(train.inputs.records.roles))
+        resolved["columns"] = columns.model_copy(update=train.inputs.records.roles.by_key())
         if Path(settings.text_model).expanduser().is_dir():
             resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)
@@ -164,16 +163,6 @@ def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = 
             f"with the columns {shorten(encoder.columns, 12)}."
         )
     return encoder.encode(inputs.records, rows)
-
-
-def named_columns(roles: Roles) -> dict[str, tuple[str, ...] | None]:
-    """Return the keys of ``data.columns`` that set these roles."""
-    return {
-        "numbers": roles.of("number"),
-        "categories": roles.of("category"),
-        "text": roles.of("text"),
-        "vectors": roles.of("vector"),
-    }
 
 
 def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 0) -> float:
@@ -291,16 +280,12 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
     """Return the normalisation as set, or measured on the training rows; None for a user's own dataset."""
     if isinstance(settings.normalize, Normalization) or settings.normalize == "imagenet":
         return IMAGENET if settings.normalize == "imagenet" else settings.normalize
-    if settings.normalize == "none":
-        return _unscaled(train.inputs)
-    return train.inputs.measure(train.rows, seed)
-
-
-def _unscaled(inputs: Inputs) -> Normalization | None:
-    """Return the normalisation that scales bytes to the range 0 to 1; None for floats."""
-    if inputs.dtype != torch.uint8 or inputs.channels is None:
+    channels = train.inputs.channels
+    if settings.normalize != "none":
+        return train.inputs.measure(train.rows, seed)
+    if train.inputs.dtype != torch.uint8 or channels is None:
         return None
-    return Normalization((0.0,) * inputs.channels, (1.0,) * inputs.channels)
+    return Normalization((0.0,) * channels, (1.0,) * channels)  # scales bytes to the range 0 to 1
 
 
 def _with_normalization(splits: Splits, normalization: Normalization | None) -> Splits:

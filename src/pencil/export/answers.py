@@ -17,24 +17,11 @@ Rows = Mapping[str, Sequence[Where]]
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer about a row in a file.
+    """An answer about a row, at a position in the file such as ``task 3``; if ``split`` is None, ``key`` is an image.
 
-    Attributes
-    ----------
-    position : str
-        Its position in the file, such as ``task 3``.
-    key : str
-        The key of the row; if ``split`` is None, the name of its image.
-    split : str or None
-        The split of the row.
-    classes : tuple of str or None
-        The classes that the person chose; None if the row was skipped.
-    time : str
-        Time of the answer, if the file contains it.
-    seen : bool
-        Whether the file marks it as made by a person; otherwise it counts only if it differs from the exported label.
-    kind : str
-        ``accept`` or ``reject``, if the person chose that instead of a class.
+    ``classes`` are the person's, None if the row was skipped; ``kind`` is ``accept`` or ``reject``, if the person chose
+    that instead of a class. An answer that the file does not mark as made by a person (``seen``) counts only if it
+    differs from the exported label.
     """
 
     position: str

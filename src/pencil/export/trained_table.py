@@ -1,7 +1,7 @@
 """The training table of a run, read in batches, with its rows matched to the labels of the run."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -15,7 +15,7 @@ from pencil.data.sources.delimited import SUFFIXES as TEXT_SUFFIXES
 from pencil.data.sources.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
 from pencil.data.sources.table import SUFFIXES, row_keys
 from pencil.data.sources.table_files import first_number
-from pencil.errors import DataError, RunError
+from pencil.errors import DataError, RunError, explained
 from pencil.export.labels import has_bytes
 from pencil.runs.label_table import LabelTable
 
@@ -105,10 +105,6 @@ class TrainedTable:
                 first += batch.num_rows
 
 
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> AbstractContextManager[None]:
     """Convert Arrow errors to an error that names the table."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; expected the training table.") from error
+    return explained(DataError, f"cannot read {path}", "expected the training table", pa.ArrowException)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pencil.errors import RunError
+from pencil.errors import RunError, reason_of
 from pencil.runs.label_columns import ALWAYS, WIDE
 from pencil.runs.label_table import LabelTable
 
@@ -60,7 +60,7 @@ def read_top_classes(table: Path) -> TopClasses:
             part = LabelTable(pa.Table.from_batches([batch]))
             blocks.append(most_probable(part.probs, part.given_probs if part.multilabel else None))
     except (RunError, OSError, ValueError, KeyError, pa.ArrowException) as error:
-        seen = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        seen = reason_of(error)
         raise RunError(f"no probabilities in {table}: {seen}; expected the table that the run wrote.") from error
     if not blocks:
         return TopClasses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pencil.errors import RecipeError, TrainingError
+from pencil.errors import RecipeError, TrainingError, reason_of
 
 TIMEOUT = timedelta(minutes=10)
 """Timeout for a process that does not answer; a process that dies is noticed at once."""
@@ -282,8 +282,7 @@ def _peer_errors() -> Iterator[None]:
 
 def lost_contact(error: BaseException) -> TrainingError:
     """Return the error of a rank that cannot reach another one."""
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    rank = os.environ.get("RANK", "0")
+    rank, reason = os.environ.get("RANK", "0"), reason_of(error)[:200]
     return TrainingError(
         f"rank {rank} lost contact with another process ({reason}), which ended or cannot be reached; see its own "
         "message; checkpoints are kept, and --resume continues from them."

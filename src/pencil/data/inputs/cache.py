@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.inputs.base import Inputs, Size
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, reason_of, setting
 from pencil.files import atomic_write, write_json
 
 IN_MEMORY = 512 * 2**20
@@ -38,8 +38,9 @@ def cache_in_file(
             folder.mkdir(parents=True, exist_ok=True)
             _make(pixels, index, shape, inputs, rows)
         except OSError as error:
+            reason = reason_of(error.__cause__ or error)  # atomic_write wraps it
             raise DataError(
-                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
+                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {reason}; expected a "
                 f"folder with enough space; free some space, or choose another one with "
                 f"{setting('data.cache', 'FOLDER')}, or disable the cache with {setting('data.cache', 'none')}."
             ) from error
@@ -59,12 +60,6 @@ def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
         if len(place):
             values[place] = loaded.values
     return readable
-
-
-def _reason(error: OSError) -> str:
-    """The system's reason, even if :func:`pencil.files.atomic_write` has wrapped it."""
-    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    return cause.strerror or str(cause)
 
 
 def _make(pixels: Path, index: Path, shape: tuple[int, ...], inputs: Inputs, rows: Tensor) -> None:

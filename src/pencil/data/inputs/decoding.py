@@ -9,6 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from pencil.data.inputs.base import MAX_PIXELS, Size
+from pencil.errors import reason_of
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of these starts another program
 
@@ -83,6 +84,4 @@ def describe_fault(error: Exception) -> str:
     """Return a decoder's error as one phrase, without buffer addresses."""
     if isinstance(error, UnidentifiedImageError):
         return "it is not an image that Pillow can read"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else reason_of(error)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,7 @@ FIRST_LINE = 2
 DECIMAL_COMMA = r"^[+-]?[0-9]+(,[0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
+Content = TypeVar("Content")
 _HELD: list[arrow_csv.ParseOptions] = []
 """Options that call Python are kept for the life of the process: if an Arrow thread drops the last reference during
 interpreter shutdown, the process aborts."""
@@ -142,15 +143,13 @@ def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Tabl
 
 def read_names(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns."""
-    parse = _without_odd_lines(dialect.delimiter)
-    for block in _blocks(path):
-        try:
-            with arrow_csv.open_csv(path, _read_options(dialect, block), parse) as reader:
-                return cast(list[str], reader.schema.names)
-        except pa.ArrowInvalid as error:
-            if not _is_cut(error):
-                raise
-    raise _too_long(path)
+
+    def read(block: int) -> list[str]:
+        parse = _without_odd_lines(dialect.delimiter)
+        with arrow_csv.open_csv(path, _read_options(dialect, block), parse) as reader:
+            return cast(list[str], reader.schema.names)
+
+    return _in_blocks(path, read)
 
 
 def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
@@ -259,12 +258,21 @@ def _read_csv(
     use_threads: bool = True,
     lines: "_Lines | None" = None,
 ) -> pa.Table:
-    """Read a whole file, in larger blocks if a row is longer than a block."""
-    for block in _blocks(path):
+    """Read a whole file."""
+
+    def read(block: int) -> pa.Table:
         if lines is not None:
             lines.found.clear()
+        return arrow_csv.read_csv(path, _read_options(dialect, block, use_threads=use_threads), parse, cells)
+
+    return _in_blocks(path, read)
+
+
+def _in_blocks(path: Path, read: Callable[[int], Content]) -> Content:
+    """Return what ``read`` returns for a block size, in larger blocks if a row is longer than a block."""
+    for block in _blocks(path):
         try:
-            return arrow_csv.read_csv(path, _read_options(dialect, block, use_threads=use_threads), parse, cells)
+            return read(block)
         except pa.ArrowInvalid as error:
             if not _is_cut(error):
                 raise

@@ -39,12 +39,12 @@ class ParquetImages(ShardImages):
 
     def read(self, row: int) -> bytes:
         place = self._place(row)
-        values = _row_group(*self.shards.place(self.shard[place]), int(self.group[place]), self.column)
+        values = _row_group(*self.shards[self.shard[place]], int(self.group[place]), self.column)
         return cell_bytes(values[row - int(self.starts[place])])
 
     def version(self, row: int) -> bytes:
         """Return a value that changes with the shard, and with the image's position in it."""
-        return b"%s %d" % (self.shards.versions[self.shard[self._place(row)]], row)
+        return b"%s %d" % (self.shards[self.shard[self._place(row)]][1], row)
 
     def _place(self, row: int) -> int:
         """Return the row group of a row, counted over all shards."""

@@ -53,13 +53,13 @@ class TarImages(ShardImages):
     def read(self, row: int) -> bytes:
         if self.size[row] < 0:
             raise ValueError("there is no image beside its label")
-        path, version = self.shards.place(self.shard[row])
+        path, version = self.shards[self.shard[row]]
         refuse_changed(path, version)
         return read_slice(path, int(self.offset[row]), int(self.size[row]))
 
     def version(self, row: int) -> bytes:
         """Return a value that changes with the shard, and with the image's position in it."""
-        return b"%s %d %d" % (self.shards.versions[self.shard[row]], self.offset[row], self.size[row])
+        return b"%s %d %d" % (self.shards[self.shard[row]][1], self.offset[row], self.size[row])
 
 
 @dataclass
