@@ -16,7 +16,7 @@ from pencil.data.keys import as_keys
 from pencil.data.sources.image_columns import bytes_field, has_images, image_column
 from pencil.data.sources.regular_files import version_of
 from pencil.data.sources.shard_files import ShardImages, ShardIndex, refuse_changed
-from pencil.errors import DataError
+from pencil.errors import DataError, explained, reason_of
 
 SUFFIXES = (".parquet",)
 HELD = 2
@@ -63,7 +63,7 @@ def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> A
             wanted = name if field is None else f"{name}.{field}"
             values = file.read_row_group(group, columns=[wanted], use_threads=False)[name]
     except pa.ArrowException as error:
-        raise ValueError(f"{path.name} cannot be read: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path.name} cannot be read: {reason_of(error)}") from error
     if field is not None:
         values = pa.chunked_array([chunk.field(field) for chunk in values.chunks])
     return values.cast(pa.large_binary()).combine_chunks()
@@ -124,13 +124,9 @@ class ParquetIndex(ShardIndex):
         )
 
     def table(self) -> pa.Table:
-        try:
+        what, advice = f"the files of {self.folder} have different columns", "expected the same columns in all of them"
+        with explained(DataError, what, f"{advice}; convert them", pa.ArrowException):
             return pa.concat_tables(self._tables, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise DataError(
-                f"the files of {self.folder} have different columns: {str(error).splitlines()[0]}; expected the same "
-                "columns in all of them; convert them."
-            ) from error
 
     def keys(self) -> np.ndarray | None:
         if self.image is None and has_images(self._tables[0], self.columns):

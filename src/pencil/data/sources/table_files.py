@@ -14,7 +14,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.image_columns import has_images, image_column
 from pencil.data.sources.key_column import settle_key
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, setting
 
 
 class TableRows(NamedTuple):
@@ -42,7 +42,8 @@ def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> T
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; choose another.")
     columns = settings.columns
-    try:
+    advice = "expected a CSV or Parquet table; check the file"
+    with explained(DataError, f"cannot read {path}", advice, OSError, UnicodeError, pa.ArrowException):
         if path.suffix.lower() == ".parquet":
             dialect, table = None, parquet.read_table(path)
             numbers = np.arange(table.num_rows)
@@ -56,10 +57,6 @@ def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> T
         refuse_repeated_columns(path, table.column_names)
         columns = key_decided(table, columns, labelled=labelled)
         table = table if dialect is None else _with_key_as_text(path, dialect, table, columns)
-    except (OSError, UnicodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
-        ) from error
     return TableRows(table, numbers + first_number(path, columns), columns)
 
 
