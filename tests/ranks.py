@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+FORK = multiprocessing.get_context("fork")  # torch is imported already, which takes three seconds
+
 
 def free_port() -> int:
     with socket.socket() as listener:
@@ -16,12 +18,11 @@ def free_port() -> int:
 
 
 def in_ranks(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What ``function(*args)`` gives on each rank; it must be importable, and so must what it gives."""
-    context = multiprocessing.get_context("spawn")
+    """What ``function(*args)`` gives on each rank; it can be sent to another process."""
     port, pipes, processes = free_port(), [], []
     for rank in range(size):
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(theirs, rank, size, port, function, args))
+        mine, theirs = FORK.Pipe(duplex=False)
+        process = FORK.Process(target=_work, args=(theirs, rank, size, port, function, args))
         process.start()
         theirs.close()
         pipes.append(mine)

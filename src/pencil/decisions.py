@@ -207,17 +207,7 @@ def pinned_labels(path: Path | str) -> dict[str, Label]:
 
 
 def presence(labels: Iterable[tuple[str, Label]], classes: Sequence[str], *, multilabel: bool) -> np.ndarray:
-    """Return which classes each label names, as a bool matrix (rows, classes).
-
-    Parameters
-    ----------
-    labels : iterable of (str, label)
-        The key of each row, for error messages, and its label.
-    classes : sequence of str
-        The class names.
-    multilabel : bool
-        Whether a label may name more or less than one class.
-    """
+    """Return which classes each label names, as a bool matrix (rows, classes); the keys are for error messages."""
     code = {name: number for number, name in enumerate(classes)}
     labels = list(labels)
     present = np.zeros((len(labels), len(classes)), dtype=bool)

@@ -28,17 +28,10 @@ def on_command_line() -> Iterator[None]:
 
 
 def setting(key: str, value: Any) -> str:
-    """Return what the caller writes to set a key of the recipe, ready to paste.
+    """Return what the caller writes to set a key of the recipe, ready to paste; names in capitals are placeholders.
 
     On the command line this is ``--set data.bad_rows=skip``, in Python an argument of :func:`pencil.fit`:
     ``settings={"data.bad_rows": "skip"}``, or ``label="NAME"`` where there is an argument for the key.
-
-    Parameters
-    ----------
-    key
-        A key of a recipe, such as ``data.bad_rows``.
-    value
-        Its value; names in capitals are placeholders that the user fills in.
     """
     if _callers[-1] == "command line":
         text = value if isinstance(value, str) else json.dumps(value)
@@ -75,6 +68,23 @@ class TrainingError(PencilError, RuntimeError):
 
 class RunError(PencilError, OSError):
     """A run directory cannot be written or read."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the system's reason for an error, else the first line of its message, else its type."""
+    reason: str = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return reason.splitlines()[0]
+
+
+@contextmanager
+def explained(kind: type[PencilError], what: str, advice: str, *faults: type[Exception]) -> Iterator[None]:
+    """Raise ``kind`` in place of these errors: what failed, the reason, and what to do. Pencil's own errors pass."""
+    try:
+        yield
+    except PencilError:
+        raise
+    except faults as error:
+        raise kind(f"{what}: {reason_of(error)}; {advice}.") from error
 
 
 class Stopped(PencilError):  # noqa: N818 - not a failure

@@ -68,16 +68,9 @@ def refuse_path(path: Path) -> None:
 def refuse_links(path: Path, run: Path | None = None) -> None:
     """Raise :class:`RunError` if a path is or passes through a symbolic link inside a run directory.
 
-    A run may come from an untrusted source. A link inside it could make pencil write, rename or remove files outside
-    the run. The run directory itself may be a link, since the user named it.
-
-    Parameters
-    ----------
-    path : Path
-        The folder to change something in, or the file to open for writing.
-    run : Path, optional
-        The run directory that contains ``path``. By default it is recognised by its files (:data:`RUN_MARKS`); if no
-        parent of ``path`` is one, nothing is refused.
+    A run may come from an untrusted source. A link inside it could make pencil write, rename or remove files
+    outside the run. The run directory itself may be a link, since the user named it. Unless it is passed, it is
+    recognised by its files (:data:`RUN_MARKS`); if no parent of ``path`` is one, nothing is refused.
     """
     above = [path.absolute(), *path.absolute().parents]
     if run is None:
@@ -95,13 +88,7 @@ def refuse_links(path: Path, run: Path | None = None) -> None:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises
-    ------
-    OSError
-        If the file is missing or unreadable, or is a folder, a pipe or a device, which may never end.
-    """
+    """Return the content of a regular file; a folder, a pipe or a device, which may never end, is an OSError."""
     refuse_irregular(path)
     with path.open("rb") as file:
         return file.read()
@@ -151,24 +138,10 @@ def refuse_deep(tree: Any) -> None:
 def atomic_write(path: Path, *, folder: bool = False, new: bool = False) -> Iterator[Path]:
     """Yield a temporary path next to ``path``, and rename it to ``path`` if the block ends without an error.
 
-    A reader sees the previous file or the complete new one, never a partial file. When the block ends, the new name is
-    on disk. After an error, no temporary file remains. Temporary files of killed processes in the same folder are
-    removed first (:func:`clear_temporaries`).
-
-    Parameters
-    ----------
-    path : Path
-        The file (or folder) to write. Its parent must exist.
-    folder : bool
-        Yield an empty folder instead of an empty file. A folder is always new.
-    new : bool
-        Refuse a path that exists already; otherwise an existing file is replaced.
-
-    Raises
-    ------
-    RunError
-        If writing fails, if ``path`` must be new and exists, or if it passes through a symbolic link inside a run
-        directory (:func:`refuse_links`).
+    A reader sees the previous file or the complete new one, never a partial file. When the block ends, the new name
+    is on disk. After an error, no temporary file remains. Temporary files of killed processes in the same folder
+    are removed first (:func:`clear_temporaries`). With ``folder`` it is an empty folder, which is always new; with
+    ``new`` a path that exists already is refused. Failures are :class:`RunError`.
     """
     new = new or folder
     temporary = _temporary(path)

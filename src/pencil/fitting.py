@@ -15,7 +15,6 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given.from_columns import LabelCells
 from pencil.data.given.given_labels import error_context
 from pencil.data.given.resolving import as_clean_labels
-from pencil.data.prepare import named_columns
 from pencil.data.read import read_like, read_source
 from pencil.data.rows import Rows, to_splits
 from pencil.data.settings import FROM_PYTHON, DataSettings
@@ -184,7 +183,7 @@ def _as_test(test: Any, settings: DataSettings, train: Examples) -> Examples:
     """Return test data whose columns have the same roles as in the training data."""
     columns = settings.columns if train.table is None else train.table.with_key(settings.columns)
     if train.inputs.records is not None:
-        columns = columns.model_copy(update=named_columns(train.inputs.records.roles))
+        columns = columns.model_copy(update=train.inputs.records.roles.by_key())
     like = settings.model_copy(update={"multilabel": train.multilabel, "columns": columns})
     if _is_source(test):
         return read_like(os.fspath(test), like, train.classes, train.multilabel).train

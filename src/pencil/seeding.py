@@ -11,15 +11,7 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """Return a 63-bit seed for a purpose, the same on every machine and in every process.
-
-    Parameters
-    ----------
-    seed : int
-        The seed of the run.
-    *purpose : str or int
-        What the random numbers are for, such as ``"order", epoch``.
-    """
+    """Return a 63-bit seed for a purpose, such as ``"order", epoch``; the same on every machine."""
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

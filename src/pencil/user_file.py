@@ -28,15 +28,7 @@ def split_reference(name: str) -> tuple[Path, str] | None:
 
 @dataclass(frozen=True)
 class Trust:
-    """Which Python files may be executed.
-
-    Parameters
-    ----------
-    files : frozenset of Path
-        The files that the user named, resolved.
-    everything : bool
-        Whether every file that a recipe or run names may be executed.
-    """
+    """Which Python files may be executed: the files that the user named, or everything that a recipe or run names."""
 
     files: frozenset[Path] = frozenset()
     everything: bool = False
@@ -89,22 +81,7 @@ def describe_refusal(origin: str, refused: Mapping[str, Path]) -> str:
 
 
 def load_module(path: Path, wanted: str, trust: Trust) -> ModuleType:
-    """Import a user's file; execute it again only if it has changed.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    wanted : str
-        The name to find in the file, for the error message.
-    trust : Trust
-        Which files may be executed.
-
-    Raises
-    ------
-    RecipeError
-        If the file does not exist, may not be executed or raises an exception.
-    """
+    """Import a user's file; execute it again only if it has changed. ``wanted`` is the name to find, for messages."""
     if not path.is_file():
         raise RecipeError(f"{path} does not exist; expected a Python file that defines {wanted}.")
     if not trust.allows(path):

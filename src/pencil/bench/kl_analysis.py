@@ -32,18 +32,10 @@ ROWS_PER_KIND = 2
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result of one direction.
+    """The result of one direction: after each epoch, its phase and the fraction of training labels that are right.
 
-    Attributes
-    ----------
-    correct : list of float
-        The fraction of training labels that are right, after each epoch.
-    phases : list of str
-        The phase of each epoch.
-    wrong_given, wrong_true : ndarray
-        Rows with a wrong label: the gradient component of the given and of the true class, (rows, epochs).
-    right_given : ndarray
-        Rows with a right label: the component of their class, (rows, epochs).
+    Gradient components are (rows, epochs): of the given and of the true class for rows with a wrong label, of their
+    class for rows with a right one.
     """
 
     correct: list[float]
@@ -113,13 +105,7 @@ def train_and_record(divergence: Divergence, seed: int = 1, epochs: int | None =
 
 
 def analyse(folder: Path, seed: int = 1, epochs: int | None = None) -> str:
-    """Train with both directions, and write plots, ``results.json`` and ``results.md`` to a folder.
-
-    Returns
-    -------
-    str
-        The text of ``results.md``.
-    """
+    """Train with both directions, write plots, ``results.json`` and ``results.md`` to a folder, and return the text."""
     folder.mkdir(parents=True, exist_ok=True)
     found = {name: train_and_record(name, seed, epochs) for name in ("inverse", "forward")}
     ends = [epoch for epoch, pair in enumerate(pairwise(found["inverse"].phases), 1) if pair[0] != pair[1]]

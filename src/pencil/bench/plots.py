@@ -57,13 +57,7 @@ def mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
 
 
 def plot_cells(spec: Spec, results: Mapping[str, Mapping[str, Any]], folder: Path) -> list[Path]:
-    """Plot the test score over epochs, one file per dataset and noise, one line per method: the mean over seeds.
-
-    Returns
-    -------
-    list of Path
-        The written files.
-    """
+    """Plot the test score over epochs, one file per dataset and noise, one line per method: the mean over seeds."""
     found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for cell in spec.cells():
         result = results.get(cell.identity(), {})

@@ -23,19 +23,7 @@ def run_cells_on_ray(
 
     The cluster is joined by :func:`pencil.training.cluster.joined_cluster`. A cell takes a core, and a GPU if the
     cluster has any; if its machine dies, the cell is retried once. This process receives and writes the results.
-
-    Parameters
-    ----------
-    cells : sequence of GridCell
-        The grid.
-    folder : Path
-        Folder with one file per result.
-    at_a_time : int or None
-        Maximum number of cells at a time; None leaves it to Ray.
-    report : callable
-        Called as ``report(cell, result, left)`` after each cell.
-    watch : callable
-        Called as ``watch(cell, news)`` while a cell runs, once per second with all news.
+    ``watch`` is called once per second with all news.
     """
     with joined_cluster() as ray:
         todo = unfinished(cells, folder)

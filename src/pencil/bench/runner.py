@@ -32,25 +32,10 @@ def run_cells(
     report: Callable[[GridCell, Result, int], None],
     watch: Callable[[GridCell, News], None] = lambda *_: None,
 ) -> dict[str, Result]:
-    """Run every cell that has no result yet.
+    """Run every cell without a result file in ``folder``; return all results, old and new, by the identity of the cell.
 
-    Parameters
-    ----------
-    cells : sequence of GridCell
-        The grid.
-    folder : Path
-        Folder with one file per result.
-    processes : int
-        Number of cells to run at a time.
-    report : callable
-        Called as ``report(cell, result, left)`` after each cell; ``left`` is the number of cells still to run.
-    watch : callable
-        Called as ``watch(cell, news)`` while a cell runs.
-
-    Returns
-    -------
-    dict
-        All results, old and new, by the identity of the cell.
+    After each cell ``report(cell, result, left)`` is called, where ``left`` is the number of cells still to run,
+    and while it runs ``watch(cell, news)``.
     """
     todo = unfinished(cells, folder)
     threads = threads_per_cell(processes)

@@ -46,14 +46,9 @@ class NoiseColumn(Axis):
 class MethodRow(Axis):
     """One method: a row of the tables.
 
-    Attributes
-    ----------
-    recipe : str or None
-        A shipped recipe to start from; ``{noise}`` in its name is replaced by the name of the noise.
-    by_noise : dict
-        Further recipe keys, by the name of the noise.
-    paper : dict
-        The paper's numbers in per cent, by the name of the noise: ``{best = 93.26, last = 93.28}``, or one of the two.
+    It starts from a shipped recipe, in whose name ``{noise}`` is replaced by the name of the noise. ``by_noise``
+    are further recipe keys, and ``paper`` the paper's numbers in per cent, ``{best = 93.26, last = 93.28}`` or one
+    of the two, by the name of the noise.
     """
 
     recipe: str | None = None

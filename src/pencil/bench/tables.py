@@ -1,7 +1,7 @@
 """The results of a grid of runs: mean and standard deviation over seeds, as data, as Markdown and as HTML."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -45,39 +45,8 @@ class Measurement:
 class Entry:
     """One cell of the tables: a method on one dataset and noise, over all finished seeds.
 
-    Attributes
-    ----------
-    starred : bool
-        Whether the method gets the true transition matrix.
-    score : str
-        ``accuracy``, or ``mAP`` for multi-label data.
-    done : int
-        The number of finished seeds.
-    failed : mapping
-        The error of each failed seed.
-    best, last : Measurement or None
-        Test score at the epoch chosen on noisy validation, and at the last epoch.
-    labels : Measurement or None
-        Training labels that are right after correction.
-    repairs : Measurement or None
-        Labels repaired per label broken.
-    average_precision, first_200, first_errors, auroc : Measurement or None
-        How well the issue scores detect wrong labels: average precision, precision of the first 200 rows and of the
-        first k rows for k wrong labels, area under the ROC curve.
-    calibration : Measurement or None
-        Expected calibration error of the corrected labels.
-    covered : Measurement or None
-        Whether the interval of the noise rate covers the true rate.
-    verdicts : str or None
-        The verdict of each seed.
-    seconds : Measurement or None
-        Training time.
-    epochs : Measurement or None
-        Number of trained epochs, if every cell had the same time.
-    relative_time : float or None
-        Training time divided by the time of the reference method.
-    paper : mapping
-        The paper's numbers for ``best`` and ``last``.
+    ``VIEWS`` has a title for each measurement. A starred method gets the true transition matrix; ``failed`` has the
+    error of each failed seed; ``paper`` the paper's numbers for ``best`` and ``last``.
     """
 
     dataset: str
@@ -139,78 +108,60 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
     if not done:
         return Entry(*named, paper=paper)
     seconds = {seed: summary["seconds"] for seed, summary in done.items()}
+    epochs = {seed: one["summary"]["epochs"] for seed, one in found.items() if one.get("budget") is not None}
     base = by_place.get((*place[:2], reference), {})
     compared = {
         seed: base[seed]["summary"]["seconds"] for seed in seconds if base.get(seed, {}).get("status") == "done"
     }
     return Entry(
         *named,
-        best=_scores(done, "best"),
-        last=_scores(done, "last"),
-        labels=_labels(done),
-        repairs=_repairs(done),
-        average_precision=_detection(done, "average_precision"),
-        first_200=_detection(done, "precision_of_200"),
-        first_errors=_detection(done, "precision_of_errors"),
-        auroc=_detection(done, "auroc"),
-        calibration=_calibration(done),
-        covered=_covered(done),
+        best=_measured(done, lambda summary: _per_cent(summary, f"test_{score.lower()}", "best")),
+        last=_measured(done, lambda summary: _per_cent(summary, f"test_{score.lower()}", "last")),
+        labels=_measured(done, lambda summary: _per_cent(summary, "labels", "correct_after")),
+        repairs=_measured(done, _repairs),
+        average_precision=_measured(done, lambda summary: _detection(summary, "average_precision")),
+        first_200=_measured(done, lambda summary: _detection(summary, "precision_of_200")),
+        first_errors=_measured(done, lambda summary: _detection(summary, "precision_of_errors")),
+        auroc=_measured(done, lambda summary: _detection(summary, "auroc")),
+        calibration=_measured(done, lambda summary: _per_cent(summary, "labels", "calibration", "error")),
+        covered=_measured(done, _covered),
         verdicts=_verdicts(done),
         seconds=Measurement(seconds),
-        epochs=_epochs(found),
+        epochs=Measurement(epochs) if epochs else None,
         relative_time=sum(seconds[seed] for seed in compared) / sum(compared.values()) if compared else None,
         paper=paper,
     )
 
 
-def _scores(done: Seeds, when: str) -> Measurement | None:
-    scores: dict[int, dict[str, float]] = {
-        seed: summary.get("test_accuracy") or summary.get("test_map") or {} for seed, summary in done.items()
-    }
-    if not all(scores.values()):
-        return None  # there is no test set
-    return Measurement({seed: 100 * score[when] for seed, score in scores.items()})
+def _measured(done: Seeds, read: Callable[[Result], float | None]) -> Measurement | None:
+    """Return a value of every summary; None if one of them lacks it."""
+    found = {seed: read(summary) for seed, summary in done.items()}
+    known = {seed: value for seed, value in found.items() if value is not None}
+    return Measurement(known) if len(known) == len(found) else None
 
 
-def _labels(done: Seeds) -> Measurement | None:
-    fractions = {seed: summary["labels"].get("correct_after") for seed, summary in done.items()}
-    return None if None in fractions.values() else Measurement({seed: 100 * value for seed, value in fractions.items()})
+def _per_cent(summary: Result, *names: str) -> float | None:
+    """Return a fraction in nested tables in per cent; None if it is not there."""
+    value: Any = summary
+    for name in names:
+        value = None if value is None else value.get(name)
+    return None if value is None else 100 * value
 
 
-def _repairs(done: Seeds) -> Measurement | None:
+def _detection(summary: Result, name: str) -> float | None:
+    return _per_cent(summary, "labels", "detection", name)
+
+
+def _repairs(summary: Result) -> float | None:
     """Return the number of repaired labels per broken label; if none is broken, the number of repaired labels."""
-    counts = {seed: summary["labels"] for seed, summary in done.items()}
-    if not all("repaired" in count for count in counts.values()):
-        return None
-    return Measurement({seed: count["repaired"] / max(1, count["broken"]) for seed, count in counts.items()})
+    labels = summary["labels"]
+    return labels["repaired"] / max(1, labels["broken"]) if "repaired" in labels else None
 
 
-def _detection(done: Seeds, name: str) -> Measurement | None:
-    found = {seed: summary["labels"].get("detection") for seed, summary in done.items()}
-    if None in found.values():
-        return None
-    return Measurement({seed: 100 * detection[name] for seed, detection in found.items()})
-
-
-def _calibration(done: Seeds) -> Measurement | None:
-    found = {seed: summary["labels"].get("calibration") for seed, summary in done.items()}
-    if None in found.values():
-        return None
-    return Measurement({seed: 100 * calibration["error"] for seed, calibration in found.items()})
-
-
-def _epochs(found: Seeds) -> Measurement | None:
-    counts = {seed: one["summary"]["epochs"] for seed, one in found.items() if one.get("budget") is not None}
-    return Measurement(counts) if counts else None
-
-
-def _covered(done: Seeds) -> Measurement | None:
-    """Return how often the interval of the noise rate contains the injected rate, in per cent."""
-    rates = {seed: summary.get("findings", {}).get("noise_rate") for seed, summary in done.items()}
-    true = {seed: summary.get("injected_noise_rate") for seed, summary in done.items()}
-    if None in rates.values() or None in true.values():
-        return None
-    return Measurement({s: 100.0 * (rates[s]["low"] <= true[s] <= rates[s]["high"]) for s in rates})
+def _covered(summary: Result) -> float | None:
+    """Return 100 if the interval of the noise rate contains the injected rate, else 0."""
+    rate, true = summary.get("findings", {}).get("noise_rate"), summary.get("injected_noise_rate")
+    return None if rate is None or true is None else 100.0 * (rate["low"] <= true <= rate["high"])
 
 
 def _verdicts(done: Seeds) -> str | None:
@@ -241,18 +192,36 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     made = []
     for dataset in spec.datasets:
         here = [entry for entry in entries if entry.dataset == dataset.name]
-        score = "mAP" if any(entry.score == "mAP" for entry in here) else "accuracy"
-        for title, name in VIEWS:
-            if all(getattr(entry, name) is None for entry in here):
-                continue  # not measured
-            rows = []
-            for row in spec.methods:
-                line = [entry for entry in here if entry.method == row.name]
-                cells = [_cell(entry, name, _leads(entry, here, name), len(spec.seeds)) for entry in line]
-                rows.append({"name": row.name + (" *" if line[0].starred else ""), "cells": cells})
-            text = title.format(score=score, reference=spec.reference)
-            noises = [noise.name for noise in spec.noises_of(dataset.name)]
-            made.append({"dataset": dataset.name, "title": text, "noises": noises, "rows": rows})
+        columns = [(noise.name, noise.name, here) for noise in spec.noises_of(dataset.name)]
+        made += _grids(spec, dataset.name, VIEWS, columns)
+    return made
+
+
+Column = tuple[str, str, Sequence[Entry]]
+"""The heading of a column, its noise, and the entries among which its own are found and compared."""
+
+
+def _grids(
+    spec: Spec, dataset: str, views: Iterable[tuple[str, str]], columns: Sequence[Column], ending: str = ""
+) -> list[dict[str, Any]]:
+    """Return a table for each view that was measured; ``ending`` completes its title."""
+    made = []
+    by_place = [{(one.noise, one.method): one for one in here if one.dataset == dataset} for _, _, here in columns]
+    for title, name in views:
+        rows, found = [], []
+        for row in spec.methods:
+            line = [places[noise, row.name] for places, (_, noise, _) in zip(by_place, columns, strict=True)]
+            cells = [
+                _cell(entry, name, _leads(entry, here, name), len(spec.seeds))
+                for entry, (_, _, here) in zip(line, columns, strict=True)
+            ]
+            rows.append({"name": row.name + (" *" if line[0].starred else ""), "cells": cells})
+            found += line
+        if all(getattr(entry, name) is None for entry in found):
+            continue
+        score = "mAP" if any(entry.score == "mAP" for entry in found) else "accuracy"
+        text = title.format(score=score, reference=spec.reference) + ending
+        made.append({"dataset": dataset, "title": text, "noises": [heading for heading, _, _ in columns], "rows": rows})
     return made
 
 
@@ -261,41 +230,20 @@ COMPARED = (VIEWS[0], VIEWS[2])
 
 
 def compare_budgets(spec: Spec, by_budget: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
-    """Return tables of the same methods under several budgets, with one column per noise and budget.
+    """Return tables of the same methods under several budgets ("60 s"), one column per noise and budget.
 
-    Parameters
-    ----------
-    spec
-        The common grid.
-    by_budget
-        Entries by the name of their budget: "equal epochs", "60 s". With a single budget there is nothing to compare.
+    With a single budget there is nothing to compare.
     """
     if len(by_budget) < 2:
         return []
     made = []
     for dataset in spec.datasets:
-        columns = [(noise.name, budget) for noise in spec.noises_of(dataset.name) for budget in by_budget]
-        here = {
-            (budget, entry.noise, entry.method): entry
+        columns = [
+            (f"{noise.name}, {budget}", noise.name, entries)
+            for noise in spec.noises_of(dataset.name)
             for budget, entries in by_budget.items()
-            for entry in entries
-            if entry.dataset == dataset.name
-        }
-        for title, name in COMPARED:
-            if all(getattr(entry, name) is None for entry in here.values()):
-                continue
-            rows = []
-            for row in spec.methods:
-                line = [here[budget, noise, row.name] for noise, budget in columns]
-                cells = [
-                    _cell(entry, name, _leads(entry, by_budget[budget], name), len(spec.seeds))
-                    for entry, (_, budget) in zip(line, columns, strict=True)
-                ]
-                rows.append({"name": row.name + (" *" if line[0].starred else ""), "cells": cells})
-            score = "mAP" if any(entry.score == "mAP" for entry in here.values()) else "accuracy"
-            text = f"{title.format(score=score)}: {' beside '.join(by_budget)}"
-            noises = [f"{noise}, {budget}" for noise, budget in columns]
-            made.append({"dataset": dataset.name, "title": text, "noises": noises, "rows": rows})
+        ]
+        made += _grids(spec, dataset.name, COMPARED, columns, f": {' beside '.join(by_budget)}")
     return made
 
 

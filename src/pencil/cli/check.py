@@ -1,7 +1,7 @@
 """``pencil check``: find everything that training would reject, without training."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +15,6 @@ from pencil.runs.layout import is_run
 from pencil.terminal import agreed, counted, duration
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pencil.data.check.duplicates import Groups
     from pencil.data.check.inspection import Inspection
     from pencil.data.check.overlap import Overlap
     from pencil.data.examples import Examples
@@ -120,8 +117,9 @@ def _findings(result: "CheckResult") -> Iterator[str]:
         what = " without a label, which are labelled at the end" if name == "unlabelled" else ""
         yield f"{name:<12}{counted(found.rows - len(found.unreadable), 'row')}{inputs}{what}"
         yield from _oddities(found, result.data[name])
-    if result.overlap is not None:
-        yield from _overlap(result.overlap)
+    lines = [] if result.overlap is None else list(_groups(result.overlap, result.overlap.member))
+    if lines:
+        yield from ("in more than one split", *lines)
 
 
 def _pixels(size: tuple[int, int]) -> str:
@@ -131,27 +129,18 @@ def _pixels(size: tuple[int, int]) -> str:
 def _oddities(found: "Inspection", examples: "Examples") -> Iterator[str]:
     """Problems of single rows: a count, and the first few by name."""
     from pencil.data.check.duplicates import MOST_ROWS
-    from pencil.data.check.inspection import label_of
-
-    def named(position: int) -> str:
-        return str(examples.keys[position])
-
-    def labelled(position: int) -> str:
-        return f"{examples.keys[position]} ({_words(label_of(examples, position))})"
 
     if examples.multilabel:
         yield from _several(found, examples)
     yield from _columns(found, examples)
     lines = [f"{fault.name}: {fault.reason}" for fault in found.unreadable[:FEW]]
     yield from _some(len(found.unreadable), "unreadable images", lines)
-    yield from _groups(found.duplicates, "groups of exact duplicates", named)
-    yield from _groups(found.conflicts, "groups of duplicates with different labels", labelled)
-    yield from _groups(found.near_duplicates, "groups of near-duplicates", named)
-    yield from _groups(found.near_conflicts, "groups of near-duplicates with different labels", labelled)
+    yield from _groups(found, lambda position: ("", examples, position))
     if found.near_rows == MOST_ROWS:
         yield f"            searched {found.near_rows:,} of the rows for near-duplicates"
-    yield from _some(len(found.blank), "nearly blank images", [named(position) for position in found.blank[:FEW]])
-    sizes = [f"{named(position)}: {_pixels(size)} pixels" for position, size in found.extreme_sizes[:FEW]]
+    keys = examples.keys
+    yield from _some(len(found.blank), "nearly blank images", [str(keys[position]) for position in found.blank[:FEW]])
+    sizes = [f"{keys[position]}: {_pixels(size)} pixels" for position, size in found.extreme_sizes[:FEW]]
     yield from _some(len(found.extreme_sizes), "images of extreme size or shape", sizes)
 
 
@@ -164,15 +153,14 @@ def _columns(found: "Inspection", examples: "Examples") -> Iterator[str]:
         unused = uses.unused
         for use in ("label", "clean label", "split"):
             if uses.of(use):
-                yield f"            {use}: {_first(list(uses.of(use)))}"
+                yield f"            {use}: {_first(uses.of(use))}"
         yield f"            key: {uses.named_by}"
         if uses.of("image"):
-            yield f"            images: {_first(list(uses.of('image')))}"
-    plural = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
-    for role in ROLES:
+            yield f"            images: {_first(uses.of('image'))}"
+    for role, plural in ROLES.items():
         names = [one.name for one in found.columns if one.role == role]
         if names:
-            yield f"            {plural[role]}: {_first(names)}"
+            yield f"            {plural}: {_first(names)}"
     missing = [f"{one.name} {one.missing:,}" for one in found.columns if one.missing]
     for what, names in (
         ("missing values", missing),
@@ -183,37 +171,27 @@ def _columns(found: "Inspection", examples: "Examples") -> Iterator[str]:
             yield f"            {what}: {_first(names)}"
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:MANY_COLUMNS]) + (
-        f" and {len(names) - MANY_COLUMNS:,} more" if len(names) > MANY_COLUMNS else ""
-    )
+def _first(names: Sequence[str], most: int = MANY_COLUMNS) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def _groups(groups: "Groups", what: str, describe: Callable[[int], str]) -> Iterator[str]:
-    yield from _some(len(groups), what, [_listed(group, describe) for group in islice(groups, FEW)])
-
-
-def _overlap(overlap: "Overlap") -> Iterator[str]:
-    """Rows that are in more than one split."""
+def _groups(found: "Inspection | Overlap", member: "Callable[[int], tuple[str, Examples, int]]") -> Iterator[str]:
+    """Groups of equal or nearly equal rows; ``member`` returns the split of a position, its examples and its row."""
     from pencil.data.check.inspection import label_of
 
-    def named(position: int) -> str:
-        split, examples, row = overlap.member(position)
-        return f"{examples.keys[row]} in {split}"
+    def named(position: int, with_label: bool) -> str:
+        split, examples, row = member(position)
+        where = f"{examples.keys[row]} in {split}" if split else str(examples.keys[row])
+        return f"{where} ({_words(label_of(examples, row))})" if with_label else where
 
-    def labelled(position: int) -> str:
-        split, examples, row = overlap.member(position)
-        return f"{examples.keys[row]} in {split} ({_words(label_of(examples, row))})"
-
-    lines = [
-        *_groups(overlap.duplicates, "groups of exact duplicates", named),
-        *_groups(overlap.conflicts, "groups of duplicates with different labels", labelled),
-        *_groups(overlap.near_duplicates, "groups of near-duplicates", named),
-        *_groups(overlap.near_conflicts, "groups of near-duplicates with different labels", labelled),
-    ]
-    if lines:
-        yield "in more than one split"
-        yield from lines
+    for groups, what, with_label in (
+        (found.duplicates, "groups of exact duplicates", False),
+        (found.conflicts, "groups of duplicates with different labels", True),
+        (found.near_duplicates, "groups of near-duplicates", False),
+        (found.near_conflicts, "groups of near-duplicates with different labels", True),
+    ):
+        lines = [_first([named(position, with_label) for position in group], FEW) for group in islice(groups, FEW)]
+        yield from _some(len(groups), what, lines)
 
 
 def _several(found: "Inspection", examples: "Examples") -> Iterator[str]:
@@ -243,10 +221,6 @@ def _some(count: int, what: str, lines: list[str]) -> Iterator[str]:
             yield f"              and {count - len(lines):,} more; --json lists them all"
 
 
-def _listed(group: "np.ndarray", describe: Callable[[int], str]) -> str:
-    return ", ".join(map(describe, group[:FEW])) + (f" and {len(group) - FEW:,} more" if len(group) > FEW else "")
-
-
 def _words(label: Any) -> str:
     if isinstance(label, dict):
         return ", ".join(f"{name} {prob:.2f}" for name, prob in label.items())
@@ -273,9 +247,8 @@ def _classes(result: "CheckResult") -> Iterator[Any]:
     yield shown
     rare = result.findings["train"].rare_classes
     if rare:
-        listed = ", ".join(f"{name} ({count})" for name, count in islice(rare.items(), MANY_CLASSES))
-        more = f" and {len(rare) - MANY_CLASSES:,} more" if len(rare) > MANY_CLASSES else ""
-        yield f"\nfewer than {RARE} training rows: {listed}{more}"
+        listed = _first([f"{name} ({count})" for name, count in rare.items()], MANY_CLASSES)
+        yield f"\nfewer than {RARE} training rows: {listed}"
 
 
 def _plan(recipe: "Recipe", result: "CheckResult") -> Iterator[str]:
@@ -302,6 +275,4 @@ def _ending(result: "CheckResult") -> Iterator[str]:
     """Whether the recipe is ready, and which Python files were not run."""
     for key, path in result.not_run.items():
         yield f"\nnot checked: the Python file {path} ({key}), which `pencil check` does not run"
-    yield (
-        "\neverything else is ready; read the file, then train with --trust" if result.not_run else ("\nready to train")
-    )
+    yield "\neverything else is ready; read the file, then train with --trust" if result.not_run else "\nready to train"

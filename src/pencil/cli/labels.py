@@ -198,14 +198,7 @@ def _mind_verdict(
 ) -> None:
     """Refuse to write labels of an unreliable run, or warn about them, unless a person has reviewed them.
 
-    Parameters
-    ----------
-    reader, chosen
-        The run, and the labels to write.
-    decisions
-        A person's decisions, merged into the labels; None without ``--reviewed``.
-    refuse
-        Whether a file is written.
+    ``decisions`` were merged into the labels; they are None without ``--reviewed``.
     """
     level, reasons = reader.verdict or ("reliable", [])
     if level == "reliable":

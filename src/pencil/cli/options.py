@@ -61,16 +61,7 @@ AsTrained = Annotated[
 def read_run(run: Path, *, as_trained: bool, finished: bool = True, named: bool = False) -> "RunReader":
     """Return the reader of a run; say on stderr whose labels it reads if an audit has decided them.
 
-    Parameters
-    ----------
-    run
-        The run directory.
-    as_trained
-        The option ``--as-trained``.
-    finished
-        Raise for a run that has not finished.
-    named
-        Name the run, because the command reads several.
+    Unless ``as_trained``, these are the decided labels. ``named`` names the run, because the command reads several.
     """
     from pencil.runs.directory import RunReader
 
@@ -96,19 +87,9 @@ def build_recipe(
 ) -> "Recipe":
     """Defaults < recipe < options < ``--set``. A method other than the recipe's uses its own defaults.
 
-    Python files named on the command line may be executed; files named by the recipe only with ``trust``. Otherwise
-    they are refused, or skipped with ``skip_refused``.
-
-    Parameters
-    ----------
-    what
-        A recipe, a dataset name, or data.
-    options
-        Values of recipe keys, such as ``{"model.name": "mlp"}``; None leaves a key unchanged.
-    method, epochs, budget, assignments
-        The command-line options of the same names.
-    trust, skip_refused
-        See above.
+    ``options`` are values of recipe keys, such as ``{"model.name": "mlp"}``; None leaves a key unchanged. Python
+    files named on the command line may be executed; files named by the recipe only with ``trust``. Otherwise they
+    are refused, or skipped with ``skip_refused``.
     """
     from pencil import recipe
 

@@ -63,15 +63,7 @@ def say(*parts: Any) -> None:
 
 
 def show_results(runs: "Sequence[tuple[Path | None, Summary]]", title: str | None = None) -> None:
-    """Print the results of runs: a table if there are several, and the full summary of the last one.
-
-    Parameters
-    ----------
-    runs
-        The directory, if there is one, and the summary of each run.
-    title
-        Title of the table.
-    """
+    """Print the results of runs: a table if there are several, and the full summary of the last one."""
     path, summary = runs[-1]
     if len(runs) > 1:
         say(_comparison([one for _, one in runs], title), "")

@@ -19,6 +19,12 @@ def skip_remedy(count: int = 2) -> str:
     return f"skip {agreed(count, 'it', 'them')} with {setting('data.bad_rows', 'skip')} when you check or train"
 
 
+def first_few(texts: Sequence[str]) -> str:
+    """Return the first of these texts, and the number of further ones."""
+    more = len(texts) - SHOWN
+    return "; ".join(texts[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
+
+
 class BadRow(NamedTuple):
     """A row that cannot be used: its number, and the reason."""
 
@@ -27,15 +33,7 @@ class BadRow(NamedTuple):
 
 
 class BadRows:
-    """Collects the bad rows of one source.
-
-    Parameters
-    ----------
-    where
-        Name of the source in messages.
-    numbers
-        The number of each row in messages; by default its position.
-    """
+    """Collects the bad rows of one source, named ``where`` in messages; ``numbers`` are its row numbers there."""
 
     def __init__(self, where: str, numbers: np.ndarray | None = None):
         self.where, self.numbers = where, numbers
@@ -49,17 +47,7 @@ class BadRows:
         self._reasons.setdefault(row, reason)
 
     def add_where(self, bad: np.ndarray, reason: Callable[[int], str], rows: np.ndarray | None = None) -> None:
-        """Add the rows marked by a mask.
-
-        Parameters
-        ----------
-        bad
-            True at the positions of bad rows.
-        reason
-            Returns the reason for a position.
-        rows
-            The row of each position; by default the position itself.
-        """
+        """Add the rows that a mask marks, with the reason for each place; ``rows`` are the rows of the places."""
         for place in np.flatnonzero(bad).tolist():
             self.add(place if rows is None else int(rows[place]), reason(place))
 
@@ -68,37 +56,14 @@ class BadRows:
         return [BadRow(row, self._reasons[row]) for row in sorted(self._reasons)]
 
     def refuse(self, keys: np.ndarray | None = None, *, total: int | None = None, remedy: str | None = None) -> None:
-        """Raise if there is a bad row.
-
-        Parameters
-        ----------
-        keys
-            The key of every row, shown beside its number.
-        total
-            Number of rows.
-        remedy
-            What to do if the rows cannot be fixed; by default, skip them.
-        """
+        """Raise if there is a bad row; the message shows keys, and skipping as the remedy unless there is another."""
         if self._reasons:
             remedy = skip_remedy(len(self)) if remedy is None else remedy
             rest = f", or {remedy}" if remedy else ""
             raise DataError(f"{self.describe(keys, total)}; fix {agreed(len(self), 'this row', 'these rows')}{rest}.")
 
     def settle(self, on_bad_rows: OnBadRows, keys: np.ndarray) -> np.ndarray | None:
-        """Raise, or warn about skipped rows, depending on ``on_bad_rows``.
-
-        Parameters
-        ----------
-        on_bad_rows
-            "error" or "skip".
-        keys
-            The key of every row.
-
-        Returns
-        -------
-        ndarray or None
-            The numbers of the other rows; None if no row is bad.
-        """
+        """Raise, or warn of skipped rows and return the numbers of the others; None if no row is bad."""
         if not self._reasons:
             return None
         if on_bad_rows == "error" or len(self._reasons) == len(keys):
@@ -108,20 +73,13 @@ class BadRows:
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
         """Return the number of bad rows, and the first of them with their reasons."""
-        count = len(self._reasons)
         of = "" if total is None else f" of {total:,}"
-        return f"{self.where} has {counted(count, 'bad row')}{of}: {self._listed(keys)}"
+        named = [f"{self._name(row, keys)}: {reason}" for row, reason in self.found()]
+        return f"{self.where} has {counted(len(self), 'bad row')}{of}: {first_few(named)}"
 
     def describe_skipped(self, keys: np.ndarray | None = None, total: int | None = None) -> str:
         """Return a warning that the bad rows are skipped."""
         return f"{self.describe(keys, total)}; {agreed(len(self), 'it is', 'they are')} skipped"
-
-    def _listed(self, keys: np.ndarray | None) -> str:
-        """Return the first bad rows with their reasons, and the number of further ones."""
-        found = self.found()
-        named = [f"{self._name(row, keys)}: {reason}" for row, reason in found[:SHOWN]]
-        more = len(found) - len(named)
-        return "; ".join(named) + (f"; and {more:,} more" if more else "")
 
     def numbered(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of some rows in messages."""

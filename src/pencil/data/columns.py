@@ -10,7 +10,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from pencil.data.given.given_labels import shorten
-from pencil.data.roles import Role
+from pencil.data.roles import ROLES, Role
 from pencil.errors import DataError, setting
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
@@ -76,12 +76,7 @@ class Columns(BaseModel):
     @property
     def roles(self) -> dict[Role, tuple[str, ...]]:
         """The listed columns to encode, by role."""
-        return {
-            "number": as_names(self.numbers),
-            "category": as_names(self.categories),
-            "text": as_names(self.text),
-            "vector": as_names(self.vectors),
-        }
+        return {role: as_names(getattr(self, key)) for role, key in ROLES.items()}
 
     @property
     def encoded(self) -> bool:
@@ -101,18 +96,9 @@ class Columns(BaseModel):
 
 @dataclass(frozen=True)
 class ColumnUses:
-    """The use of each column of a table.
+    """The use of each column of a table: "label", "key", "clean label", "split", "image" or a role; or why it has none.
 
-    Parameters
-    ----------
-    used
-        The columns in use: "label", "key", "clean label", "split", "image", or a role such as "text".
-    unused
-        The reasons why the other columns are not used.
-    columns
-        The role of each column, with the key decided.
-    named_by
-        A description of the keys of the rows.
+    ``columns`` has the key decided, which ``named_by`` describes.
     """
 
     used: Mapping[str, str]

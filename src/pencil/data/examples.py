@@ -201,23 +201,9 @@ class Splits:
 def hold_out(
     examples: Examples, fraction: float, seed: int, keys: np.ndarray | None = None
 ) -> tuple[Examples, Examples | None]:
-    """Hold out rows for validation; every class keeps at least one training row.
+    """Hold out a fraction of the rows for validation, or the rows with these keys; every class keeps a training row.
 
-    Parameters
-    ----------
-    examples
-        All rows except the test rows.
-    fraction
-        Fraction of the rows to hold out, from 0 (none) to below 1.
-    seed
-        Seed for drawing the rows.
-    keys
-        Keys of the rows to hold out, instead of drawing them.
-
-    Returns
-    -------
-    tuple
-        Training and validation rows. With fewer than ten rows, or one per class, there is no validation split (None).
+    With fewer than ten rows, or one per class, there is no validation split (None).
     """
     if keys is not None:
         chosen = torch.from_numpy(np.isin(examples.keys, keys))

@@ -15,17 +15,9 @@ REMEDY = "expected a name or number for each row; fill it in, or omit the keys t
 
 
 def as_keys(values: Any) -> np.ndarray:
-    """Return keys as one array of strings, without a Python object per row, so that worker processes share it.
+    """Return names or numbers as one array of strings, without a Python object per row: worker processes share it.
 
-    Parameters
-    ----------
-    values
-        Names or numbers, one for each row.
-
-    Raises
-    ------
-    DataError
-        If a key is missing (empty, None, NaN) or is neither a name nor a number; uniqueness is not checked.
+    A missing key (empty, None, NaN) is an error; uniqueness is not checked.
     """
     try:
         array = as_array_with_nan(values)

@@ -20,27 +20,10 @@ from pencil.terminal import agreed
 
 
 def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
-    """Pin the labels of ``reviews.jsonl`` in training and validation rows.
+    """Pin the labels of ``reviews.jsonl`` in training and validation rows; return also a digest of the labels.
 
-    Parameters
-    ----------
-    splits
-        The splits; they are not modified.
-    path
-        Decisions in the format of `pencil review`.
-    drawn
-        Whether validation rows were drawn from the training data. Another seed then draws other rows, so a key alone
-        identifies a row, and its newest decision counts; in a separate validation set the same key may be another row.
-
-    Returns
-    -------
-    tuple
-        The splits with pinned labels, and a digest of these labels.
-
-    Raises
-    ------
-    DataError
-        If none of the labels belongs to a row of this data.
+    If validation rows were ``drawn`` from the training data, another seed draws other rows, so a key alone
+    identifies a row, and its newest decision counts; in a separate validation set the same key may be another row.
     """
     decisions = chosen_labels(path)
     if not decisions:
@@ -59,14 +42,9 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
 
 
 def apply_pinned(label_probs: Tensor, examples: Examples) -> Tensor:
-    """Return label probabilities in which pinned rows have the reviewed labels.
+    """Return label probabilities (n, classes) in which pinned rows of the n examples have the reviewed labels.
 
-    Parameters
-    ----------
-    label_probs
-        Probabilities (n, classes) from a method or a network; they are not modified.
-    examples
-        The same n rows. A multi-label entry without a decision keeps its probability.
+    A multi-label entry without a decision keeps its probability.
     """
     if examples.pinned is None:
         return label_probs

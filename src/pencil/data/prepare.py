@@ -26,7 +26,6 @@ from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
 from pencil.data.pinned import pin
-from pencil.data.roles import Roles
 from pencil.data.settings import DataSettings
 from pencil.data.unlabelled import with_reviewed
 from pencil.errors import DataError, setting
@@ -35,21 +34,7 @@ from pencil.seeding import derive_seed, generator
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The splits of a run and the values derived for them.
-
-    Parameters
-    ----------
-    splits
-        Training, validation and test examples as a network sees them.
-    settings
-        The settings with all derived values filled in.
-    noise_rate
-        The measured rate of the injected noise; None if there is none.
-    pinned_digest
-        A digest of the reviewed labels; None if there are none.
-    encoder
-        The encoder of the rows of a table; None for other inputs.
-    """
+    """The splits as a network sees them, the settings with all derived values filled in, and what was derived."""
 
     splits: Splits
     settings: DataSettings
@@ -140,7 +125,7 @@ def prepare(
         columns = columns.model_copy(update={"numbering": "lines"})
     resolved["columns"] = columns
     if train.inputs.records is not None:
-        resolved["columns"] = columns.model_copy(update=named_columns(train.inputs.records.roles))
+        resolved["columns"] = columns.model_copy(update=train.inputs.records.roles.by_key())
         if Path(settings.text_model).expanduser().is_dir():
             resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)
@@ -149,16 +134,8 @@ def prepare(
 def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
     """Return the splits with vectors instead of the rows of a table, and the encoder; other splits are unchanged.
 
-    Splits of the same table share the vectors, in table order.
-
-    Parameters
-    ----------
-    splits
-        Training, validation and test rows.
-    text_model
-        The model that encodes text.
-    encoder
-        A fitted encoder; by default it is fitted on the training rows.
+    The encoder is fitted on the training rows unless it is passed. Splits of the same table share the vectors, in
+    table order.
     """
     records = splits.train.inputs.records
     if records is None:
@@ -186,16 +163,6 @@ def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = 
             f"with the columns {shorten(encoder.columns, 12)}."
         )
     return encoder.encode(inputs.records, rows)
-
-
-def named_columns(roles: Roles) -> dict[str, tuple[str, ...] | None]:
-    """Return the keys of ``data.columns`` that set these roles."""
-    return {
-        "numbers": roles.of("number"),
-        "categories": roles.of("category"),
-        "text": roles.of("text"),
-        "vectors": roles.of("vector"),
-    }
 
 
 def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 0) -> float:
@@ -313,16 +280,12 @@ def _normalization(settings: DataSettings, train: Examples, seed: int) -> Normal
     """Return the normalisation as set, or measured on the training rows; None for a user's own dataset."""
     if isinstance(settings.normalize, Normalization) or settings.normalize == "imagenet":
         return IMAGENET if settings.normalize == "imagenet" else settings.normalize
-    if settings.normalize == "none":
-        return _unscaled(train.inputs)
-    return train.inputs.measure(train.rows, seed)
-
-
-def _unscaled(inputs: Inputs) -> Normalization | None:
-    """Return the normalisation that scales bytes to the range 0 to 1; None for floats."""
-    if inputs.dtype != torch.uint8 or inputs.channels is None:
+    channels = train.inputs.channels
+    if settings.normalize != "none":
+        return train.inputs.measure(train.rows, seed)
+    if train.inputs.dtype != torch.uint8 or channels is None:
         return None
-    return Normalization((0.0,) * inputs.channels, (1.0,) * inputs.channels)
+    return Normalization((0.0,) * channels, (1.0,) * channels)  # scales bytes to the range 0 to 1
 
 
 def _with_normalization(splits: Splits, normalization: Normalization | None) -> Splits:
@@ -339,22 +302,7 @@ def _with_normalization(splits: Splits, normalization: Normalization | None) -> 
 
 
 def prepare_inputs(inputs: Inputs, settings: DataSettings, encoder: Encoder | None = None) -> Inputs:
-    """Prepare new inputs like the inputs of a finished run.
-
-    Parameters
-    ----------
-    inputs
-        The inputs as read.
-    settings
-        The resolved settings of the run's recipe.
-    encoder
-        The encoder of a run that was trained on table columns. Vectors count as already encoded.
-
-    Raises
-    ------
-    DataError
-        If encoded images are passed to a network that was trained on arrays, or are smaller than its crop.
-    """
+    """Prepare new inputs like the inputs of a finished run with these resolved settings; vectors count as encoded."""
     if encoder is not None and (inputs.records is not None or inputs.resizable):
         inputs = encode_inputs(inputs, encoder)
     if inputs.resizable and not isinstance(settings.resize, tuple):

@@ -32,15 +32,8 @@ from pencil.terminal import agreed, counted
 class FileFormat:
     """A file format that data is read from. A new one is a module with a reader, and a line in ``FILE_FORMATS``.
 
-    Parameters
-    ----------
-    name
-        Name in messages.
-    suffixes
-        The file suffixes, in lower case.
-    read
-        ``read(path, settings)`` returns labelled :class:`~pencil.data.rows.Rows`; ``read(path, settings, new=True)``
-        returns new inputs for a trained network, without labels.
+    ``read(path, settings)`` returns labelled :class:`~pencil.data.rows.Rows`; ``read(path, settings, new=True)``
+    returns new inputs for a trained network, without labels. Suffixes are in lower case.
     """
 
     name: str
@@ -69,17 +62,7 @@ def _format_of(path: Path) -> FileFormat | None:
 def load(settings: DataSettings, *, local: bool = False) -> Splits:
     """Load the splits of the ``[data]`` part of a recipe; nothing is selected, corrupted or resized yet.
 
-    Parameters
-    ----------
-    settings
-        ``source`` and ``test``, and how to read them.
-    local
-        Read only what is already on this machine: the network is not used and no folders are created.
-
-    Raises
-    ------
-    DataError
-        If a source does not exist or cannot be read.
+    If ``local``, only what is already on this machine is read: the network is not used and no folders are created.
     """
     if settings.source == FROM_PYTHON:
         raise DataError(
@@ -123,19 +106,7 @@ def read_like(
 def read_source(
     source: str, settings: DataSettings, classes: Sequence[str] | None = None, *, local: bool = False
 ) -> Splits:
-    """Read one source with the columns, classes and options of these settings; unlabelled rows are separated.
-
-    Parameters
-    ----------
-    source
-        The name of a dataset, a folder, a file, or ``hf/NAME``.
-    settings
-        How to read it.
-    classes
-        Class names in order; by default from the settings.
-    local
-        Read only what is already on this machine, as in :func:`load`.
-    """
+    """Read one source with the columns, classes and options of these settings; unlabelled rows are separated."""
     if classes is not None:
         settings = settings.model_copy(update={"classes": tuple(classes)})
     if source in DATASETS:
@@ -214,20 +185,10 @@ def _named(name: str, settings: DataSettings, local: bool) -> Splits:
 
 
 def read_inputs(paths: Sequence[Path], settings: DataSettings) -> tuple[Inputs, Sequence[str]]:
-    """Read new inputs without labels.
+    """Read new inputs without labels, and their keys.
 
-    Parameters
-    ----------
-    paths
-        One folder of images at any depth, image, table, npz or npy file; or several images and folders, whose paths are
-        then the keys, each image once.
-    settings
-        The roles of table columns.
-
-    Returns
-    -------
-    tuple
-        The inputs and their keys.
+    ``paths`` are one folder of images at any depth, image, table, npz or npy file; or several images and folders,
+    whose paths are then the keys, each image once.
     """
     for path in paths:
         as_path(path)

@@ -14,7 +14,8 @@ from pencil.data.inputs.images import SUFFIXES
 from pencil.errors import DataError, setting
 
 Role = Literal["number", "category", "text", "vector"]
-ROLES: tuple[Role, ...] = ("number", "category", "text", "vector")
+ROLES: dict[Role, str] = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
+"""The roles of columns to encode, and the keys of ``data.columns`` that list them."""
 TEXT_COLUMNS = (
     "text", "title", "subject", "sentence", "sentence1", "sentence2", "premise", "hypothesis", "question", "answer",
     "review", "comment", "body", "description", "summary", "abstract", "content", "message", "tweet", "post",
@@ -55,10 +56,13 @@ class Roles:
         """Return the columns with this role."""
         return tuple(name for name, one in self.used.items() if one == role)
 
+    def by_key(self) -> dict[str, tuple[str, ...]]:
+        """Return the columns as the keys of ``data.columns`` list them."""
+        return {key: self.of(role) for role, key in ROLES.items()}
+
     def describe(self) -> str:
         """Return one line that lists the role of each column."""
-        words = {"number": "numbers", "category": "categories", "text": "text", "vector": "vectors"}
-        taken = [f"{words[role]}: {shorten(self.of(role), 8)}" for role in ROLES if self.of(role)]
+        taken = [f"{key}: {shorten(names, 8)}" for key, names in self.by_key().items() if names]
         left = [f"{name} ({reason})" for name, reason in self.unused.items()]
         return "; ".join([*taken, *([f"not used: {shorten(left, 8)}"] if left else [])])
 
@@ -66,25 +70,9 @@ class Roles:
 def find_roles(
     where: Path | str, table: pa.Table, named: Mapping[Role, Sequence[str]], taken: Sequence[str], *, closed: bool
 ) -> Roles:
-    """Decide the role of each column.
+    """Decide the role of each column: ``named`` by the user, or by name, type and values unless the list is ``closed``.
 
-    Parameters
-    ----------
-    where
-        Name of the table in messages.
-    table
-        The table.
-    named
-        Columns whose role the user has set.
-    taken
-        Columns with another role: labels, keys, splits, or columns to ignore.
-    closed
-        Whether only listed columns are used; otherwise the others are classified by name, type and values.
-
-    Raises
-    ------
-    DataError
-        If a column is listed twice, or no column can be used; the message says what was seen.
+    ``taken`` are columns with another role: labels, keys, splits, or columns to ignore.
     """
     roles = _named_roles(named, taken)
     used, unused = dict[str, Role](), dict[str, str]()

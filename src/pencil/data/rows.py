@@ -1,7 +1,7 @@
 """The waist of the data: every source returns :class:`Rows`, and :func:`to_splits` makes labelled examples of them."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from pencil.data.given.from_columns import LabelCells, read_cells
 from pencil.data.given.given_labels import error_context
 from pencil.data.inputs.base import Inputs
 from pencil.data.keys import refuse_repeated_keys
-from pencil.errors import DataError
+from pencil.errors import DataError, explained
 
 SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
@@ -69,20 +69,7 @@ class Rows:
 
 
 def to_splits(rows: Rows, on_bad_rows: OnBadRows = "error") -> Splits:
-    """Return the splits of some rows: labels become classes here, whatever the source.
-
-    Parameters
-    ----------
-    rows
-        Labelled rows. The first label of a row that cannot be used makes it a bad row.
-    on_bad_rows
-        Whether bad rows are an "error" or are skipped ("skip").
-
-    Raises
-    ------
-    DataError
-        If labels or keys are not as expected, or a row is bad.
-    """
+    """Return the splits of labelled rows: labels become classes here, whatever the source."""
     splits = _to_splits(rows, on_bad_rows)
     found = {}
     for name, part in rows.others.items():
@@ -113,13 +100,10 @@ def _to_splits(rows: Rows, on_bad_rows: OnBadRows) -> Splits:
     return Splits(**{name: every.subset(part) for name, part in parts.items() if len(part)})
 
 
-@contextmanager
-def arrow_errors(where: str) -> Iterator[None]:
+def arrow_errors(where: str) -> AbstractContextManager[None]:
     """Convert the error of a cast that a damaged or wrongly encoded column does not allow into a :class:`DataError`."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise DataError(
-            f"cannot read {where}: {str(error).splitlines()[0]}; expected labels, keys and splits as text or "
-            "numbers, labels also as lists, and text in UTF-8; convert the columns, or set others with data.columns."
-        ) from error
+    advice = (
+        "expected labels, keys and splits as text or numbers, labels also as lists, and text in UTF-8; convert the "
+        "columns, or set others with data.columns"
+    )
+    return explained(DataError, f"cannot read {where}", advice, pa.ArrowException)

@@ -18,13 +18,8 @@ from pencil.terminal import agreed
 def set_apart(splits: Splits) -> Splits:
     """Return the splits with the unlabelled rows separated.
 
-    Unlabelled training rows become ``unlabelled``. Unlabelled validation and test rows are ignored, and counted in a
-    warning, because nothing can be measured on them.
-
-    Raises
-    ------
-    DataError
-        If no training row has a label.
+    Unlabelled training rows become ``unlabelled``. Unlabelled validation and test rows are ignored, and counted in
+    a warning, because nothing can be measured on them.
     """
     validation, test = _labelled(splits.validation, "validation"), _labelled(splits.test, "test")
     splits = replace(splits, validation=validation, test=test)
@@ -53,15 +48,7 @@ def _labelled(examples: Examples | None, split: str) -> Examples | None:
 
 
 def with_reviewed(splits: Splits, path: Path) -> Splits:
-    """Return the splits with unlabelled rows that a person has labelled moved to training.
-
-    Parameters
-    ----------
-    splits
-        The loaded splits; they are not modified.
-    path
-        Decisions in the format of `pencil review`.
-    """
+    """Return the splits with unlabelled rows that were labelled in `pencil review` moved to training."""
     rows = splits.unlabelled
     if rows is None:
         return splits

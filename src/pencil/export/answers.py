@@ -17,24 +17,11 @@ Rows = Mapping[str, Sequence[Where]]
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer about a row in a file.
+    """An answer about a row, at a position in the file such as ``task 3``; if ``split`` is None, ``key`` is an image.
 
-    Attributes
-    ----------
-    position : str
-        Its position in the file, such as ``task 3``.
-    key : str
-        The key of the row; if ``split`` is None, the name of its image.
-    split : str or None
-        The split of the row.
-    classes : tuple of str or None
-        The classes that the person chose; None if the row was skipped.
-    time : str
-        Time of the answer, if the file contains it.
-    seen : bool
-        Whether the file marks it as made by a person; otherwise it counts only if it differs from the exported label.
-    kind : str
-        ``accept`` or ``reject``, if the person chose that instead of a class.
+    ``classes`` are the person's, None if the row was skipped; ``kind`` is ``accept`` or ``reject``, if the person chose
+    that instead of a class. An answer that the file does not mark as made by a person (``seen``) counts only if it
+    differs from the exported label.
     """
 
     position: str
@@ -88,29 +75,8 @@ def import_answers(
 
     The newest decision about a row counts: an answer older than the current decision is ignored. An answer that was
     already imported is not added again, unless the file says that it is newer than the last decision about the row.
-
-    Parameters
-    ----------
-    run : Path
-        The run directory.
-    source : Path
-        The file, for messages.
-    answers : iterable of Answer
-        Its answers; the last of several answers about a row counts.
-    labels : LabelTable
-        The labels of the run.
-    complete : bool
-        Whether possibly untouched answers count too.
-    names : callable
-        Returns the rows of each image name; called if an answer names an image.
-    written : str
-        When the file was written, if known; answers without a time are assumed to be earlier.
-
-    Raises
-    ------
-    RunError
-        If an answer names an unknown row or class, or an image shared by several rows; the message names the file and
-        the position.
+    Possibly untouched answers count only if the file is ``complete``. ``names`` returns the rows of each image
+    name; ``written`` is when the file was written, and answers without a time are assumed to be earlier.
     """
     made: dict[Where, tuple[Answer, Decision]] = {}
     answers = list(answers)

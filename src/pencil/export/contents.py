@@ -29,18 +29,9 @@ LONGEST_NAME = 200
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """The content of a row: an image file, the pixels of an image without a file, or text.
+    """The content of a row: an image file, the pixels (uint8) of an image without a file, or the text of its cells.
 
-    Attributes
-    ----------
-    name : str
-        The path of the image relative to the folder of all images, with slashes; empty for text.
-    file : Path or None
-        The file of the image.
-    pixels : numpy.ndarray or None
-        uint8, (height, width) or (height, width, 3).
-    text : str
-        The cells of the row, one per line; the text itself if there is only one cell.
+    ``name`` is the path of the image relative to the folder of all images, with slashes; empty for text.
     """
 
     name: str = ""
@@ -94,18 +85,7 @@ class Row:
 
 
 class Contents:
-    """The data that a run was trained on, by key and split. Loading it imports torch.
-
-    Parameters
-    ----------
-    settings : DataSettings
-        The data section of the run's recipe.
-
-    Raises
-    ------
-    RunError
-        If the data was passed as Python objects, which a run directory does not contain.
-    """
+    """The data that a run was trained on, by key and split. Loading it imports torch."""
 
     def __init__(self, settings: DataSettings):
         if settings.source == FROM_PYTHON:

@@ -64,13 +64,7 @@ class _WithoutDocumentType(TreeBuilder):
 
 
 def read_cvat(source: Path, content: bytes) -> Iterator[Answer]:
-    """Yield the tags of every image of an XML file; tags that a person made according to CVAT are ``seen``.
-
-    Raises
-    ------
-    RunError
-        If this is not XML for images of CVAT.
-    """
+    """Yield the tags of every image of an XML file; tags that a person made according to CVAT are ``seen``."""
     try:
         top = fromstring(content, XMLParser(target=_WithoutDocumentType()))
     except (ParseError, ValueError, LookupError, TypeError) as error:  # the others: invalid encodings

@@ -132,13 +132,7 @@ def _field(
 
 
 def read_fiftyone(source: Path, tree: Mapping[str, Any]) -> Iterator[Answer]:
-    """Yield the answers of ``samples.json``: the field ``reviewed``, else a tag ``accept`` or ``reject``.
-
-    Raises
-    ------
-    RunError
-        If a sample was not exported by `save_fiftyone`.
-    """
+    """Yield the answers of ``samples.json``: the field ``reviewed``, else a tag ``accept`` or ``reject``."""
     for position, sample in numbered(source, "sample", tree["samples"]):
         tags = sample.get("tags") or []
         if not isinstance(tags, list):

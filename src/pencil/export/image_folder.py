@@ -38,19 +38,9 @@ Way = Literal["hard link", "copy", "symbolic link"]
 def sort_images(labels: LabelTable, settings: DataSettings, out: Path, *, way: Way = "hard link") -> SortedImages:
     """Put the image of each row into ``out/CLASS/NAME``; an image with several classes goes to each folder.
 
-    A folder of hard links or copies can be trained on like any folder. Symbolic links point outside the folder, which
-    training refuses unless ``data.root`` names a folder that contains both.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The rows to sort, by corrected class.
-    settings : DataSettings
-        The data section of the run's recipe, which names the images.
-    out : Path
-        A folder that does not exist yet, outside the data.
-    way : str
-        "hard link", "copy" or "symbolic link".
+    ``out`` does not exist yet, and is outside the data. A folder of hard links or copies can be trained on like any
+    folder. Symbolic links point outside the folder, which training refuses unless ``data.root`` names a folder that
+    contains both.
     """
     files = _files(settings)
     _refuse_inside(settings, out)

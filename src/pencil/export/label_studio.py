@@ -80,11 +80,6 @@ def read_label_studio(source: Path, tasks: Iterable[Any]) -> Iterator[Answer]:
     """Yield the answers of a JSON export, full or minimal; within a task the oldest first, ground truth last.
 
     A task without an annotation has no answer, and a cancelled annotation is a skip.
-
-    Raises
-    ------
-    RunError
-        If a task was not exported by `save_label_studio`.
     """
     for position, task in numbered(source, "task", tasks):
         if "data" in task:

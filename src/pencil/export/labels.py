@@ -82,15 +82,7 @@ def select_labels(
 
 
 def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
-    """Return how many labels that the run changed or filled in have not been reviewed.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        Labels of a run, with a person's decisions merged.
-    looked_at : iterable of (str, str)
-        Key and split of the rows with a decision, including rows where the person could not tell.
-    """
+    """Return how many labels that the run changed or filled in have not been looked at, even if nothing was decided."""
     proposed = labels.changed | labels.is_unlabelled | numbers(labels["given"].is_null())
     proposed[list(labels.find_rows(looked_at).values())] = False
     return int(proposed.sum())

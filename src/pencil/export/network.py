@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.read import read_source
 from pencil.errors import ModelError, PencilError, RunError
 from pencil.files import atomic_write, sync_file
-from pencil.models.probe import FAULTS
+from pencil.models.probe import FAULTS, first_line
 from pencil.runs.run import Run
 
 ENDINGS = {"torch-export": ".pt2", "onnx": ".onnx", "safetensors": ".safetensors"}
@@ -225,7 +225,7 @@ def _graph(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(module, (example,), dynamic_shapes=({0: batch},), strict=False)
     except FAULTS as error:
-        raise ModelError(f"torch.export cannot trace this network: {_first_line(error)}") from error
+        raise ModelError(f"torch.export cannot trace this network: {first_line(error)}") from error
 
 
 def _write_torch_export(module: nn.Module, example: Tensor, path: Path, metadata: dict[str, Any]) -> Forward:
@@ -247,7 +247,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path, metadata: dict[s
             program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False, external_data=False
         )
     except (torch.onnx.OnnxExporterError, *FAULTS) as error:
-        raise ModelError(f"torch.onnx cannot convert this network: {_first_line(error)}") from error
+        raise ModelError(f"torch.onnx cannot convert this network: {first_line(error)}") from error
     finally:
         chatter.setLevel(level)
     assert converted is not None
@@ -284,8 +284,3 @@ _WRITERS: dict[str, Callable[[nn.Module, Tensor, Path, dict[str, Any]], Forward]
     "onnx": _write_onnx,
     "safetensors": _write_safetensors,
 }
-
-
-def _first_line(error: Exception) -> str:
-    lines: Sequence[str] = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -39,24 +39,8 @@ def save_repaired(labels: LabelTable, settings: DataSettings, out: Path) -> Repa
     """Write the training table of a run to a new file, with changed labels replaced.
 
     CSV and TSV keep every other byte: encoding, byte order mark, delimiter, quotes, line ends, decimal sign, order.
-    Parquet keeps schema, metadata, row groups and compression. Classes keep the spelling of the table. A row without a
-    label stays unlabelled unless a person has decided about it.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The labels to write; other rows of the table are unchanged.
-    settings : DataSettings
-        The data section of the run's recipe, which names the table.
-    out : Path
-        A new file, with the suffix of the table.
-
-    Raises
-    ------
-    RunError
-        If labels are not stored in single cells, or were corrupted by injected noise.
-    DataError
-        If the table is not the training table.
+    Parquet keeps schema, metadata, row groups and compression. Classes keep the spelling of the table. A row
+    without a label stays unlabelled unless a person has decided about it.
     """
     table = TrainedTable.open(settings, REMEDY)
     if out.suffix.lower() != table.path.suffix.lower():

@@ -21,30 +21,10 @@ Change = Callable[[int, Sequence[str]], Sequence[str | None]]
 def rewrite_cells(
     path: Path, dialect: Dialect, columns: Sequence[int], width: int, change: Change, target: BinaryIO
 ) -> None:
-    """Write a table to a stream with some cells replaced; every other byte is unchanged.
+    """Write a table of ``width`` columns to a stream with cells of these columns changed, and no other byte.
 
-    A quoted cell stays quoted; others are quoted if necessary. Lines with too many or too few cells are copied; like
-    the table reader, this function counts them but not empty lines.
-
-    Parameters
-    ----------
-    path
-        The file.
-    dialect
-        Its dialect.
-    columns
-        The positions of the columns that may change, in order.
-    width
-        The number of columns.
-    change
-        Returns the new values of these cells of a row.
-    target
-        Where to write.
-
-    Raises
-    ------
-    DataError
-        If a quote is never closed, or a value cannot be written in the encoding of the file.
+    A quoted cell stays quoted; others are quoted if necessary. Lines with too many or too few cells are copied;
+    like the table reader, this function counts them but not empty lines.
     """
     rows = _Rows(dialect.delimiter, columns, width)
     quoted = partial(_as_cell, delimiter=dialect.delimiter)

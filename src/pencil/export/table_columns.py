@@ -19,19 +19,10 @@ def with_columns(
 ) -> pa.RecordBatchReader:
     """Return every column of the table unchanged, followed by the labels; the table is read in batches.
 
-    Lines of a CSV file with too many or too few cells are skipped, with a warning that counts them.
-
-    Parameters
-    ----------
-    labels : LabelTable
-        The labels to export.
-    table : TrainedTable
-        The table of the run. Cells of a CSV file are copied as text.
-    keep_order : bool
-        Keep the order of the labels, which holds the chosen rows in memory; otherwise keep the order of the table.
-    all_rows : bool
-        Also return rows of the table without labels, with nulls for the labels; with ``keep_order`` they come last, in
-        table order.
+    Cells of a CSV file are copied as text; lines with too many or too few cells are skipped, with a warning that
+    counts them. ``keep_order`` keeps the order of the labels, not of the table, and holds the chosen rows in
+    memory. ``all_rows`` also returns rows without labels, with nulls; with ``keep_order`` they come last, in table
+    order.
     """
     schema = pa.schema([*_renamed(table.schema, labels.schema), *labels.schema], labels.schema.metadata)
     pieces = _joined(labels, table, schema, all_rows)

@@ -1,7 +1,7 @@
 """The training table of a run, read in batches, with its rows matched to the labels of the run."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -15,7 +15,7 @@ from pencil.data.sources.delimited import SUFFIXES as TEXT_SUFFIXES
 from pencil.data.sources.delimited import Dialect, Numbered, find_dialect, read_names, read_pieces
 from pencil.data.sources.table import SUFFIXES, row_keys
 from pencil.data.sources.table_files import first_number
-from pencil.errors import DataError, RunError
+from pencil.errors import DataError, RunError, explained
 from pencil.export.labels import has_bytes
 from pencil.runs.label_table import LabelTable
 
@@ -78,13 +78,7 @@ class TrainedTable:
         return first_number(self.path, self.settings.columns)
 
     def placed(self, labels: LabelTable, remedy: str) -> Iterator[Placed]:
-        """Yield all rows with the positions of their labels; cells of a CSV file are text.
-
-        Raises
-        ------
-        DataError
-            If the key or image column is not in the table, or, at the end, if a label belongs to a row that is not.
-        """
+        """Yield all rows with the positions of their labels; cells of a CSV file are text."""
         columns = self.settings.columns
         self.require((name for name in (columns.key, columns.path, columns.image) if name is not None), remedy)
         root = self.path.parent if self.settings.root is None else self.settings.root.expanduser()
@@ -111,10 +105,6 @@ class TrainedTable:
                 first += batch.num_rows
 
 
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> AbstractContextManager[None]:
     """Convert Arrow errors to an error that names the table."""
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; expected the training table.") from error
+    return explained(DataError, f"cannot read {path}", "expected the training table", pa.ArrowException)

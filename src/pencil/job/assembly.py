@@ -90,12 +90,7 @@ class Job:
     def trainer(self, observers: tuple[Observer, ...] = (), passed: float = 0.0, **options: Any) -> Trainer:
         """Return the trainer of this job; with a frozen backbone it trains the head on :attr:`features`.
 
-        Parameters
-        ----------
-        observers, options
-            Arguments of :class:`pencil.training.Trainer`.
-        passed
-            Elapsed seconds of a time budget.
+        ``passed`` are the elapsed seconds of a time budget.
         """
         training = self.recipe.training
         if training.minutes is not None:
@@ -136,18 +131,8 @@ def assemble(
 ) -> Job:
     """Prepare the data, build network and method, and fill in all derived settings of the recipe.
 
-    Parameters
-    ----------
-    chosen, loaded
-        The recipe, and its data as loaded.
-    model, method
-        Objects that replace the recipe's model and method.
-    held_out
-        Keys of the held-out rows; sampled by default.
-    encoder
-        The encoder of a resumed run; fitted by default.
-    cache
-        Where decoded images are cached; by default determined by the recipe and the network.
+    A resumed run passes the keys of its held-out rows and its encoder. ``cache`` is where decoded images are
+    cached; by default the recipe and the network determine it.
     """
     if chosen.training.minutes is not None and chosen.model.finetune_epochs:
         raise RecipeError(

@@ -22,15 +22,7 @@ BATCH_SIZE = 32
 
 
 def finetuning_trainer(job: Job, outcome: Outcome, observers: tuple[Any, ...], **options: Any) -> Trainer:
-    """Return a trainer that fine-tunes the whole network on the label distributions of a finished head.
-
-    Parameters
-    ----------
-    job, outcome
-        The job and the outcome of the head.
-    observers, options
-        Arguments of :class:`pencil.training.Trainer`.
-    """
+    """Return a trainer that fine-tunes the whole network on the label distributions of a finished head."""
     network, _ = job.whole_network(outcome)
     if not isinstance(network, FrozenNetwork):
         raise ModelError("there is no frozen backbone to fine-tune; remove model.finetune_epochs.")

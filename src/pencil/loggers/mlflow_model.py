@@ -23,17 +23,9 @@ LOADER = "pencil.loggers.mlflow_model"
 def log_model(run: Run, client: Any, run_id: str) -> None:
     """Log the network as the model ``model`` of an MLflow run.
 
-    A network that was passed as a Python object or comes from a user's file cannot be rebuilt by name: it is skipped
-    with a warning.
-
-    Parameters
-    ----------
-    run : Run
-        The finished run, with its directory.
-    client : MlflowClient
-        The client of the MLflow run. The functions of ``mlflow`` itself would change the tracking URI of the process.
-    run_id : str
-        The MLflow run.
+    A network that was passed as a Python object or comes from a user's file cannot be rebuilt by name: it is
+    skipped with a warning. The functions of ``mlflow`` itself would change the tracking URI of the process, so the
+    client is used.
     """
     assert run.path is not None
     name = run.recipe.model.name

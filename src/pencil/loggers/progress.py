@@ -63,14 +63,8 @@ def line_of(task: Task, width: int) -> tuple[str, int, str]:
 def fit_line(width: int, kept: Sequence[str], more: Sequence[str]) -> tuple[str, int, str]:
     """Return the text before the bar, the length of the bar (0 for none) and the text after it, all within ``width``.
 
-    Parameters
-    ----------
-    width
-        Columns of the terminal; the layout is made for 80.
-    kept
-        The text before the bar, and the texts that are always shown after it; empty ones are dropped.
-    more
-        Further texts, added one by one while the bar keeps half of its maximum length.
+    The first of ``kept`` is the text before the bar; the others are always shown after it. Texts of ``more`` are
+    added one by one while the bar keeps half of its maximum length.
     """
     before, *after = [text for text in kept if text]
     room = width - len(before) - 3  # a space on each side of the bar, and one free column
@@ -94,17 +88,7 @@ def clock(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """The progress of a run.
-
-    Attributes
-    ----------
-    stage : str
-        What is running: an epoch and its phase, or a step before training.
-    done, total : int, int or None
-        Finished and total steps of this stage; None if unknown.
-    score, more : str, tuple of str
-        The numbers of the last epoch: the most important one, and the others.
-    """
+    """The progress of a run: an epoch and its phase, or a step before training; its steps, and the last numbers."""
 
     stage: str = "starting"
     done: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from pencil.errors import RecipeError, RunError
+from pencil.errors import RecipeError, RunError, reason_of
 from pencil.files import read_json, refuse_links, write_json
 from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
@@ -51,15 +51,7 @@ class Tracker(Protocol):
 
 
 def refuse_missing(names: Sequence[str], out: Path | str | None) -> None:
-    """Raise for trackers whose package is not installed, and for any tracker of a run without a directory.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The trackers that ``training.log`` names.
-    out : Path, str or None
-        The run directory.
-    """
+    """Raise for trackers whose package is not installed, and for any tracker of a run without a directory."""
     for name in names:
         missing = [package for package in NEEDED[name] if importlib.util.find_spec(package) is None]
         if missing:
@@ -210,8 +202,8 @@ class Note:
             if not isinstance(known.get("epoch"), int):
                 raise ValueError("it has no epoch number")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RunError(f"{self.path}: {reason}; remove the file to log to a new run of the tracker.") from error
+            what = f"{self.path}: {reason_of(error)}"
+            raise RunError(f"{what}; remove the file to log to a new run of the tracker.") from error
         return known
 
     def write(self, run: str, epoch: int) -> None:

@@ -78,15 +78,8 @@ class MixMatchLosses(NamedTuple):
 def mixmatch_losses(logits: Tensor, targets: Tensor, labelled: Tensor, mixing: Mixing) -> MixMatchLosses:
     """Return the losses of mixed rows: L_X, L_U and L_reg of section 3.2.
 
-    Parameters
-    ----------
-    logits
-        Logits of mixed inputs.
-    targets, labelled
-        Refined or guessed labels of the rows before mixing, and which rows are labelled. A mixed row belongs to the set
-        of the row with the larger weight.
-    mixing
-        How the inputs were mixed; targets are mixed in the same way.
+    ``targets`` are refined or guessed labels of the rows before mixing, and are mixed like the inputs; a mixed row
+    belongs to the set, ``labelled`` or not, of the row with the larger weight.
     """
     log_f, mixed = log_probs(logits), mixing(targets)
     row_losses = -(mixed * log_f).sum(dim=1)

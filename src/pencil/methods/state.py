@@ -20,13 +20,8 @@ def state_tree(state: Any) -> Any:
 def load_state(state: Any, tree: Any) -> Any:
     """Return a state of the same type as ``state`` with the values of a tree from :func:`state_tree`.
 
-    Tensors move to the device of the tensors they replace. Tensors of a deque, which may still be empty, move to the
-    device of the other tensors; a deque keeps its maximum length.
-
-    Raises
-    ------
-    RunError
-        If the tree comes from another version of pencil, whose state had other fields.
+    Tensors move to the device of the tensors they replace. Tensors of a deque, which may still be empty, move to
+    the device of the other tensors; a deque keeps its maximum length.
     """
     if not is_dataclass(state):
         return tree

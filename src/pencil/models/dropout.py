@@ -29,15 +29,11 @@ class AddedDropout:
 
 
 def add_dropout(network: nn.Module) -> list[AddedDropout]:
-    """Drop inputs of every layer of a multi-layer perceptron during training; do nothing if it already has dropout.
+    """Drop inputs of every layer of a multi-layer perceptron during training, and return these dropouts.
 
-    Weights and their names do not change. A network with layers other than linear ones is left alone: a convolutional
-    network trained from scratch memorises later, and with dropout it learned less in every trial.
-
-    Returns
-    -------
-    list
-        The dropout of each layer, which can be weakened or removed later.
+    Nothing is done if it already has dropout. Weights and their names do not change. A network with layers other
+    than linear ones is left alone: a convolutional network trained from scratch memorises later, and with dropout
+    it learned less in every trial.
     """
     modules = list(network.modules())
     has_dropout = any(isinstance(module, _DropoutNd) and module.p > 0 for module in modules)

@@ -25,30 +25,11 @@ from pencil.models.probe import (
 def feature_extractor(network: nn.Module, input_shape: Sequence[int], num_classes: int, name: str) -> nn.Module:
     """Return the part of a network that computes its last feature map.
 
-    If the network has a method ``forward_features``, as in timm, that is used. Any other network is traced (torch.fx)
-    and run at two input sizes: the feature map is the last value that grows with the input. If it cannot be traced,
-    ``features`` is used, a layer or a method, as in many torchvision networks.
-
-    Parameters
-    ----------
-    network : nn.Module
-        The whole network; it may be changed.
-    input_shape : sequence of int
-        Channels, height and width of one input.
-    num_classes : int
-        The width of the output layer, used to recognise it.
-    name : str
-        The network's name in messages.
-
-    Returns
-    -------
-    nn.Module
-        Its tensors keep their names; ``removed_tensors`` lists the names of all others.
-
-    Raises
-    ------
-    ModelError
-        If the network has no such feature map.
+    If the network has a method ``forward_features``, as in timm, that is used. Any other network is traced
+    (torch.fx) and run at two input sizes: the feature map is the last value that grows with the input. If it cannot
+    be traced, ``features`` is used, a layer or a method, as in many torchvision networks. Tensors of the result
+    keep their names; ``removed_tensors`` lists the names of all others. The output layer is recognised by its
+    width, ``num_classes``.
     """
     if len(input_shape) != 3:
         raise ModelError(

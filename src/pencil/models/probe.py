@@ -116,7 +116,7 @@ def trial_forward(network: nn.Module, input_shape: Sequence[int]) -> Tensor:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error message, or the error's type if it has no message."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def enlarged_shape(input_shape: Sequence[int]) -> tuple[int, ...]:

@@ -11,15 +11,7 @@ from pencil.review.queue import Queue
 
 
 class Details:
-    """The details of rows, loaded lazily.
-
-    Parameters
-    ----------
-    queue : Queue
-        The rows of the run.
-    pictures : Pictures
-        Their inputs.
-    """
+    """The details of rows, loaded lazily."""
 
     def __init__(self, queue: Queue, pictures: Pictures):
         self.queue = queue

@@ -42,21 +42,7 @@ MOST_DECODED = 20_000
 
 @dataclass(frozen=True)
 class Embedding:
-    """How rows become vectors.
-
-    Parameters
-    ----------
-    name
-        Description of what is compared.
-    width
-        Numbers of a vector.
-    read
-        Reads the vectors of some rows.
-    standardised
-        Whether the values are already standardised.
-    most
-        Maximum number of rows to compare with; None for no limit.
-    """
+    """How rows become vectors of ``width`` numbers; at most ``most`` rows are compared."""
 
     name: str
     width: int
@@ -66,13 +52,7 @@ class Embedding:
 
 
 def choose_embedding(run: Path, splits: Splits) -> Embedding:
-    """Return the best available embedding of a run's rows.
-
-    Raises
-    ------
-    PencilError
-        If its files are damaged, or the rows cannot be compared without a language model.
-    """
+    """Return the best available embedding of a run's rows."""
     reader, train = RunReader(run), splits.train
     if train.inputs.records is not None:
         return _of_records(reader.encoder)

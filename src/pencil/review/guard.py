@@ -51,13 +51,6 @@ class OneTimeCode:
 
     All users of the machine can see the command that starts a browser, including the address. The address therefore
     contains this code, which is worthless after the browser has used it.
-
-    Parameters
-    ----------
-    seconds : float
-        How long the code is accepted.
-    clock : callable
-        Returns the time in seconds.
     """
 
     def __init__(self, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic):

@@ -69,12 +69,8 @@ class Background(ABC):
 class Pictures(Background):
     """The inputs of a run by key and split; ``start`` loads them once, in a thread.
 
-    Parameters
-    ----------
-    load : callable
-        Loads the data.
-    by_class : bool
-        Show the cells of a table that are unusual for the given class first, which reveals something about that class.
+    With ``by_class``, the cells of a table that are unusual for the given class come first, which reveals something
+    about that class.
     """
 
     def __init__(self, load: "Callable[[], Splits]", *, by_class: bool = True):

@@ -31,15 +31,7 @@ LARGEST = 100.0
 
 
 def in_turns(codes: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Return positions that alternate between classes, each in random order, so that every prefix is balanced.
-
-    Parameters
-    ----------
-    codes : ndarray
-        The class of each position.
-    seed : int
-        Seed of the order within a class.
-    """
+    """Return positions that alternate between classes, each in random order, so that every prefix is balanced."""
     order = np.random.default_rng(seed).permutation(len(codes))
     by_class = order[np.argsort(codes[order], kind="stable")]
     _, starts, counts = np.unique(codes[by_class], return_index=True, return_counts=True)
@@ -58,17 +50,7 @@ def nearest(vectors: np.ndarray, target: np.ndarray, count: int = NEAREST) -> np
 
 
 class Neighbours(Background):
-    """Finds similar rows; ``start`` computes the vectors once, in a thread.
-
-    Parameters
-    ----------
-    queue : Queue
-        The rows of the run.
-    pictures : Pictures
-        Their inputs.
-    choose : callable
-        Returns how rows become vectors.
-    """
+    """Finds similar rows; ``start`` computes the vectors once, in a thread."""
 
     def __init__(self, queue: Queue, pictures: Pictures, choose: "Callable[[Splits], Embedding]"):
         super().__init__()

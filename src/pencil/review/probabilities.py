@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pencil.errors import RunError
+from pencil.errors import RunError, reason_of
 from pencil.runs.label_columns import ALWAYS, WIDE
 from pencil.runs.label_table import LabelTable
 
@@ -37,16 +37,9 @@ class TopClasses:
 
 
 def most_probable(probs: np.ndarray, given_probs: np.ndarray | None = None, count: int = CLASSES) -> TopClasses:
-    """Return the most probable classes, and for multi-label data also the given classes.
+    """Return the most probable classes, at most ``count``, and for multi-label data also the given classes.
 
-    Parameters
-    ----------
-    probs : ndarray
-        The label distributions, (rows, classes).
-    given_probs : ndarray, optional
-        The given probabilities of multi-label data, (rows, classes), NaN where unknown.
-    count : int
-        Maximum number of classes per row.
+    Both matrices are (rows, classes); given probabilities of multi-label data are NaN where unknown.
     """
     matter = probs if given_probs is None else np.fmax(probs, given_probs)
     count = min(count, probs.shape[1])
@@ -58,13 +51,7 @@ def most_probable(probs: np.ndarray, given_probs: np.ndarray | None = None, coun
 
 
 def read_top_classes(table: Path) -> TopClasses:
-    """Return the most probable classes of all rows of a label table; one block of distributions is read at a time.
-
-    Raises
-    ------
-    RunError
-        If the label table has no distributions, or is damaged.
-    """
+    """Return the most probable classes of all rows of a label table; one block of distributions is read at a time."""
     blocks = []
     try:
         labels = LabelTable.open(table)
@@ -73,7 +60,7 @@ def read_top_classes(table: Path) -> TopClasses:
             part = LabelTable(pa.Table.from_batches([batch]))
             blocks.append(most_probable(part.probs, part.given_probs if part.multilabel else None))
     except (RunError, OSError, ValueError, KeyError, pa.ArrowException) as error:
-        seen = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        seen = reason_of(error)
         raise RunError(f"no probabilities in {table}: {seen}; expected the table that the run wrote.") from error
     if not blocks:
         return TopClasses(np.empty((0, 0), np.int32), np.empty((0, 0), np.float32))

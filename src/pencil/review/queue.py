@@ -47,12 +47,7 @@ class Filter:
 class Queue:
     """The rows of a run, the most useful to review first.
 
-    Parameters
-    ----------
-    run : Path
-        The run directory.
-    as_trained : bool
-        Read the labels of training, even if an audit has decided them again.
+    With ``as_trained`` it has the labels of training, even if an audit has decided them again.
     """
 
     def __init__(self, run: Path, *, as_trained: bool = False):

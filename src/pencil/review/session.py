@@ -27,14 +27,7 @@ class RefusedError(ValueError):
 class Review:
     """The queue of a run and its decisions; as a context manager it holds the lock of the run.
 
-    Parameters
-    ----------
-    run : Path
-        The run directory.
-    pictures : Pictures, optional
-        The inputs to show; by default loaded from the data of the run's recipe.
-    as_trained : bool
-        Review the labels of training, even if an audit has decided them again.
+    Inputs are loaded from the data of the run's recipe unless they are passed. ``as_trained`` is as in `Queue`.
     """
 
     def __init__(self, run: Path, pictures: Pictures | None = None, *, as_trained: bool = False):
@@ -82,20 +75,9 @@ class Review:
     def page(
         self, chosen: Filter, count: int, start: int | None = None, row: int | None = None, after: int | None = None
     ) -> dict[str, Any]:
-        """Return the page around a row, a position, or the next row without a decision.
+        """Return the page around a row, or a position, or the next row without a decision after ``after``.
 
-        Parameters
-        ----------
-        chosen : Filter
-            Which rows are listed.
-        count : int
-            Number of rows per page.
-        start : int, optional
-            A position in the list.
-        row : int, optional
-            A row; if it is not in the list, ``start`` is used.
-        after : int, optional
-            Find the next row without a decision after this one; by default from the beginning.
+        If the row is not in the list, the position ``start`` is used.
         """
         rows = self._listed(chosen)
         found = [] if row is None else np.flatnonzero(rows == row).tolist()
@@ -160,10 +142,8 @@ class Review:
     def undo(self, row: int | None = None) -> tuple[dict[str, Any] | None, int]:
         """Withdraw the decision about a row, or the newest of all, and with it the whole lot that it belongs to.
 
-        Returns
-        -------
-        tuple
-            The row as the page shows it, None if nothing is left to withdraw; and the number of withdrawn decisions.
+        Returns the row as the page shows it, None if nothing is left to withdraw, and the number of withdrawn
+        decisions.
         """
         with self._writing:
             last = self.history.last() if row is None else self.history.get(self.queue.where(row))
@@ -204,16 +184,8 @@ class Review:
     def accept_lot(self, chosen: Filter, count: int, seen: Sequence[int], without: Sequence[int] = ()) -> int:
         """Accept all changes of a filter that have no decision, in one write, and return their number.
 
-        Parameters
-        ----------
-        chosen : Filter
-            The filter of the changes.
-        count : int
-            The number of rows shown to the person.
-        seen : sequence of int
-            The rows that :meth:`lot` returned and the person saw.
-        without : sequence of int
-            Wrong rows among these, which stay without a decision.
+        ``count`` rows were shown to the person, who saw the rows ``seen`` that :meth:`lot` returned; wrong rows
+        among these, ``without``, stay without a decision.
         """
         queue, lot = self.queue, secrets.token_hex(6)
         with self._writing:

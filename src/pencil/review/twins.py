@@ -26,15 +26,7 @@ class Twin:
 
 
 def find_twins(own: Place, others: Sequence[tuple[int, Place]]) -> list[Twin]:
-    """Return the other rows that are duplicates of a row, with the comparison of ``pencil check``.
-
-    Parameters
-    ----------
-    own : (Examples, int)
-        The position of the row.
-    others : sequence of (int, (Examples, int))
-        Each other row and its position.
-    """
+    """Return the other rows that are duplicates of a row, with the comparison of ``pencil check``."""
     first = _inspect(own)
     found = []
     for row, place in others:

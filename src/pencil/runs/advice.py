@@ -99,17 +99,7 @@ def _two_lists(summary: Summary) -> str:
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:
-    """Return the next two or three commands, each with its purpose.
-
-    Parameters
-    ----------
-    summary
-        The results of the run.
-    path
-        Its directory.
-    program
-        The command that runs pencil.
-    """
+    """Return the next two or three commands, each with its purpose."""
     run, multilabel = shlex.quote(str(path)), summary.data.multilabel
     look = "review the labels" if multilabel else "look at the suspects", f"{program} review {run}"
     changed = f"{program} labels {run} --only-changed{' --entries' if multilabel else ''}"

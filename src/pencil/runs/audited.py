@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pencil.errors import RunError
-from pencil.files import atomic_write, digest, read_json, remove, write_json, write_text
+from pencil.files import atomic_write, digest, remove, write_json, write_text
 from pencil.runs.directory import RunReader
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import AUDITED, MANIFEST, SUMMARY
+from pencil.runs.manifest import read_manifest
 from pencil.runs.summary import AuditSummary
 
 VALUES = 2**23
@@ -23,43 +23,24 @@ Decide = Callable[[LabelTable], tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def write_audit(run: Path, audit: AuditSummary | None, decide: Decide | None, suspect_from: float = 1.0) -> None:
-    """Write the results of an audit; the caller holds the lock of the run.
+    """Write the results of an audit, or remove earlier ones (None); the caller holds the lock of the run.
 
-    ``labels.parquet`` stays as training wrote it. The decided labels are put in place before the summary describes
-    them. If the process is killed in between, the audit can be repeated.
-
-    Parameters
-    ----------
-    run : Path
-        The directory of a finished run.
-    audit : AuditSummary or None
-        The results; None removes earlier results.
-    decide : callable or None
-        Decides the rows of a part of the label table again; None if the labels of training remain in use.
-    suspect_from : float
-        The issue score from which a label is a suspect.
+    ``labels.parquet`` stays as training wrote it. ``decide`` decides the rows of a part of the label table again;
+    None leaves the labels of training in use. The decided labels are put in place before the summary describes
+    them. If the process is killed in between, the audit can be repeated. ``suspect_from`` is the issue score of
+    suspects.
     """
     reader = RunReader(run, as_trained=True)
     summary = reader.summary.model_copy(update={"audit": audit})
+    digests = {name: value for name, value in read_manifest(run).items() if name != AUDITED}
     if decide is None:
         remove(run / AUDITED)
-        _record(run, None)
     else:
         with atomic_write(run / AUDITED) as temporary:
             _write_parts(reader.labels, temporary, decide, suspect_from)
-        _record(run, digest(run / AUDITED))
+        digests[AUDITED] = digest(run / AUDITED)
+    write_json(run / MANIFEST, digests)
     write_text(run / SUMMARY, summary.to_json())
-
-
-def _record(run: Path, digits: str | None) -> None:
-    """Put the digest of the decided labels into the manifest, or remove it."""
-    try:
-        manifest = read_json(run / MANIFEST)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunError(f"the run in {run} is damaged: {MANIFEST}: {reason}; restore it from a copy.") from error
-    kept = {name: value for name, value in dict(manifest).items() if name != AUDITED}
-    write_json(run / MANIFEST, kept if digits is None else {**kept, AUDITED: digits})
 
 
 def decided_table(labels: LabelTable, decide: Decide, suspect_from: float) -> LabelTable:

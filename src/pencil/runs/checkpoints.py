@@ -15,7 +15,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pencil.errors import RecipeError, RunError
+from pencil.errors import RecipeError, RunError, explained, reason_of
 from pencil.files import move, read_regular, refuse_links, remove, sync_folder
 from pencil.runs.layout import FileStatus
 
@@ -82,17 +82,9 @@ class Checkpoints:
     """The checkpoints of one run. Only the process that holds the run's lock may save, begin, commit or recover.
 
     With several ranks, rank 0 begins, each rank writes parts with `write_part`, and rank 0 commits all digests, or
-    recovers if a rank failed. The caller is responsible for the barrier after the first step and the all_gather of the
-    digests.
-
-    Parameters
-    ----------
-    folder : Path
-        Folder of the checkpoints.
-    keep : int
-        Number of complete checkpoints to keep; at least 2, in case one is damaged.
-    run : Path, optional
-        The run directory that contains ``folder``; the path between them may not contain symbolic links.
+    recovers if a rank failed. The caller is responsible for the barrier after the first step and the all_gather of
+    the digests. At least 2 complete checkpoints are kept, in case one is damaged. The path from ``run`` to
+    ``folder`` may not contain symbolic links.
     """
 
     def __init__(self, folder: Path, keep: int = 2, run: Path | None = None):
@@ -311,19 +303,13 @@ def _remove(path: Path) -> None:
     except RunError:
         raise
     except OSError as error:  # a superfluous checkpoint must not stop training
-        warnings.warn(f"cannot remove {path}: {error.strerror or error}; remove it by hand.", stacklevel=2)
+        warnings.warn(f"cannot remove {path}: {reason_of(error)}; remove it by hand.", stacklevel=2)
 
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-@contextmanager
-def _explained(what: str, advice: str = "use an earlier checkpoint") -> Iterator[None]:
+def _explained(what: str, advice: str = "use an earlier checkpoint") -> AbstractContextManager[None]:
     """Raise RunError for a full disk and for every error caused by damaged or hostile files."""
-    try:
-        yield
-    except RunError:
-        raise
-    except ODD as error:
-        raise RunError(f"{what}: {getattr(error, 'strerror', None) or error}; {advice}.") from error
+    return explained(RunError, what, advice, *ODD)

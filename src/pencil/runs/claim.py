@@ -44,17 +44,6 @@ def start_or_resume(path: Path | None, resume: bool, data: DataSettings, stack: 
     """Decide between start and resume. Both need the lock of the directory, which the stack holds until the end.
 
     Whether a run has finished is known only under the lock, because another process may be finishing it.
-
-    Parameters
-    ----------
-    path : Path or None
-        The run directory; None if nothing is written.
-    resume : bool
-        Resume the run in it, if there is one.
-    data : DataSettings
-        The data section of the recipe.
-    stack : ExitStack
-        Holds the lock.
     """
     if path is None:
         return Start(path)

@@ -6,7 +6,6 @@ rejected.
 
 import math
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 
-from pencil.errors import RunError
 from pencil.files import parse_json, read_regular, refuse_deep, refuse_irregular
-from pencil.runs.label_table import LabelTable
 
 LARGEST = 1e100
 """Largest valid metric; larger values cannot be plotted."""
@@ -53,16 +50,6 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]
     refuse_irregular(path)
     with safetensors.safe_open(path, "numpy") as file:
         return dict(file.metadata() or {}), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def read_label_table(path: Path, columns: Iterable[str] | None) -> LabelTable:
-    """Return the label table, or only some of its columns."""
-    try:
-        return LabelTable.read(path, columns)
-    except RunError as error:  # without the file name, which the reader adds
-        raise ValueError(
-            str(error).removeprefix(f"{path} is not a label table: ").removesuffix("; read the file of a run.")
-        ) from error
 
 
 def parse_record(line: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from pencil.errors import RecipeError, RunError
+from pencil.errors import RecipeError, RunError, reason_of
 from pencil.files import (
     digest,
     make_folder,
@@ -32,7 +32,7 @@ from pencil.files import (
     write_json,
     write_text,
 )
-from pencil.runs.content import parse_record, read_label_table, read_recipe, read_row_keys, read_safetensors
+from pencil.runs.content import parse_record, read_recipe, read_row_keys, read_safetensors
 from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
@@ -245,7 +245,7 @@ class RunReader:
 
     def read_labels(self, columns: Iterable[str] | None = None) -> LabelTable:
         """Return the label table, with ``columns`` restricted to those plus key, split and given."""
-        return self._read(self.label_file, lambda path: read_label_table(path, columns))
+        return self._read(self.label_file, lambda path: LabelTable.read_file(path, columns))
 
     def label_names(self) -> list[str]:
         """Return the names of the label table's columns."""
@@ -287,8 +287,7 @@ class RunReader:
         except FileNotFoundError as error:
             raise self._damaged(name, "it is missing") from error
         except (OSError, ValueError, KeyError, RecursionError, pa.ArrowException, SafetensorError) as error:
-            seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
-            raise self._damaged(name, seen.rstrip(".")) from error
+            raise self._damaged(name, reason_of(error).rstrip(".")) from error
 
     def _damaged(self, name: str | Path, seen: str) -> "DamagedError":
         return DamagedError(

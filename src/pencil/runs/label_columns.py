@@ -28,19 +28,9 @@ CLASSES = b"classes"
 
 
 def check_schema(schema: pa.Schema, wanted: Iterable[str] | None) -> pa.Schema:
-    """Return the wanted columns plus key, split and given, after checking their names and types.
+    """Return the wanted columns (by default all) plus key, split and given, after checking their names and types.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        Schema of the file.
-    wanted : iterable of str, optional
-        The wanted columns; all by default. Probabilities are returned in either form.
-
-    Raises
-    ------
-    ValueError
-        If a column is missing, duplicated or has the wrong type.
+    Probabilities are returned in either form. A missing, repeated or mistyped column is a ValueError.
     """
     names = schema.names
     double = next((name for name in names if names.count(name) > 1), None)

@@ -6,6 +6,7 @@ table therefore does not depend on which rank wrote which row. Columns and row g
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pencil.arrow_arrays import numbers, positions
-from pencil.errors import RunError
+from pencil.errors import RunError, explained
 from pencil.files import atomic_write, digest, refuse_irregular
 from pencil.runs.label_columns import check_schema, check_values
 
@@ -40,15 +41,7 @@ class _Group:
 
 
 class LabelFile:
-    """``labels.parquet``, a file or a folder of parts. Raises ValueError or OSError if it is damaged.
-
-    Parameters
-    ----------
-    path : Path
-        The file or the folder.
-    columns : iterable of str, optional
-        The wanted columns in addition to key, split and given; all by default.
-    """
+    """``labels.parquet``, a file or a folder of parts. Raises ValueError or OSError if it is damaged."""
 
     def __init__(self, path: Path, columns: Iterable[str] | None = None):
         self.path, self.in_parts = path, path.is_dir()
@@ -172,33 +165,22 @@ class StoredRows:
 
     def batches(self, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         """Yield columns of a whole file, this many rows at a time, even if its row groups are larger."""
-        try:
-            with pq.ParquetFile(self.file.path, pre_buffer=False) as file:
-                for batch in file.iter_batches(rows, columns=list(names)):
-                    table = pa.Table.from_batches([batch]).select(names)
-                    check_values(table.replace_schema_metadata(self.file.schema.metadata))
-                    yield from table.replace_schema_metadata(self.file.schema.metadata).to_batches()
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(describe_damage(self.file.path, error)) from error
+        with damage_named(self.file.path), pq.ParquetFile(self.file.path, pre_buffer=False) as file:
+            for batch in file.iter_batches(rows, columns=list(names)):
+                table = pa.Table.from_batches([batch]).select(names)
+                check_values(table.replace_schema_metadata(self.file.schema.metadata))
+                yield from table.replace_schema_metadata(self.file.schema.metadata).to_batches()
 
     def read(self, names: Sequence[str]) -> pa.Table:
-        """Return columns of these rows.
-
-        Raises
-        ------
-        RunError
-            If the file is damaged or no longer exists.
-        """
-        try:
+        """Return columns of these rows; the file may be damaged or gone by now."""
+        with damage_named(self.file.path):
             return self.file.read(names, self.rows)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(describe_damage(self.file.path, error)) from error
 
 
-def describe_damage(path: Path | str, error: Exception) -> str:
-    """Return the message about a file that is not a label table."""
-    seen = (getattr(error, "strerror", None) or str(error) or type(error).__name__).strip().splitlines()[0]
-    return f"{path} is not a label table: {seen.rstrip('.')}; read the file of a run."
+def damage_named(path: Path | str) -> AbstractContextManager[None]:
+    """Raise RunError for a file that is not a label table, or no longer exists."""
+    faults = (OSError, ValueError, KeyError, pa.ArrowException)
+    return explained(RunError, f"{path} is not a label table", "read the file of a run", *faults)
 
 
 def part_name(rank: int, size: int) -> str:

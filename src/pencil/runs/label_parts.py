@@ -31,20 +31,8 @@ def build_label_parts(
     """Yield the rows of this rank in chunks, with their index in the whole table in the column ``row``.
 
     The rank writes the training rows whose results it holds. All ranks hold the results of held-out and unlabelled
-    rows, so each rank writes every ``size``-th of them.
-
-    Parameters
-    ----------
-    splits : Splits
-        The rows with their given labels.
-    outcome : Outcome
-        The outcome of training on this rank.
-    order : array of keys
-        The order of all rows, which places unlabelled rows among the others.
-    rank, size : int
-        This rank and the number of ranks.
-    top_k : int or None
-        Keep this many classes of each distribution; None keeps all.
+    rows, so each rank writes every ``size``-th of them. ``order`` are the keys of all rows, which place unlabelled
+    rows among the others; ``top_k`` keeps this many classes of each distribution.
     """
     train, others = splits.train, other_parts(splits, outcome.validation_probs, outcome.unlabelled_probs)
     unlabelled = splits.unlabelled if outcome.unlabelled_probs is not None else None

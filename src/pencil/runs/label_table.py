@@ -4,7 +4,9 @@
 calls that import pandas (`pencil.arrow_arrays`). Columns and rows of a large table are read from its file lazily.
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +23,7 @@ from pencil.decisions import Decision, Label, Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
 from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, WIDE
-from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
+from pencil.runs.label_files import LabelFile, StoredRows, damage_named
 from pencil.runs.wording import wording
 
 ROW_GROUP, VALUES = 2**20, 2**22
@@ -98,21 +100,22 @@ class LabelTable:
         RunError
             If the file is not a label table: columns, types, empty cells and class names are checked.
         """
-        try:
-            file = LabelFile(Path(path), None if columns is None else tuple(columns))
-            return cls(file.read(file.schema.names) if file.is_small() else StoredRows(file))
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(describe_damage(path, error)) from error
+        if not Path(path).exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        with damage_named(path):
+            return cls.read_file(Path(path), columns)
+
+    @classmethod
+    def read_file(cls, path: Path, columns: Iterable[str] | None = None) -> Self:
+        """Read a label table as `read` does, but raise the ValueError, OSError or Arrow error of a damaged file."""
+        file = LabelFile(path, None if columns is None else tuple(columns))
+        return cls(file.read(file.schema.names) if file.is_small() else StoredRows(file))
 
     @classmethod
     def open(cls, path: Path | str) -> Self:
         """Return the label table in a file or folder; every column is read lazily."""
-        try:
+        with damage_named(path):
             return cls(StoredRows(LabelFile(Path(path))))
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(describe_damage(path, error)) from error
 
     @cached_property
     def table(self) -> pa.Table:

@@ -23,13 +23,7 @@ def checkpoints_of(path: Path, keep: int = 2, stage: str = "") -> "Checkpoints":
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove incomplete files of killed processes from a run directory.
-
-    Raises
-    ------
-    RunError
-        If the folder for checkpoints, or its subfolder for fine-tuning, is a symbolic link.
-    """
+    """Remove incomplete files of killed processes from a run directory."""
     for name in FOLDERS:
         refuse_links(path / name, path)
     for folder in (path, *(path / name for name in FOLDERS)):

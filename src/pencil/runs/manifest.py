@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pencil.errors import RunError
+from pencil.errors import RunError, explained, reason_of
 from pencil.files import digest, read_json
 from pencil.runs.directory import DamagedError, RunReader
 from pencil.runs.layout import (
@@ -21,22 +21,25 @@ from pencil.runs.layout import (
 from pencil.runs.leftovers import checkpoints_of
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return the SHA-256 of each file of a run by its name."""
+    what, advice = f"the run in {path} is damaged: {MANIFEST}", "restore it from a copy, or train again"
+    with explained(DamagedError, what, advice, OSError, ValueError):
+        tree = read_json(path / MANIFEST)
+        if not isinstance(tree, dict):
+            raise ValueError(f"it holds a {type(tree).__name__} instead of a JSON object")
+        return tree
+
+
 def check_first_files(path: Path) -> None:
     """Raise DamagedError if the recipe, environment or rows of a run were modified after it started."""
-    try:
-        expected = read_json(path / MANIFEST)
-        names = first_files(path, expected)
-        found = {name: digest(path / name) for name in names}
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DamagedError(
-            f"the run in {path} is damaged: {MANIFEST}: {reason}; restore it, or train again."
-        ) from error
-    for name in names:
-        if not isinstance(expected, dict) or found[name] != expected.get(name):
+    expected = read_manifest(path)
+    for name in first_files(path, expected):
+        status = _compare(path / name, expected.get(name))
+        if not status.ok:
             raise DamagedError(
-                f"{path / name} was modified after the run started (its SHA-256 differs from {MANIFEST}); restore "
-                "it, or train again in another directory."
+                f"{path / name} was modified after the run started ({status.reason}); restore it, or train again in "
+                "another directory."
             )
 
 
@@ -64,12 +67,9 @@ def verify(path: Path) -> list[FileStatus]:
     except RunError as error:
         statuses.append(FileStatus(path / SUMMARY, False, str(error)))
     try:
-        expected = read_json(path / MANIFEST)
-        if not isinstance(expected, dict):
-            raise ValueError(f"it holds a {type(expected).__name__} instead of a JSON object")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        return [*statuses, FileStatus(path / MANIFEST, False, f"cannot read {MANIFEST}: {reason}")]
+        expected = read_manifest(path)
+    except DamagedError as error:
+        return [*statuses, FileStatus(path / MANIFEST, False, str(error))]
     return [*statuses, *(_compare(path / name, expected.get(name)) for name in listed_files(path, expected))]
 
 
@@ -80,7 +80,7 @@ def _compare(file: Path, expected: Any) -> FileStatus:
     except FileNotFoundError:
         return FileStatus(file, False, "it is missing")
     except OSError as error:
-        return FileStatus(file, False, f"it cannot be read: {error.strerror or error}")
+        return FileStatus(file, False, f"it cannot be read: {reason_of(error)}")
     return FileStatus(file, same, "" if same else f"it was modified: its SHA-256 differs from {MANIFEST}")
 
 

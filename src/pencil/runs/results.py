@@ -67,21 +67,8 @@ def build_label_table(
 ) -> LabelTable:
     """Return the labels of every training and held-out row, and of the unlabelled rows.
 
-    Parameters
-    ----------
-    splits : Splits
-        The rows with their given labels.
-    label_probs : Tensor
-        The label distributions of the training rows, (rows, classes).
-    validation_probs : Tensor or None
-        The label distributions of the held-out rows.
-    evidence : tuple
-        The evidence about training and held-out rows; without it, issue scores are computed from the label
-        distributions.
-    unlabelled_probs : Tensor, optional
-        Class probabilities of the unlabelled rows.
-    order : array of keys, optional
-        The order of unlabelled rows among the others; without it they come last.
+    Without ``evidence`` about training and held-out rows, issue scores are computed from the label distributions.
+    ``order`` are the keys of all rows, which place unlabelled rows among the others; without it they come last.
     """
     table = label_columns_of(splits.train, label_probs, "train", evidence[0])
     if splits.validation is not None and validation_probs is not None:
@@ -112,17 +99,7 @@ def _in_order(table: pa.Table, places: np.ndarray) -> pa.Table:
 
 
 def table_order(parts: Sequence[Examples], unlabelled: Examples | None, order: Any) -> np.ndarray | None:
-    """Return the order of the concatenated parts in the label table; None if the order is unchanged.
-
-    Parameters
-    ----------
-    parts : sequence of Examples
-        Training rows, and held-out and unlabelled rows if there are any.
-    unlabelled : Examples or None
-        The last part, if it contains the unlabelled rows.
-    order : array of keys, or None
-        The order of unlabelled rows among the others; without it they come last.
-    """
+    """Return the order of the concatenated parts in the label table; None if the order is unchanged."""
     labelled = [part for part in parts if part is not unlabelled]
     places, changed = np.arange(sum(map(len, parts))), False
     if len(labelled) == 2 and not torch.isin(labelled[0].rows, labelled[1].rows).any():
@@ -171,18 +148,7 @@ def summarize(
 ) -> tuple[Summary, Outcome]:
     """Return the results in numbers, and the outcome with the labels to write; see :func:`settle`.
 
-    Parameters
-    ----------
-    splits : Splits
-        The rows that were trained and tested on.
-    outcome : Outcome
-        The outcome of training.
-    recipe : Recipe
-        The resolved recipe.
-    noise_rate : float or None
-        The fraction of labels corrupted by injected noise.
-    world : World
-        The ranks, each of which holds the results of some rows; all ranks must call this function.
+    Each rank holds the results of some rows; all ranks must call this function.
     """
     train, records = splits.train, outcome.records
     of_train, of_held_out = row_evidence(outcome)
@@ -318,15 +284,8 @@ def describe_environment(
 ) -> dict[str, Any]:
     """Return everything besides the recipe that a result may depend on.
 
-    Parameters
-    ----------
-    fingerprints : mapping
-        A digest of the keys and labels of each split as loaded (before noise and splitting), and of the reviewed
-        labels.
-    weights : dict, optional
-        The source of the initial weights.
-    trial : dict, optional
-        The accuracies by which the network was chosen.
+    ``fingerprints`` are digests of the keys and labels of each split as loaded (before noise and splitting), and of
+    the reviewed labels; ``trial`` are the accuracies by which the network was chosen.
     """
     return {
         "pencil": __version__,

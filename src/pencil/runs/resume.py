@@ -13,6 +13,7 @@ from torch import Tensor
 from pencil.data.columns import as_names
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
+from pencil.data.roles import ROLES
 from pencil.errors import DataError, PencilError, RecipeError, RunError
 from pencil.labels.protocol import Labels
 from pencil.methods.base import Method
@@ -40,7 +41,7 @@ DERIVED_KEYS = (
     "data.columns.key", "data.columns.numbering", "data.columns.label",
 )  # fmt: skip
 """Keys that a run fills in if the recipe leaves them open."""
-COMPLETED_KEYS = tuple(f"data.columns.{role}" for role in ("numbers", "categories", "text", "vectors"))
+COMPLETED_KEYS = tuple(f"data.columns.{key}" for key in ROLES.values())
 """Keys to which a run adds names."""
 OPEN_VALUES = (None, "auto", "imagenet", "none")
 

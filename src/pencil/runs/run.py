@@ -16,7 +16,7 @@ from pencil.data.prepare import prepare_inputs
 from pencil.data.sources.arrays import as_inputs
 from pencil.data.sources.frames import as_new_inputs
 from pencil.decisions import Where
-from pencil.errors import DataError, ModelError, RunError, setting
+from pencil.errors import DataError, ModelError, RunError, explained, setting
 from pencil.labels.forms import label_form
 from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
@@ -237,10 +237,9 @@ def open_run(
             raise RunError(describe_refusal(f"the recipe of {path}", refused))
         shape, classes = summary.data.input_shape, len(summary.data.classes)
         model = build(recipe.model, shape, classes, recipe.seed, fresh=True, trust=trust)
-    try:
+    advice = "expected the network that was trained; open the run with model=... of this form"
+    with explained(RunError, f"the weights in {path} do not fit this model", advice, RuntimeError):
         model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise RunError(f"the weights in {path} do not fit this model: {str(error).splitlines()[0]}") from error
     broken = non_finite_tensors(model)
     if broken:
         other = {"last": "best", "best": "last"}[epoch]

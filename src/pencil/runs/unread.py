@@ -19,12 +19,7 @@ NAMED = 10
 def find_unread(outcome: Outcome, gather: Callable[[Any], list[Any]]) -> dict[str, Tensor]:
     """Return the positions of the rows of each split whose input could not be read.
 
-    Parameters
-    ----------
-    outcome : Outcome
-        The outcome of training.
-    gather : callable
-        Gathers the values of all ranks, each of which holds some training rows; all ranks must call it.
+    ``gather`` gathers the values of all ranks, each of which holds some training rows; all ranks must call it.
     """
     if outcome.shard is None:
         found = (outcome.dynamics.visits == 0).nonzero()[:, 0]

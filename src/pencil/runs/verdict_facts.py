@@ -27,16 +27,8 @@ FEW_ROWS = 2
 def settle(splits: Splits, outcome: Outcome, totals: RowTotals | None) -> tuple[Outcome, Verdict, Facts]:
     """Return the outcome with the labels that a user should have, the verdict about them, and its facts.
 
-    Corrections that should not be used are not used: labels are then as given, and issue scores remain as a ranking.
-
-    Parameters
-    ----------
-    splits : Splits
-        The rows that were trained on.
-    outcome : Outcome
-        The outcome of training.
-    totals : RowTotals or None
-        The totals of single-label data over all ranks; None for multi-label data.
+    Corrections that should not be used are not used: labels are then as given, and issue scores remain as a
+    ranking. ``totals`` are over all ranks, for single-label data.
     """
     facts = collect_facts(splits, outcome, totals)
     verdict = decide(facts)

@@ -4,23 +4,9 @@ from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """How texts about a run speak of its labels.
+    """How texts about a run speak of its labels; the fields from ``gallery`` on are texts of the report.
 
-    Attributes
-    ----------
-    form
-        The form of the labels.
-    score, score_name, score_title
-        The score of the network in metrics and in JSON, in texts, and as a title.
-    agreement
-        The score on held-out labels, which may be wrong: "85 % ... held-out labels".
-    labels, labels_explained
-        The labels that are counted; the second form for readers who meet them for the first time.
-    change
-        What has to be true before a label changes.
-    gallery, others, others_explained, class_table, left, came, left_of
-        Texts of the report: of which kinds changes are shown, the other labels to look at, and the title and columns of
-        the table of classes.
+    ``score`` is the name in metrics and in JSON. ``agreement`` is the score on held-out labels, which may be wrong.
     """
 
     form: str

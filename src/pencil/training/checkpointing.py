@@ -63,20 +63,9 @@ class CheckpointStore(Protocol):
 
 
 class Checkpointer:
-    """The trainer's ``on_pause``: saves training at intervals, and saves and stops it on request.
+    """The trainer's ``on_pause``: saves training every so many minutes or epochs, and saves and stops it on request.
 
-    Parameters
-    ----------
-    checkpoints
-        Where to save.
-    request
-        Whether a stop was requested.
-    minutes, epochs
-        Save after this much time, and after this many epochs if set.
-    world
-        The processes, which decide together.
-    clock
-        A monotonic clock, in seconds.
+    The processes of ``world`` decide together.
     """
 
     def __init__(

@@ -105,18 +105,8 @@ def finished_tasks(
 ) -> Generator[tuple[int, Any], None, None]:
     """Submit a task for each tuple of arguments, and yield their indices and references as they finish.
 
-    Closing the generator cancels the running tasks.
-
-    Parameters
-    ----------
-    ray, task
-        The module, and a task made by :func:`as_task`.
-    arguments
-        The arguments of each task.
-    at_a_time
-        Maximum number of unfinished tasks; None submits all at once.
-    idle
-        Called every second while waiting for a task to finish; it may raise.
+    At most ``at_a_time`` tasks are unfinished; None submits all at once. ``idle`` is called every second while
+    waiting, and may raise. Closing the generator cancels the running tasks.
     """
     waiting, running = list(reversed(range(len(arguments)))), dict[Any, int]()
     try:

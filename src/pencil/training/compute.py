@@ -106,13 +106,8 @@ def cpu_runs_bf16() -> bool:
 def in_threads(forward: Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
     """Return the same function, computed in several threads on a few rows each, without gradients.
 
-    Threads with their own rows do not wait for one another, unlike the threads inside an operation. On a busy machine
-    this is several times as fast.
-
-    Parameters
-    ----------
-    forward
-        A network in evaluation mode, or a function of batches.
+    Threads with their own rows do not wait for one another, unlike the threads inside an operation. On a busy
+    machine this is several times as fast.
     """
 
     @torch.inference_mode()

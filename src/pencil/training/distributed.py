@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pencil.errors import RecipeError, TrainingError
+from pencil.errors import RecipeError, TrainingError, reason_of
 
 TIMEOUT = timedelta(minutes=10)
 """Timeout for a process that does not answer; a process that dies is noticed at once."""
@@ -282,8 +282,7 @@ def _peer_errors() -> Iterator[None]:
 
 def lost_contact(error: BaseException) -> TrainingError:
     """Return the error of a rank that cannot reach another one."""
-    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    rank = os.environ.get("RANK", "0")
+    rank, reason = os.environ.get("RANK", "0"), reason_of(error)[:200]
     return TrainingError(
         f"rank {rank} lost contact with another process ({reason}), which ended or cannot be reached; see its own "
         "message; checkpoints are kept, and --resume continues from them."
@@ -291,17 +290,13 @@ def lost_contact(error: BaseException) -> TrainingError:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine.
+    """Run ``python -m pencil ARGUMENTS`` in this many processes on this machine; return 0, or an exit code.
 
     The launcher owns the rendezvous store, so no other program can take its port before the processes use it. The
-    processes have their own session: a terminal signals only the launcher, which passes the signal on to each process
-    once. When one fails, the others lose contact and exit, or are killed after a grace period. When the launcher dies,
-    they save and stop.
-
-    Returns
-    -------
-    int
-        0, or the exit code of the process that failed: 128 + N if signal N killed it.
+    processes have their own session: a terminal signals only the launcher, which passes the signal on to each
+    process once. When one fails, the others lose contact and exit, or are killed after a grace period. When the
+    launcher dies, they save and stop. The exit code is that of the process that failed: 128 + N if signal N killed
+    it.
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")

@@ -34,18 +34,9 @@ def predict_logits(
 ) -> Tensor:
     """Return the network's logits for these rows as fp32 on the CPU; NaN for unreadable rows.
 
-    Parameters
-    ----------
-    model
-        The network; it is in evaluation mode during the call.
-    inputs, rows
-        The rows of these inputs, all rows by default.
-    forward
-        Called instead of the model: a compiled version, or a function with another output of any shape per row.
-    batch_size, compute
-        How the forward passes run.
-    finite
-        Raise ModelError, naming the rows, if a logit of a readable row is NaN or infinite.
+    The network is in evaluation mode during the call. ``forward`` is called instead of it: a compiled version, or a
+    function with another output of any shape per row. With ``finite``, a logit of a readable row that is NaN or
+    infinite is a ModelError that names the rows.
     """
     rows = torch.arange(len(inputs)) if rows is None else rows
     found = _outputs(model, inputs, rows.split(batch_size), model if forward is None else forward, compute)

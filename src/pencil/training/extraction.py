@@ -19,13 +19,6 @@ class Extractor:
 
     On a CPU :func:`in_threads` passes a few images at a time through it, so features do not depend on the number of
     threads.
-
-    Parameters
-    ----------
-    network
-        The result of :meth:`FrozenNetwork.extractor`.
-    compute
-        Device and precision.
     """
 
     def __init__(self, network: nn.Module, compute: Compute):
@@ -54,18 +47,10 @@ class Extractor:
 
 
 class Chunk(NamedTuple):
-    """Features of some rows.
+    """Half-precision features of the readable rows of a chunk; None if there are none.
 
-    Parameters
-    ----------
-    number
-        Number of the chunk.
-    kept
-        Mask of the readable rows; None if all are readable.
-    features
-        A half-precision vector for each readable row; None if there are none.
-    digests
-        Digests of the content, if another machine read it.
+    ``kept`` marks the readable rows, None if all are; ``digests`` of the content come from another machine that
+    read it.
     """
 
     number: int

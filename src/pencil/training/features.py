@@ -35,17 +35,7 @@ SAMPLE = 500
 
 @dataclass(frozen=True)
 class Features:
-    """The rows of a run as features.
-
-    Parameters
-    ----------
-    splits
-        The same examples, with standardised features as inputs.
-    normalization
-        Mean and standard deviation of each feature over the training rows.
-    computed
-        Number of images passed through the network; the others were found on disk.
-    """
+    """The rows of a run as features: the splits, their standardisation, and how many images were not found on disk."""
 
     splits: Splits
     normalization: Normalization
@@ -61,23 +51,11 @@ def compute_features(
     report: Callable[[int, int], None] | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Features:
-    """Return the features of all rows; features in the folder are not computed again.
+    """Return the features of all rows; features in the folder (see :func:`store_name`) are not computed again.
 
-    Parameters
-    ----------
-    splits
-        Images, preprocessed as the network expects.
-    network
-        Its backbone computes the features.
-    folder
-        Where features are stored, see :func:`store_name`; None stores nothing. Features of inputs without a digest are
-        never stored.
-    engine
-        Computes missing features; by default :func:`on_this_machine` on its CPU.
-    report
-        Called as ``report(done, total)`` while features are computed.
-    waiting
-        Called every second while another process computes features into the same folder.
+    Features of inputs without a digest are never stored. Missing ones are computed by ``engine``, by default
+    :func:`on_this_machine` on its CPU, with calls of ``report(done, total)``. ``waiting`` is called every second
+    while another process computes features into the same folder.
     """
     parts = {name: part for name, part in vars(splits).items() if part is not None}
     digests = {name: _digests(part) for name, part in parts.items()}

@@ -58,13 +58,6 @@ def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSett
     """Raise if the labels of a run would not fit into the available memory.
 
     Under torchrun the processes of a machine share its memory, and sharded labels are spread over all processes.
-
-    Parameters
-    ----------
-    splits, needs, settings
-        The rows, the requirements of the method, and the ``training`` section of the recipe.
-    in_python
-        Whether the caller sets recipe keys in Python rather than on the command line.
     """
     sharded = settings.label_layout != "replicated" and needs.row_losses
     ranks = int(os.environ.get("WORLD_SIZE", "1")) if sharded else 1

@@ -40,19 +40,7 @@ class Observer:
 
 @dataclass(frozen=True)
 class TrainRows:
-    """What training learned about some training rows.
-
-    Attributes
-    ----------
-    places
-        Their positions in the training set.
-    label_probs
-        Their label distributions.
-    posterior
-        The posterior of their true class, given the training dynamics.
-    dynamics
-        Their training dynamics.
-    """
+    """What training learned about the training rows at ``places``: labels, posterior of the true class, dynamics."""
 
     places: Tensor
     label_probs: Tensor

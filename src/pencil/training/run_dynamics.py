@@ -29,14 +29,7 @@ TOGETHER = 16
 class RunDynamics:
     """Records the predictions for every row (or entry of multi-label data), and judges the given labels by them.
 
-    Parameters
-    ----------
-    splits
-        Training and held-out rows.
-    layout
-        Where the labels of the training rows are stored; their dynamics are stored there too.
-    device
-        Device of the training rows' dynamics.
+    Dynamics of training rows are stored like their labels, on ``device``.
     """
 
     def __init__(self, splits: Splits, layout: LabelLayout, device: torch.device):

@@ -37,17 +37,11 @@ READ_ROWS = 8
 def estimate_seconds(trainer: Trainer, *, cached: bool = False) -> float:
     """Return how long the run of this trainer will take, without loading the data and writing the results.
 
-    If epochs are short, some are trained. Otherwise steps of the first phase are timed, on less than a full batch if
-    that takes too long. Phases with other views of the rows are scaled by the time of their steps. Reading, evaluation
-    and predictions of all rows are added: one prediction for the labels, and one for each phase that begins with a
-    hook. The trainer's networks and labels move, so it cannot be used afterwards. Nothing is written.
-
-    Parameters
-    ----------
-    trainer
-        A trainer that has not trained yet.
-    cached
-        Whether training caches decoded images, so that each is decoded only once.
+    If epochs are short, some are trained. Otherwise steps of the first phase are timed, on less than a full batch
+    if that takes too long. Phases with other views of the rows are scaled by the time of their steps. Reading
+    (once, if decoded images are ``cached``), evaluation and predictions of all rows are added: one prediction for
+    the labels, and one for each phase that begins with a hook. The trainer's networks and labels move, so it cannot
+    be used afterwards. Nothing is written.
     """
     if trainer.settings.minutes is not None:
         return 60 * trainer.settings.minutes
@@ -77,17 +71,7 @@ def estimate_seconds(trainer: Trainer, *, cached: bool = False) -> float:
 
 
 def estimate_features(splits: Splits, network: FrozenNetwork, missing: int, budget: float = BUDGET) -> float:
-    """Return how long it takes to compute the features of ``missing`` images, by computing a few of them.
-
-    Parameters
-    ----------
-    splits, network
-        As in :func:`pencil.training.features.compute_features`.
-    missing
-        Number of images without features.
-    budget
-        Approximate time limit of the estimate, in seconds.
-    """
+    """Return how long it takes to compute the features of ``missing`` images, by computing some for ``budget`` s."""
     if missing == 0:
         return 0.0
     inputs, rows, until = splits.train.inputs, splits.train.rows, time.perf_counter() + budget
@@ -263,15 +247,8 @@ class _EnoughError(Exception):
 def affordable_epochs(trainer: Trainer, seconds: float) -> int:
     """Return how many epochs of this run fit into a time budget, at least one per phase.
 
-    The same number of epochs of every phase is trained, because phases may differ in speed. The result is extrapolated
-    with the proportions of the phases in the whole run.
-
-    Parameters
-    ----------
-    trainer
-        A new trainer, with the epochs of the method; it cannot be used again.
-    seconds
-        The time budget.
+    The same number of epochs of every phase is trained, because phases may differ in speed. The result is
+    extrapolated with the proportions of the phases in the whole run. The trainer cannot be used again.
     """
     phases = trainer.phases
     trainer.phases = tuple(phase.stretched(TIMED_EPOCHS) for phase in phases)

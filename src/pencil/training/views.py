@@ -31,17 +31,7 @@ def refuse_views(phases: tuple[Phase, ...], name: str, needs: Requirements) -> N
 def load_views(
     train: Examples, parts: list[Tensor], augmentation: Augmentation | None, views: Views, seed: int, epoch: int
 ) -> Iterator[Batch]:
-    """Yield a batch for each part, with a second view if one is requested and differs from the first.
-
-    Parameters
-    ----------
-    train, parts
-        The examples, and the positions of each batch in them.
-    augmentation, views
-        The augmentation of the recipe, and the views of the phase.
-    seed, epoch
-        Together with the row they determine every random choice.
-    """
+    """Yield a batch for each part, with a second view if one is requested and differs from the first."""
     first, second = _augmented(train, augmentation, views, seed, epoch)
     batches = train.load_batches(parts, first)
     if second is None:

@@ -28,15 +28,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """Typical values: median and interquartile range of every column, for each class and for all rows.
-
-    Parameters
-    ----------
-    names
-        Columns of numbers.
-    medians, ranges
-        (classes + 1, columns); the last row is for all rows.
-    """
+    """Median and interquartile range of every column of numbers: a row for each class, and one for all rows."""
 
     names: tuple[str, ...]
     medians: np.ndarray
@@ -63,16 +55,8 @@ def measure_spread(examples: Examples, records: RecordInputs) -> Spread:
 def row_cells(records: RecordInputs, row: int, spread: Spread | None = None, code: int = -1) -> list[Cell]:
     """Return the cells of a row.
 
-    Parameters
-    ----------
-    records
-        The rows of a table.
-    row
-        The number of a row.
-    spread
-        Typical values; None keeps the order of the table.
-    code
-        The given class of the row; -1 compares with all rows.
+    Given typical values, texts come first, then the numbers that are most unusual for the class ``code`` (-1: for
+    all rows); otherwise the cells keep the order of the table.
     """
     values = dict(records.describe(row))
     names = list(records.roles.used)

@@ -7,7 +7,6 @@ then compared in full, in blocks.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -71,21 +70,6 @@ def with_different_labels(groups: Groups, labels: np.ndarray) -> Groups:
     seen = labels[groups.positions].reshape(len(groups.positions), -1)
     lowest, highest = (pick.reduceat(seen, groups.starts, axis=0) for pick in (np.fmin, np.fmax))  # of known labels
     return groups.chosen(np.any(lowest < highest, axis=1))
-
-
-class Comparable(Protocol):
-    """Rows that can be compared for near-duplicates."""
-
-    similarity: float
-    """The smallest cosine of a near pair."""
-
-    def __len__(self) -> int: ...
-
-    def units(self, rows: np.ndarray) -> np.ndarray:
-        """Return rows as unit vectors (n, d) in fp32; zeros for a row without neighbours."""
-
-    def is_near(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        """Return a mask of the pairs that are near-duplicates."""
 
 
 class Sketches:
@@ -165,15 +149,14 @@ class Vectors:
         return near
 
 
+Comparable = Sketches | Vectors
+"""Rows as unit vectors, zeros for a row without neighbours; near pairs have a cosine of at least ``similarity``."""
+
+
 def near_groups(items: Comparable, candidates: np.ndarray) -> Groups:
     """Return groups of near-duplicates among these rows; a chain of near pairs connects the rows of a group.
 
-    Parameters
-    ----------
-    items
-        The rows to compare.
-    candidates
-        The positions to compare, one of each group of exact copies.
+    ``candidates`` are the positions to compare, one of each group of exact copies.
     """
     if len(candidates) < 2:
         return NO_GROUPS

@@ -50,17 +50,7 @@ class ImageSizes:
 
 @dataclass(frozen=True, eq=False)
 class Prints:
-    """What is kept of every row for comparisons.
-
-    Parameters
-    ----------
-    digests
-        A digest of the content of every row.
-    readable
-        Positions of the readable rows.
-    sketched, sketches
-        Positions of the image rows (a sample if there are very many), and their sketches.
-    """
+    """What is kept of every row for comparisons: its digest, whether it is readable, and sketches of (some) images."""
 
     digests: np.ndarray
     readable: np.ndarray
@@ -135,17 +125,7 @@ class Inspection:
 
 
 def inspect(examples: Examples, workers: int = 0, max_pixels: int = MAX_PIXELS) -> Inspection:
-    """Read every row once; only a digest, a size and a sketch of each row stay in memory.
-
-    Parameters
-    ----------
-    examples
-        The rows to inspect.
-    workers
-        Worker processes that decode images; 0 decodes in this process.
-    max_pixels
-        Images with more pixels count as unreadable.
-    """
+    """Read every row once; only a digest, a size and a sketch of each row stay in memory."""
     rows = _read_rows(examples, workers, max_pixels)
     prints, sizes = rows.prints, rows.sizes[rows.prints.readable]
     labels = examples.given_labels.numpy()

@@ -16,14 +16,7 @@ from pencil.data.given.given_labels import hard_labels
 class Overlap:
     """Groups of rows in more than one split; positions count through the concatenated splits.
 
-    Parameters
-    ----------
-    splits
-        The splits by name.
-    duplicates, conflicts
-        Rows with the same content, and the groups among them whose labels differ.
-    near_duplicates, near_conflicts
-        Rows that are nearly equal, one of each group of exact copies; and the groups among them whose labels differ.
+    ``near_duplicates`` have one row of each group of exact copies; conflicts are the groups whose labels differ.
     """
 
     splits: Mapping[str, Examples]

@@ -17,7 +17,7 @@ from pencil.data.rows import to_splits
 from pencil.data.settings import DataSettings
 from pencil.data.sources import table
 from pencil.data.sources.arrays import from_arrays
-from pencil.errors import DataError
+from pencil.errors import DataError, explained
 
 SIDE = 32
 DAMAGED = (
@@ -135,15 +135,9 @@ def _field(content: Any, name: str, kind: type, path: Path) -> Any:
 
 def read_pickle(path: Path) -> Any:
     """Read a pickle of plain values and arrays; anything else, which could run code, is refused."""
-    try:
-        with path.open("rb") as stream:
-            return _ArraysOnly(stream, path).load()
-    except DataError:
-        raise
-    except DAMAGED as error:
-        raise DataError(
-            f"cannot read {path}: {str(error) or type(error).__name__}; expected a complete pickle; download it again."
-        ) from error
+    advice = "expected a complete pickle; download it again"
+    with explained(DataError, f"cannot read {path}", advice, *DAMAGED), path.open("rb") as stream:
+        return _ArraysOnly(stream, path).load()
 
 
 class _ArraysOnly(pickle.Unpickler):

@@ -19,16 +19,10 @@ KEPT = ("images", "annotations", "categories", "id", "image_id", "category_id", 
 
 
 def coco(root: Path | None = None, *, year: int = 2014) -> Splits:
-    """Load the training images of a year, and its validation images as test set (its test labels are not public).
+    """Load the training images of a year, 2014 or 2017, and its validation images as test set.
 
-    Images without any annotated object are dropped: 82,081 and 40,137 of 2014 remain.
-
-    Parameters
-    ----------
-    root
-        The folder with the images and annotations.
-    year
-        2014 or 2017.
+    The labels of the test images are not public. Images without any annotated object are dropped: 82,081 and 40,137
+    of 2014 remain.
     """
     need_count("year", year, 2014)
     release = Release(f"COCO {year}", f"train{year}.zip, val{year}.zip and annotations_trainval{year}.zip")

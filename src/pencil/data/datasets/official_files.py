@@ -1,6 +1,7 @@
 """Shared by the loaders of official datasets: find their files, read their lists, name what to download."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, setting
 
 
 class Release(NamedTuple):
@@ -71,20 +72,16 @@ def read_list(path: Path, /, **columns: pa.DataType) -> pa.Table:
     """Read a headerless, whitespace-separated text file as Arrow columns, which keeps a million rows small."""
     from pyarrow import csv
 
-    try:
-        return csv.read_csv(
-            path,
-            csv.ReadOptions(
-                column_names=list(columns), use_threads=False
-            ),  # with threads, messages do not contain the row number
-            csv.ParseOptions(delimiter=" ", quote_char=False),
-            csv.ConvertOptions(column_types=columns, null_values=[""]),
-        )
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected rows of {' '.join(columns)}; "
-            "download it again."
-        ) from error
+    reading = csv.ReadOptions(column_names=list(columns), use_threads=False)  # threads do not report the row number
+    parsing = csv.ParseOptions(delimiter=" ", quote_char=False)
+    with unreadable(path, f"expected rows of {' '.join(columns)}"):
+        return csv.read_csv(path, reading, parsing, csv.ConvertOptions(column_types=columns, null_values=[""]))
+
+
+def unreadable(path: Path, expected: str) -> AbstractContextManager[None]:
+    """Convert the errors of Arrow and of the system for a damaged file into a DataError."""
+    advice = f"{expected}; download it again"
+    return explained(DataError, f"cannot read {path}", advice, OSError, pa.ArrowException)
 
 
 def look_up(keys: Any, known: Any, fault: Callable[[Any, int], str]) -> np.ndarray:

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from pencil.data.datasets.official_files import Release, need_count, need_folder, read_list
+from pencil.data.datasets.official_files import Release, need_count, need_folder, read_list, unreadable
 from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import as_indicators
 from pencil.data.inputs.images import ImageFiles, ImageInputs
 from pencil.data.sources.key_column import column_keys
-from pencil.errors import DataError
+from pencil.errors import DataError, explained
 from pencil.seeding import generator
 
 RELEASE = Release(
@@ -152,16 +152,13 @@ def _known(path: Path, images: pa.Array, ids: pa.Array) -> tuple[np.ndarray, np.
     convert = csv.ConvertOptions(column_types=columns, include_columns=list(columns))
     found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))]
     line = 2
-    try:
-        with csv.open_csv(path, csv.ReadOptions(block_size=BLOCK), convert_options=convert) as blocks:
-            for block in blocks:
-                found.append(_block(block, images, ids, path, line))
-                line += block.num_rows
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected the columns {', '.join(columns)}; "
-            "download it again."
-        ) from error
+    with (
+        unreadable(path, f"expected the columns {', '.join(columns)}"),
+        csv.open_csv(path, csv.ReadOptions(block_size=BLOCK), convert_options=convert) as blocks,
+    ):
+        for block in blocks:
+            found.append(_block(block, images, ids, path, line))
+            line += block.num_rows
     image, label, value = (np.concatenate(column) for column in zip(*found, strict=True))
     return image, label, value
 
@@ -188,14 +185,10 @@ def _class_names(folder: Path) -> dict[str, str]:
     from pyarrow import csv
 
     path = _find(folder, "class-descriptions.csv")
-    try:
-        options = csv.ReadOptions(column_names=["LabelName", "DisplayName"])
-        text = csv.ConvertOptions(column_types={"LabelName": pa.string(), "DisplayName": pa.string()})
+    options = csv.ReadOptions(column_names=["LabelName", "DisplayName"])
+    text = csv.ConvertOptions(column_types={"LabelName": pa.string(), "DisplayName": pa.string()})
+    with unreadable(path, "expected labels and names"):
         table = csv.read_csv(path, options, convert_options=text)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected labels and names; download it again."
-        ) from error
     names = dict(zip(table["LabelName"].to_pylist(), table["DisplayName"].to_pylist(), strict=True))
     names.pop("LabelName", None)  # V6 has a header, V4 and V5 have none
     trainable = _look_for(folder, "classes-trainable.txt")
@@ -212,11 +205,8 @@ def _distinct(classes: list[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def _on_disk(folder: Path) -> pa.Array:
-    try:
-        with os.scandir(folder) as entries:
-            found = pa.array((entry.name[:-4] for entry in entries if entry.name.endswith(".jpg")), pa.string())
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}; {RELEASE.remedy}.") from error
+    with explained(DataError, f"cannot read the folder {folder}", RELEASE.remedy, OSError), os.scandir(folder) as files:
+        found = pa.array((file.name[:-4] for file in files if file.name.endswith(".jpg")), pa.string())
     if not len(found):
         raise DataError(f"{folder} contains no images; expected files ID.jpg; {RELEASE.remedy}.")
     return found.sort()

@@ -62,15 +62,6 @@ def numbers(root: Path | None = None, *, images: int = 10_000, test_images: int 
     """Generate a hundred classes: two digits side by side, 00 to 99, 8 x 16 grey values.
 
     Test pairs consist of digits that no training pair contains. The same seed gives the same pairs.
-
-    Parameters
-    ----------
-    root
-        Not used.
-    images, test_images
-        Number of pairs to generate, at least 100.
-    seed
-        Seed of the pairs.
     """
     source, classes = digits(), [f"{number:02d}" for number in range(100)]
     assert source.test is not None

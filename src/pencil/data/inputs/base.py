@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing import get_start_method
 from torch.utils.data import DataLoader
 
-from pencil.data.bad_rows import SHOWN, OnBadRows
+from pencil.data.bad_rows import OnBadRows, first_few
 from pencil.data.given.given_labels import name_rows
 from pencil.data.inputs.augment import Draws, View
 from pencil.data.inputs.sketch import Look, look_at_arrays
@@ -58,9 +58,7 @@ class Fault(NamedTuple):
 
 def list_faults(faults: Sequence[Fault]) -> str:
     """Return the first unreadable inputs with the reasons, and the number of further ones."""
-    named = [f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults[:SHOWN]]
-    more = len(faults) - len(named)
-    return "; ".join(named) + (f"; and {more:,} more" if more else "")
+    return first_few([f"{fault.name!r} (row {fault.row}): {fault.reason}" for fault in faults])
 
 
 class InspectedRow(NamedTuple):
@@ -386,16 +384,7 @@ def read_ahead(
 ) -> Iterator[Any]:
     """Yield the collated items of each chunk of rows, while worker processes prefetch the next chunks.
 
-    Parameters
-    ----------
-    items
-        A map-style dataset; it is pickled for the workers.
-    chunks
-        Rows of each batch.
-    collate
-        Makes a batch of a list of items; it must be picklable.
-    workers
-        Worker processes; 0 reads in this process.
+    ``items`` and ``collate``, which makes a batch of a list of items, are pickled for the workers.
     """
     loader: DataLoader[Any] = DataLoader(
         items,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.inputs.base import Inputs, Size
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, reason_of, setting
 from pencil.files import atomic_write, write_json
 
 IN_MEMORY = 512 * 2**20
@@ -23,17 +23,7 @@ def fits_memory(rows: int, size: Size) -> bool:
 
 
 def cache_in_memory(inputs: Inputs, rows: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Decode these rows into one tensor; return it and a mask of the readable rows.
-
-    Parameters
-    ----------
-    inputs
-        Encoded images without a transform.
-    rows
-        The rows to decode, in result order.
-    shape
-        The shape of the result: (rows, 3, height, width).
-    """
+    """Decode these rows into one tensor of ``shape``; return it and a mask of the readable rows."""
     values = torch.empty(shape, dtype=torch.uint8)
     return values, _fill(values, inputs, rows)
 
@@ -48,8 +38,9 @@ def cache_in_file(
             folder.mkdir(parents=True, exist_ok=True)
             _make(pixels, index, shape, inputs, rows)
         except OSError as error:
+            reason = reason_of(error.__cause__ or error)  # atomic_write wraps it
             raise DataError(
-                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {_reason(error)}; expected a "
+                f"cannot write the cache of {np.prod(shape) / 2**30:.1f} GiB in {folder}: {reason}; expected a "
                 f"folder with enough space; free some space, or choose another one with "
                 f"{setting('data.cache', 'FOLDER')}, or disable the cache with {setting('data.cache', 'none')}."
             ) from error
@@ -69,12 +60,6 @@ def _fill(values: Tensor, inputs: Inputs, rows: Tensor) -> Tensor:
         if len(place):
             values[place] = loaded.values
     return readable
-
-
-def _reason(error: OSError) -> str:
-    """The system's reason, even if :func:`pencil.files.atomic_write` has wrapped it."""
-    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    return cause.strerror or str(cause)
 
 
 def _make(pixels: Path, index: Path, shape: tuple[int, ...], inputs: Inputs, rows: Tensor) -> None:

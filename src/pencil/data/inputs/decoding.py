@@ -9,6 +9,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from pencil.data.inputs.base import MAX_PIXELS, Size
+from pencil.errors import reason_of
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # none of these starts another program
 
@@ -44,18 +45,9 @@ def upright_size(image: Image.Image) -> Size:
 def decode(
     content: bytes, size: Size | None = None, max_pixels: int = MAX_PIXELS, side: int | None = None
 ) -> np.ndarray:
-    """Decode an image to 8-bit RGB of shape (height, width, 3).
+    """Decode an image to 8-bit RGB of shape (height, width, 3), resized to ``size``; too many pixels are a ValueError.
 
-    Parameters
-    ----------
-    content
-        The bytes of an image file.
-    size
-        Height and width to resize to; None keeps the size.
-    max_pixels
-        Maximum number of pixels; more raise a ValueError.
-    side
-        A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default limited by ``size``.
+    A large JPEG may be decoded at a fraction of its size, at least ``side`` pixels; by default limited by ``size``.
     """
     image = decode_image(content, max_pixels, max(size) if size is not None else side)
     if size is not None and (image.height, image.width) != size:
@@ -92,6 +84,4 @@ def describe_fault(error: Exception) -> str:
     """Return a decoder's error as one phrase, without buffer addresses."""
     if isinstance(error, UnidentifiedImageError):
         return "it is not an image that Pillow can read"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return error.strerror.lower() if isinstance(error, OSError) and error.strerror else reason_of(error)

@@ -48,16 +48,9 @@ class _Stored(BaseModel):
 
 
 class Categories(_Stored):
-    """A column of categories.
+    """A column of categories and its levels; the empty level is a missing cell.
 
-    Parameters
-    ----------
-    column
-        Its name.
-    levels
-        Levels with their own value; the empty level is a missing cell.
-    grouped
-        Whether there is a further value for rare levels and for levels not seen in training.
+    If ``grouped``, there is a further value for rare levels and for levels not seen in training.
     """
 
     column: str
@@ -73,23 +66,7 @@ class Vectors(_Stored):
 
 
 class Plan(_Stored):
-    """An encoder without its arrays.
-
-    Parameters
-    ----------
-    version
-        Version of the encoder.
-    numbers
-        Columns of numbers.
-    flagged
-        The columns among them with a missing indicator.
-    categories, vectors
-        Columns of categories and of vectors.
-    text
-        Columns of text.
-    text_model
-        The model that encodes text.
-    """
+    """An encoder without its arrays: the columns of each kind; ``flagged`` numbers have a missing indicator."""
 
     version: int = VERSION
     numbers: list[str] = []
@@ -102,16 +79,11 @@ class Plan(_Stored):
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """A fitted encoder.
+    """A fitted encoder: the plan, and the arrays that it needs.
 
-    Parameters
-    ----------
-    plan
-        The columns, and how they are encoded.
-    arrays
-        ``fill``: the values for missing numbers. ``powers``: the Yeo-Johnson powers, which make skewed numbers
-        symmetric; 1 leaves them unchanged. ``center`` and ``scale``: of numbers, texts and vectors, in this order.
-        ``terms``, ``idf`` and ``components``: as in :class:`~pencil.data.inputs.text.TermVectors`.
+    ``fill``: the values for missing numbers. ``powers``: the Yeo-Johnson powers, which make skewed numbers
+    symmetric; 1 leaves them unchanged. ``center`` and ``scale``: of numbers, texts and vectors, in this order.
+    ``terms``, ``idf`` and ``components``: as in :class:`~pencil.data.inputs.text.TermVectors`.
     """
 
     plan: Plan
@@ -142,13 +114,7 @@ class Encoder:
         return (*names, *(f"text[{place}]" for place in range(texts)), *vectors)
 
     def encode(self, records: RecordInputs, rows: Tensor | None = None) -> EncodedInputs:
-        """Return the vectors of these rows (all rows by default).
-
-        Raises
-        ------
-        DataError
-            If columns are missing; the message names them all.
-        """
+        """Return the vectors of these rows (all rows by default); raise if columns are missing."""
         known = set(records.table.column_names)
         missing = [name for name in self.columns if name not in known]
         if missing:
@@ -238,17 +204,7 @@ def _scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.nda
 
 
 def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -> Encoder:
-    """Fit an encoder on these rows, which must only contain training rows.
-
-    Parameters
-    ----------
-    records
-        The rows of a table.
-    rows
-        The rows to fit on.
-    text_model
-        The model that encodes text, as in :func:`~pencil.data.inputs.text.embed_texts`.
-    """
+    """Fit an encoder on these rows, which must only contain training rows."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 

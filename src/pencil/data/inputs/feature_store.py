@@ -9,7 +9,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from pencil.data.inputs.base import DIGEST
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, setting
 
 FEATURES, DIGESTS, LOCK = "features.f16", "digests.bin", ".lock"
 
@@ -22,29 +22,19 @@ def default_folder() -> Path:
 class FeatureStore:
     """A folder with two append-only files: vectors in half precision, and the digest of each input.
 
-    A digest is written after its vector, so a killed process leaves at most a vector without a digest, which the next
-    writer overwrites. Write only while holding :meth:`lock`.
-
-    Parameters
-    ----------
-    folder : Path
-        Created if missing. Its name must identify how the vectors were computed.
-    width : int
-        Length of a vector.
+    A digest is written after its vector, so a killed process leaves at most a vector without a digest, which the
+    next writer overwrites. Write only while holding :meth:`lock`. The name of the folder must identify how the
+    vectors were computed.
     """
 
     def __init__(self, folder: Path, width: int):
         self.folder, self.width = folder, width
         self._rows: dict[bytes, int] = {}
-        try:
+        advice = f"expected a writable folder; choose another one with {setting('data.cache', 'FOLDER')}"
+        with explained(DataError, f"cannot store features in {folder}", advice, OSError):
             folder.mkdir(parents=True, exist_ok=True)
             for name in (FEATURES, DIGESTS):
                 (folder / name).touch()
-        except OSError as error:
-            raise DataError(
-                f"cannot store features in {folder}: {error.strerror}; expected a writable folder; choose "
-                f"another one with {setting('data.cache', 'FOLDER')}."
-            ) from error
         self.refresh()
 
     @contextmanager
@@ -79,7 +69,8 @@ class FeatureStore:
     def add(self, digests: Sequence[bytes], features: np.ndarray) -> None:
         """Append vectors, which must be new."""
         rows = len(self._rows)
-        try:
+        advice = f"expected free disk space; free some, or choose another folder with {setting('data.cache', 'FOLDER')}"
+        with explained(DataError, f"cannot store features in {self.folder}", advice, OSError):
             for name, start, content in (
                 (FEATURES, 2 * self.width * rows, features.astype(np.float16).tobytes()),
                 (DIGESTS, DIGEST * rows, b"".join(digests)),
@@ -88,11 +79,6 @@ class FeatureStore:
                     file.truncate(start)
                     file.seek(start)
                     file.write(content)
-        except OSError as error:
-            raise DataError(
-                f"cannot store features in {self.folder}: {error.strerror}; expected free disk space; free some, or "
-                f"choose another folder with {setting('data.cache', 'FOLDER')}."
-            ) from error
         self._rows |= {digest: rows + number for number, digest in enumerate(digests)}
 
     def read(self, digests: Sequence[bytes]) -> np.ndarray:

@@ -19,17 +19,7 @@ LARGEST = 224
 
 
 def apply_geometry(settings: DataSettings, examples: Examples, size: Size | None) -> Examples:
-    """Return the same examples with inputs of this size, cropped as set, and decoded once if that saves time.
-
-    Parameters
-    ----------
-    settings
-        Crop, cache and reading options.
-    examples
-        Any inputs; only encoded images are resized and cached.
-    size
-        Height and width, as found by :func:`image_size` on the training rows.
-    """
+    """Return the same examples with images of this size, cropped as set, and decoded once if that saves time."""
     inputs = examples.inputs
     if inputs.resizable and size is None:
         size = _only_size(inputs, settings)

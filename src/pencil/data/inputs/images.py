@@ -125,16 +125,8 @@ class ImageBytes(Encoded):
 class ImageInputs(Inputs):
     """Encoded images that are decoded on demand, by ``workers`` processes ahead of the training step.
 
-    Parameters
-    ----------
-    encoded
-        Where the bytes are stored.
-    transform
-        Augment, crop and normalise.
-    size, unreadable, workers, max_pixels, exact
-        As in :class:`ReadOptions`.
-    faults
-        Why rows could not be read, for the rows requested so far; copies made by ``replace`` share it.
+    Options are as in :class:`ReadOptions`. ``faults`` says why rows could not be read, for the rows requested so
+    far; copies made by ``replace`` share it.
     """
 
     encoded: Encoded
@@ -170,29 +162,30 @@ class ImageInputs(Inputs):
         return True
 
     def batches(self, chunks: Sequence[Tensor], view: View | None = None) -> Iterator[Loaded]:
+        draws, one_by_one = None, False  # single images are augmented by the process that decodes them
         if view is not None and view.augmentation is not None and view.augmentation.per_image:
-            yield from self._augmented(chunks, view)
-            return
-        draws = None
-        for chunk, (values, faults) in zip(chunks, self._decoded(chunks), strict=True):
-            if draws is None and len(values):
-                draws = self.transform.draws(len(self), values.shape[1:], values.dtype, view)
+            shape, one_by_one = (3, *self._one_size("augmented")), True
+            draws = self.transform.draws(len(self), shape, torch.uint8, view)
+        for chunk, (values, faults) in zip(chunks, self._decoded(chunks, draws if one_by_one else None), strict=True):
             self._warn(faults)
             kept = _kept(chunk, faults)
-            rows = chunk if kept is None else chunk[kept]
-            yield Loaded(self.transform.apply(values, rows, draws) if len(values) else values.float(), kept)
+            if draws is None and len(values):
+                draws = self.transform.draws(len(self), values.shape[1:], values.dtype, view)
+            if not len(values):
+                yield Loaded(values.float(), kept)
+            elif one_by_one:
+                yield Loaded(self.transform.normalize(values), kept)
+            else:
+                yield Loaded(self.transform.apply(values, chunk if kept is None else chunk[kept], draws), kept)
 
-    def _augmented(self, chunks: Sequence[Tensor], view: View) -> Iterator[Loaded]:
-        """Yield images that were augmented one by one, by the process that decoded them."""
+    def _one_size(self, done: str) -> Size:
+        """Return the size of the images; raise if they differ, so that they cannot be ``done``."""
         if self.size is None:
             raise DataError(
-                "images of different sizes cannot be augmented; expected one size for all; set one with "
+                f"images of different sizes cannot be {done}; expected one size for all; set one with "
                 f"{setting('data.resize', 224)}."
             )
-        draws = self.transform.draws(len(self), (3, *self.size), torch.uint8, view)
-        for chunk, (values, faults) in zip(chunks, self._decoded(chunks, draws), strict=True):
-            self._warn(faults)
-            yield Loaded(self.transform.normalize(values) if len(values) else values.float(), _kept(chunk, faults))
+        return self.size
 
     def raw(self, rows: Tensor) -> Loaded:
         images, faults = next(self.in_process()._decoded([rows]))
@@ -233,16 +226,13 @@ class ImageInputs(Inputs):
         return moments.normalization()
 
     def cached(self, rows: Tensor, folder: Path | None = None) -> TensorInputs:
-        if self.size is None:
-            raise DataError(
-                "images of different sizes cannot be cached; expected one size for all; set one with "
-                f"{setting('data.resize', 224)}."
-            )
-        plain, shape = replace(self, transform=IDENTITY), (len(rows), 3, *self.size)
+        plain, shape = replace(self, transform=IDENTITY), (len(rows), 3, *self._one_size("cached"))
         if folder is None:
             values, readable = cache_in_memory(plain, rows, shape)
         else:
-            values, readable = cache_in_file(plain, rows, shape, folder.expanduser(), self._signature(rows, shape))
+            decoding = json.dumps([shape, self.max_pixels, self.unreadable, self.exact])
+            signature = self._digest(rows, decoding)[:24]  # it changes with any image and the selection of rows too
+            values, readable = cache_in_file(plain, rows, shape, folder.expanduser(), signature)
         if not readable.any():
             raise DataError(
                 f"none of the {len(rows)} images can be read; expected images; run `pencil check` for the reasons."
@@ -317,10 +307,6 @@ class ImageInputs(Inputs):
             return content_digest(self.encoded.read(row))
         except DECODE_FAULTS:  # an unreadable row is refused or skipped when it is needed
             return bytes(DIGEST)
-
-    def _signature(self, rows: Tensor, shape: tuple[int, ...]) -> str:
-        """Return a name for a cache file; it changes with any image, the selection of rows, and the decoding."""
-        return self._digest(rows, json.dumps([shape, self.max_pixels, self.unreadable, self.exact]))[:24]
 
     def _digest(self, rows: Tensor, start: str = "", *, content: bool = False) -> str:
         digest = hashlib.sha256(start.encode())

@@ -35,14 +35,8 @@ class ColumnFinding(NamedTuple):
 class RecordInputs(Inputs):
     """Rows of numbers, categories, texts and vectors, which are encoded before a network sees them.
 
-    Parameters
-    ----------
-    table
-        Numbers as float64, categories and texts as strings, vectors as fixed-size lists of float32. Null is missing.
-    roles
-        The role of each column.
-    dates
-        Columns of numbers that are days since 1970.
+    Numbers are float64, categories and texts strings, vectors fixed-size lists of float32, and null is missing.
+    ``dates`` are columns of numbers that are days since 1970.
     """
 
     table: pa.Table
@@ -156,13 +150,7 @@ class RecordInputs(Inputs):
 
 @dataclass(frozen=True, eq=False)
 class EncodedInputs(TensorInputs):
-    """Vectors that an encoder computed from records.
-
-    Parameters
-    ----------
-    source, source_rows
-        The records, and the record of each vector.
-    """
+    """Vectors that an encoder computed from records, and the record of each vector."""
 
     source: RecordInputs | None = None
     source_rows: Tensor | None = None
@@ -176,13 +164,7 @@ class EncodedInputs(TensorInputs):
 
 
 def read_records(where: Path | str, table: pa.Table, roles: Roles, numbers: RowNumbers = None) -> RecordInputs:
-    """Return the records of a table; ``numbers`` are the row numbers in messages, by default positions.
-
-    Raises
-    ------
-    DataError
-        If a value does not fit the role of its column; the message names the row.
-    """
+    """Return the records of a table; ``numbers`` are the row numbers in messages, by default positions."""
     columns = {name: CONVERTED[role](table[name], name, where, numbers) for name, role in roles.used.items()}
     dates = frozenset(name for name in roles.of("number") if _is_date(table[name].type))
     return RecordInputs(pa.table(columns), roles, dates)

@@ -32,15 +32,7 @@ IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class Transform:
-    """Crop, flip and normalise a batch of raw values.
-
-    Parameters
-    ----------
-    normalization
-        Mean and standard deviation per channel or feature; None leaves the values unchanged.
-    crop
-        Height and width of a square crop; None keeps the size.
-    """
+    """Crop to a square of ``crop`` pixels, flip and normalise a batch of raw values; None leaves a step out."""
 
     normalization: Normalization | None = None
     crop: int | None = None
@@ -143,15 +135,7 @@ class Moments:
 
 
 def measure_normalization(values: Tensor, rows: Tensor) -> Normalization:
-    """Compute mean and standard deviation of some rows.
-
-    Parameters
-    ----------
-    values
-        Images (n, channels, height, width), measured per channel, or vectors (n, features), measured per feature.
-    rows
-        Row indices to measure.
-    """
+    """Compute mean and standard deviation of some rows: per channel of images, per feature of vectors."""
     moments = Moments()
     for chunk in rows.split(rows_within(values.shape[1:], 8)):
         moments.add(values[chunk])

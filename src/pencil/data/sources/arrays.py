@@ -151,15 +151,7 @@ def is_sparse(values: Any) -> bool:
 
 
 def as_dense(matrix: Any, name: str = "x") -> np.ndarray:
-    """Return a sparse matrix as a dense fp32 array; raise if it would take more than half of the memory.
-
-    Parameters
-    ----------
-    matrix
-        A matrix of numbers, in any SciPy format.
-    name
-        Its name in messages.
-    """
+    """Return a sparse matrix as a dense fp32 array; raise if it would take more than half of the memory."""
     native(np.empty(0, matrix.dtype))
     size, limit = 4 * int(np.prod(matrix.shape, dtype=object)), memory_limit() // 2
     if size > limit:
@@ -212,13 +204,7 @@ REMEDIES = {
 
 
 def native(values: np.ndarray) -> np.ndarray:
-    """Return the same numbers in this machine's byte order, the only one that torch supports.
-
-    Raises
-    ------
-    DataError
-        If they are not real numbers.
-    """
+    """Return real numbers in this machine's byte order, the only one that torch supports."""
     kind = values.dtype.kind
     if kind not in "buif":
         remedy = REMEDIES.get(kind, "convert it to a numeric array")

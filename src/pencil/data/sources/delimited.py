@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,7 @@ FIRST_LINE = 2
 DECIMAL_COMMA = r"^[+-]?[0-9]+(,[0-9]+)?([eE][+-]?[0-9]+)?$"
 
 
+Content = TypeVar("Content")
 _HELD: list[arrow_csv.ParseOptions] = []
 """Options that call Python are kept for the life of the process: if an Arrow thread drops the last reference during
 interpreter shutdown, the process aborts."""
@@ -69,21 +70,9 @@ class Dialect:
 
 
 def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
-    """Return the encoding and the delimiter of a table.
+    """Return the encoding of a table, and the delimiter if it is not known.
 
     A file is UTF-8, UTF-16 or UTF-32, with or without a mark, or otherwise Windows-1252 or Latin-1.
-
-    Parameters
-    ----------
-    path
-        A text file.
-    delimiter
-        The delimiter, if it is known.
-
-    Raises
-    ------
-    DataError
-        If only a part of the file is UTF-8.
     """
     encoding = _find_encoding(path)
     if delimiter is not None:
@@ -98,18 +87,10 @@ def find_dialect(path: Path, delimiter: str | None = None) -> Dialect:
 def find_delimiter(sample: str, candidates: tuple[str, ...] = DELIMITERS, *, whole: bool = True) -> str:
     """Return the delimiter that gives all rows of the sample the same number of cells, at least two.
 
-    Among several such delimiters the one with the most cells is chosen. If there is none, because rows are damaged, the
-    one that gives the header the most cells is chosen; for a table of one column, the first candidate. Delimiters
-    inside quotes do not count.
-
-    Parameters
-    ----------
-    sample
-        The beginning of a table.
-    candidates
-        Delimiters; the first of equally good ones is chosen.
-    whole
-        Whether the sample is the whole table; otherwise its last row is ignored.
+    Among several such delimiters the one with the most cells is chosen, then the first candidate. If there is none,
+    because rows are damaged, the one that gives the header the most cells is chosen; for a table of one column, the
+    first candidate. Delimiters inside quotes do not count. Unless the sample is the ``whole`` table, its last row
+    is ignored.
     """
     best, best_rank = candidates[0], (False, 1)
     for delimiter in candidates:
@@ -125,16 +106,8 @@ def read_delimited(
 ) -> Numbered:
     """Read a table from a text file; empty cells are missing, and quoted cells may contain line breaks.
 
-    Parameters
-    ----------
-    path
-        The file.
-    dialect
-        How it is written. Unless the delimiter is a comma, columns such as ``3,14`` are read as numbers.
-    texts
-        Columns that are read as text, exactly as written.
-    on_bad_rows
-        Whether lines with too many or too few cells are an "error" or are skipped ("skip").
+    The columns ``texts`` are read exactly as written. Unless the delimiter is a comma, columns such as ``3,14`` are
+    numbers.
     """
     if dialect.encoding in GUESSED:
         warnings.warn(
@@ -170,15 +143,13 @@ def with_decimal_commas(table: pa.Table, texts: Collection[str] = ()) -> pa.Tabl
 
 def read_names(path: Path, dialect: Dialect) -> list[str]:
     """Return the names of the columns."""
-    parse = _without_odd_lines(dialect.delimiter)
-    for block in _blocks(path):
-        try:
-            with arrow_csv.open_csv(path, _read_options(dialect, block), parse) as reader:
-                return cast(list[str], reader.schema.names)
-        except pa.ArrowInvalid as error:
-            if not _is_cut(error):
-                raise
-    raise _too_long(path)
+
+    def read(block: int) -> list[str]:
+        parse = _without_odd_lines(dialect.delimiter)
+        with arrow_csv.open_csv(path, _read_options(dialect, block), parse) as reader:
+            return cast(list[str], reader.schema.names)
+
+    return _in_blocks(path, read)
 
 
 def read_as_text(path: Path, dialect: Dialect, name: str) -> pa.ChunkedArray:
@@ -287,12 +258,21 @@ def _read_csv(
     use_threads: bool = True,
     lines: "_Lines | None" = None,
 ) -> pa.Table:
-    """Read a whole file, in larger blocks if a row is longer than a block."""
-    for block in _blocks(path):
+    """Read a whole file."""
+
+    def read(block: int) -> pa.Table:
         if lines is not None:
             lines.found.clear()
+        return arrow_csv.read_csv(path, _read_options(dialect, block, use_threads=use_threads), parse, cells)
+
+    return _in_blocks(path, read)
+
+
+def _in_blocks(path: Path, read: Callable[[int], Content]) -> Content:
+    """Return what ``read`` returns for a block size, in larger blocks if a row is longer than a block."""
+    for block in _blocks(path):
         try:
-            return arrow_csv.read_csv(path, _read_options(dialect, block, use_threads=use_threads), parse, cells)
+            return read(block)
         except pa.ArrowInvalid as error:
             if not _is_cut(error):
                 raise

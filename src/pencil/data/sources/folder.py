@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -114,19 +115,15 @@ def _subfolders(folder: Path) -> list[str]:
         with os.scandir(folder) as entries:
             found = [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     except OSError as error:
-        raise _unreadable_folder(folder, error) from error
+        _refuse_folder(error, folder)
     for entry in found:
         refuse_undecodable(entry.path)
     return sorted(entry.name for entry in found)
 
 
-def _refuse_folder(error: OSError) -> None:
-    raise _unreadable_folder(error.filename, error) from error
-
-
-def _unreadable_folder(folder: Path | str, error: OSError) -> DataError:
+def _refuse_folder(error: OSError, folder: Path | None = None) -> NoReturn:
     where = folder if error.filename is None else error.filename
-    return DataError(
+    raise DataError(
         f"cannot read the folder {where}: {error.strerror}; expected a folder of images; check its permissions, and "
         "links in it."
-    )
+    ) from error

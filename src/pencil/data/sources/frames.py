@@ -36,13 +36,7 @@ def is_frame(data: Any) -> bool:
 
 
 def as_table(frame: Any) -> pa.Table:
-    """Return an Arrow table of a data frame, with string and bytes types that every version of Arrow supports.
-
-    Raises
-    ------
-    DataError
-        If a column has values of several types, two columns share a name, or there are no rows.
-    """
+    """Return an Arrow table of a data frame, with string and bytes types that every version of Arrow supports."""
     if _is_pandas(frame, "DataFrame"):
         refuse_repeated_columns(WHERE, list(map(str, frame.columns)))
     try:

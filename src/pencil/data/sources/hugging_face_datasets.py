@@ -31,7 +31,7 @@ from pencil.data.rows import SPLIT_NAMES, Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.key_column import keys_or_numbers
 from pencil.data.sources.table import label_cells, read_columns
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, setting
 
 PREFIX = "hf/"
 WHERE = "the dataset"
@@ -74,15 +74,11 @@ def read(source: str, settings: DataSettings) -> Rows:
     import datasets
 
     name = source.removeprefix(PREFIX)
-    try:
+    advice = "expected a dataset on the hub or a saved folder; check the name"
+    with explained(DataError, f"datasets cannot load {name!r}", advice, OSError, ValueError, RuntimeError, TypeError):
         folder = Path(name).expanduser()
         is_saved = folder.is_dir() and not options
         loaded = datasets.load_from_disk(str(folder)) if is_saved else datasets.load_dataset(name, **options)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise DataError(
-            f"datasets cannot load {name!r}: {str(error).splitlines()[0]}; expected a dataset on the hub or a saved "
-            "folder; check the name."
-        ) from error
     if not isinstance(loaded, Mapping):
         return hugging_face_rows(loaded, settings)
     parts = {SPLIT_NAMES[split]: part for split, part in loaded.items() if split in SPLIT_NAMES}
@@ -101,15 +97,7 @@ def read(source: str, settings: DataSettings) -> Rows:
 
 
 def hugging_face_rows(dataset: Any, settings: DataSettings) -> Rows:
-    """Return the rows of a ``datasets.Dataset``; images stay encoded until they are needed.
-
-    Parameters
-    ----------
-    dataset
-        A ``datasets.Dataset``.
-    settings
-        As in :func:`read`.
-    """
+    """Return the rows of a ``datasets.Dataset``; images stay encoded until they are needed."""
     columns, classes, bad = settings.columns, settings.classes, BadRows(WHERE)
     table = dataset.flatten_indices().data.table if dataset._indices is not None else dataset.data.table
     refuse_unknown(WHERE, table, columns)
@@ -180,13 +168,9 @@ def _inputs(column: Any, keys: np.ndarray, name: str) -> Inputs:
 
 
 def _numbers(column: Any, name: str) -> torch.Tensor:
-    try:
+    advice = "expected lists of equal length without missing cells; fix the column"
+    with explained(DataError, f"column {name!r} is not rows of numbers", advice, TypeError, ValueError, RuntimeError):
         values = torch.tensor(column.to_pylist(), dtype=torch.float32)
-    except (TypeError, ValueError, RuntimeError) as error:  # missing cells, lists of different lengths, other types
-        raise DataError(
-            f"column {name!r} is not rows of numbers ({str(error).splitlines()[0]}); expected lists of equal length "
-            "without missing cells; fix the column."
-        ) from error
     if values.ndim < 2 or 0 in values.shape:
         raise DataError(
             f"column {name!r} has shape {tuple(values.shape)}; expected at least one number per row; fix the column."

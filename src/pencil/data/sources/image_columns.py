@@ -39,13 +39,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def bytes_field(where: Path | str, table: pa.Table, image: str) -> str | None:
-    """Return the field of an image column that contains the bytes; None if the column contains them directly.
-
-    Raises
-    ------
-    DataError
-        If it does not contain bytes.
-    """
+    """Return the field of an image column that contains the bytes; None if the column contains them directly."""
     kind = table.schema.field(image).type
     is_struct = pa.types.is_struct(kind)  # as the datasets library stores images
     if not is_bytes(kind) or (is_struct and not is_bytes(kind.field("bytes").type)):

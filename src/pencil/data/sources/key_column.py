@@ -24,15 +24,8 @@ LONGEST_ID = 64
 def settle_key(table: pa.Table, columns: Columns, taken: Collection[str]) -> Columns:
     """Return the columns with the key decided: the column that is set, otherwise a detected one, otherwise row numbers.
 
-    Parameters
-    ----------
-    table
-        The table.
-    columns
-        The role of each column. If ``numbering`` is set, this was decided for an earlier table: the key column detected
-        there is used here if it names every row.
-    taken
-        Columns with another role: labels, listed inputs.
+    If ``numbering`` is set, this was decided for an earlier table: the key column detected there is used here if it
+    names every row. ``taken`` are columns with another role.
     """
     if columns.key is not None and columns.numbering is None:
         return columns

@@ -10,14 +10,14 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
-from pencil.errors import DataError
+from pencil.errors import DataError, explained
 
 SUSPECT = 2**28
 """Members up to this many bytes may have any compression ratio."""
@@ -34,15 +34,7 @@ FAULTS = (
 
 
 class ArrayFile:
-    """The arrays of an open file, by name; each is read on demand.
-
-    Parameters
-    ----------
-    path
-        Name of the file in messages.
-    stream
-        The open file. An npy file has one array, ``x``.
-    """
+    """The arrays of an open file, by name; each is read on demand. An npy file has one array, ``x``."""
 
     def __init__(self, path: Path, stream: IO[bytes]):
         self.path, self._stream = path, stream
@@ -139,24 +131,18 @@ def open_arrays(path: Path) -> Iterator[ArrayFile]:
     """Open a file of numpy.savez or numpy.save; any damage raises a DataError of one line."""
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a file of numpy.savez or numpy.save; choose another.")
-    with ExitStack() as stack:
+    with _damage_named(path):
+        stream = path.open("rb")
+    with stream:
         with _damage_named(path):
-            arrays = ArrayFile(path, stack.enter_context(path.open("rb")))
+            arrays = ArrayFile(path, stream)
         yield arrays
 
 
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
+def _damage_named(path: Path) -> AbstractContextManager[None]:
     """Convert errors of zipfile and numpy for a damaged file into a DataError."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FAULTS as error:
-        reason = (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"cannot read {path}: {reason}; expected a file of numpy.savez or numpy.save; save the arrays again."
-        ) from error
+    advice = "expected a file of numpy.savez or numpy.save; save the arrays again"
+    return explained(DataError, f"cannot read {path}", advice, *FAULTS)
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:

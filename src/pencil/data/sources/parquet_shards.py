@@ -16,7 +16,7 @@ from pencil.data.keys import as_keys
 from pencil.data.sources.image_columns import bytes_field, has_images, image_column
 from pencil.data.sources.regular_files import version_of
 from pencil.data.sources.shard_files import ShardImages, ShardIndex, refuse_changed
-from pencil.errors import DataError
+from pencil.errors import DataError, explained, reason_of
 
 SUFFIXES = (".parquet",)
 HELD = 2
@@ -29,16 +29,7 @@ ImageColumn = tuple[str, str | None]
 class ParquetImages(ShardImages):
     """Images in a column of several Parquet files; the row group of an image is read on demand.
 
-    Parameters
-    ----------
-    shards, names
-        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
-    column
-        Where the bytes are stored.
-    starts
-        The first row of each row group.
-    shard, group
-        The file of each row group, and its number in it.
+    ``starts``, ``shard`` and ``group`` are the first row of each row group, its file, and its number in the file.
     """
 
     column: ImageColumn
@@ -48,12 +39,12 @@ class ParquetImages(ShardImages):
 
     def read(self, row: int) -> bytes:
         place = self._place(row)
-        values = _row_group(*self.shards.place(self.shard[place]), int(self.group[place]), self.column)
+        values = _row_group(*self.shards[self.shard[place]], int(self.group[place]), self.column)
         return cell_bytes(values[row - int(self.starts[place])])
 
     def version(self, row: int) -> bytes:
         """Return a value that changes with the shard, and with the image's position in it."""
-        return b"%s %d" % (self.shards.versions[self.shard[self._place(row)]], row)
+        return b"%s %d" % (self.shards[self.shard[self._place(row)]][1], row)
 
     def _place(self, row: int) -> int:
         """Return the row group of a row, counted over all shards."""
@@ -72,7 +63,7 @@ def _row_group(path: Path, version: bytes, group: int, column: ImageColumn) -> A
             wanted = name if field is None else f"{name}.{field}"
             values = file.read_row_group(group, columns=[wanted], use_threads=False)[name]
     except pa.ArrowException as error:
-        raise ValueError(f"{path.name} cannot be read: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{path.name} cannot be read: {reason_of(error)}") from error
     if field is not None:
         values = pa.chunked_array([chunk.field(field) for chunk in values.chunks])
     return values.cast(pa.large_binary()).combine_chunks()
@@ -95,15 +86,7 @@ class ParquetIndex(ShardIndex):
         self._groups: list[tuple[int, int, int]] = []
 
     def add(self, shard: str) -> None:
-        """Add the rows of a shard; an error leaves the index as it was.
-
-        Raises
-        ------
-        DataError
-            If a listed column is missing, or its columns differ from the first shard.
-        OSError, pyarrow.ArrowException
-            If it is damaged.
-        """
+        """Add the rows of a shard; an error leaves the index as it was."""
         from pyarrow import parquet
 
         path = self.folder / shard
@@ -141,13 +124,9 @@ class ParquetIndex(ShardIndex):
         )
 
     def table(self) -> pa.Table:
-        try:
+        what, advice = f"the files of {self.folder} have different columns", "expected the same columns in all of them"
+        with explained(DataError, what, f"{advice}; convert them", pa.ArrowException):
             return pa.concat_tables(self._tables, promote_options="permissive")
-        except pa.ArrowException as error:
-            raise DataError(
-                f"the files of {self.folder} have different columns: {str(error).splitlines()[0]}; expected the same "
-                "columns in all of them; convert them."
-            ) from error
 
     def keys(self) -> np.ndarray | None:
         if self.image is None and has_images(self._tables[0], self.columns):

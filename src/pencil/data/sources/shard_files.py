@@ -14,27 +14,6 @@ from pencil.data.inputs.images import Encoded
 from pencil.data.sources.regular_files import version_of
 
 
-@dataclass(frozen=True)
-class ShardFiles:
-    """Shards that have been indexed.
-
-    Parameters
-    ----------
-    folder, names
-        The files, by their paths relative to a folder.
-    versions
-        Size and modification time of each file, taken before it was indexed.
-    """
-
-    folder: Path
-    names: tuple[str, ...]
-    versions: tuple[bytes, ...]
-
-    def place(self, number: int) -> tuple[Path, bytes]:
-        """Return the path of a shard, and its version."""
-        return self.folder / self.names[number], self.versions[number]
-
-
 def refuse_changed(path: Path, version: bytes) -> None:
     """Raise a ValueError, as for an unreadable image, if a shard has changed since it was indexed."""
     if version_of(path) != version:
@@ -43,32 +22,17 @@ def refuse_changed(path: Path, version: bytes) -> None:
 
 @dataclass(frozen=True)
 class ShardImages(Encoded):
-    """What images in shards of any kind have in common.
+    """What images in shards of any kind have in common; ``names`` are for messages.
 
-    Parameters
-    ----------
-    shards
-        The files.
-    names
-        Name of the images in messages.
+    ``shards`` are the indexed files, each with its size and time before it was indexed.
     """
 
-    shards: ShardFiles
+    shards: tuple[tuple[Path, bytes], ...]
     names: np.ndarray
 
 
 class ShardIndex(ABC):
-    """Builds the index of several shards of one kind.
-
-    Parameters
-    ----------
-    folder
-        Folder of the shards.
-    columns
-        The role of each column or field.
-    where
-        Name of the data in messages.
-    """
+    """Builds the index of several shards of one kind."""
 
     expected: ClassVar[str]
     """What a shard of this kind is, in messages."""
@@ -86,9 +50,9 @@ class ShardIndex(ABC):
         return sum(self.rows)
 
     @property
-    def files(self) -> ShardFiles:
-        """The shards that have been added."""
-        return ShardFiles(self.folder, tuple(self.versions), tuple(self.versions.values()))
+    def files(self) -> tuple[tuple[Path, bytes], ...]:
+        """The shards that have been added, and their versions."""
+        return tuple((self.folder / name, version) for name, version in self.versions.items())
 
     @abstractmethod
     def add(self, shard: str) -> None:

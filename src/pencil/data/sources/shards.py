@@ -26,7 +26,7 @@ from pencil.data.sources.table import rows_of_table
 from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, reason_of, setting
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
 """The split at the start of a shard's name, such as ``train-00000-of-00004.parquet``."""
@@ -39,11 +39,6 @@ def find_shards(folder: Path) -> list[str]:
     """Return the shards of a folder by their relative paths, sorted; empty for other folders.
 
     They are in the folder itself, without sub-folders or images beside them, or in sub-folders named after splits.
-
-    Raises
-    ------
-    DataError
-        If there are shards of both kinds.
     """
     files, inner = _look(folder)
     found = _shards_in(folder, files)
@@ -83,13 +78,9 @@ def refuse_misplaced(folder: Path) -> None:
 
 def _look(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the files and of the sub-folders of a folder."""
-    try:
-        with os.scandir(folder) as entries:
-            visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise DataError(
-            f"cannot read the folder {folder}: {error.strerror}; expected a folder of data; check its permissions."
-        ) from error
+    advice = "expected a folder of data; check its permissions"
+    with explained(DataError, f"cannot read the folder {folder}", advice, OSError), os.scandir(folder) as entries:
+        visible = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith("."))
     return [name for name, is_folder in visible if not is_folder], [name for name, is_folder in visible if is_folder]
 
 
@@ -152,8 +143,7 @@ def _index(path: Path, columns: Columns, settings: DataSettings) -> ShardIndex:
         try:
             index.add(shard)
         except index.faults as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
-            _settle_damaged(folder / shard, reason, len(index) - before, index.expected, settings)
+            _settle_damaged(folder / shard, reason_of(error), len(index) - before, index.expected, settings)
     if not len(index):
         raise DataError(f"{path} has no rows; expected at least {index.one_row}; check the files.")
     return index
@@ -181,13 +171,7 @@ def _is_compressed(shard: Path) -> bool:
 
 
 def _splits(path: Path, shards: Sequence[str], rows: Sequence[int]) -> np.ndarray | None:
-    """Return the split of each row from the folders or names of the shards; None if they name no split.
-
-    Raises
-    ------
-    DataError
-        If some names begin with a split and others do not: test rows might be trained on.
-    """
+    """Return the split of each row from the folders or names of the shards; None if they name no split."""
     names = []
     for shard in shards:
         inner, _, file = shard.rpartition("/")

@@ -150,21 +150,7 @@ def add_without_text(inputs: Inputs, bad: BadRows) -> None:
 
 
 def row_keys(path: Path, table: pa.Table, columns: Columns, root: Path, numbers: np.ndarray) -> np.ndarray:
-    """Return the keys of a part of a table, equal to the keys in the whole table.
-
-    Parameters
-    ----------
-    path
-        Name of the table in messages.
-    table
-        Some consecutive rows of the table.
-    columns
-        The role of each column.
-    root
-        The folder of relative image paths.
-    numbers
-        The positions of these rows in the whole table.
-    """
+    """Return the keys of consecutive rows at these positions of a table, equal to the keys in the whole table."""
     bad = BadRows(str(path), numbers + first_number(path, columns))
     if columns.key is not None or columns.encoded:
         return keys_or_numbers(table, columns, bad)

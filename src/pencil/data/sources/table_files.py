@@ -14,7 +14,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.image_columns import has_images, image_column
 from pencil.data.sources.key_column import settle_key
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, explained, setting
 
 
 class TableRows(NamedTuple):
@@ -34,23 +34,16 @@ def first_number(path: Path, columns: Columns) -> int:
 def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> TableRows:
     """Read a table into memory, with the metadata of its schema, the number of each row and the key decided.
 
-    Parameters
-    ----------
-    path
-        A CSV, TSV or Parquet file. An empty CSV cell is missing.
-    settings
-        The role of each column: keys, labels, categories and texts of a text file are read exactly as written. The
-        delimiter, and whether lines with too many or too few cells are skipped.
-    labelled
-        Whether there are labels; without them, a column with a common label name is treated like any other, and a
-        malformed line is an error.
+    Keys, labels, categories and texts of a text file are read exactly as written. If it is not ``labelled``, a
+    column with a common label name is treated like any other, and a malformed line is an error.
     """
     from pyarrow import parquet
 
     if path.exists() and not path.is_file():
         raise DataError(f"{path} is not a regular file; expected a CSV or Parquet table; choose another.")
     columns = settings.columns
-    try:
+    advice = "expected a CSV or Parquet table; check the file"
+    with explained(DataError, f"cannot read {path}", advice, OSError, UnicodeError, pa.ArrowException):
         if path.suffix.lower() == ".parquet":
             dialect, table = None, parquet.read_table(path)
             numbers = np.arange(table.num_rows)
@@ -64,10 +57,6 @@ def read_rows(path: Path, settings: DataSettings, *, labelled: bool = True) -> T
         refuse_repeated_columns(path, table.column_names)
         columns = key_decided(table, columns, labelled=labelled)
         table = table if dialect is None else _with_key_as_text(path, dialect, table, columns)
-    except (OSError, UnicodeError, pa.ArrowException) as error:
-        raise DataError(
-            f"cannot read {path}: {str(error).splitlines()[0]}; expected a CSV or Parquet table; check the file."
-        ) from error
     return TableRows(table, numbers + first_number(path, columns), columns)
 
 

@@ -44,15 +44,7 @@ HEADER_FAULTS = (ArithmeticError, LookupError, MemoryError, RecursionError, Type
 
 @dataclass(frozen=True)
 class TarImages(ShardImages):
-    """Images in tar files, each read from its position on demand.
-
-    Parameters
-    ----------
-    shards, names
-        As in :class:`~pencil.data.sources.shard_files.ShardImages`.
-    shard, offset, size
-        Position of the bytes of each image; a row without an image has size -1.
-    """
+    """Images in tar files, each read from its position on demand; a row without an image has size -1."""
 
     shard: np.ndarray
     offset: np.ndarray
@@ -61,13 +53,13 @@ class TarImages(ShardImages):
     def read(self, row: int) -> bytes:
         if self.size[row] < 0:
             raise ValueError("there is no image beside its label")
-        path, version = self.shards.place(self.shard[row])
+        path, version = self.shards[self.shard[row]]
         refuse_changed(path, version)
         return read_slice(path, int(self.offset[row]), int(self.size[row]))
 
     def version(self, row: int) -> bytes:
         """Return a value that changes with the shard, and with the image's position in it."""
-        return b"%s %d %d" % (self.shards.versions[self.shard[row]], self.offset[row], self.size[row])
+        return b"%s %d %d" % (self.shards[self.shard[row]][1], self.offset[row], self.size[row])
 
 
 @dataclass
@@ -121,17 +113,8 @@ class Sample:
 def read_samples(path: Path, wanted: frozenset[str]) -> Iterator[Sample]:
     """Yield the samples of a tar file; consecutive members with the same name up to the first dot form a sample.
 
-    Parameters
-    ----------
-    path
-        An uncompressed tar file.
-    wanted
-        The fields of ``NAME.json`` to keep.
-
-    Raises
-    ------
-    OSError, tarfile.TarError
-        If the file is damaged; samples before the damage have been yielded, except the one that may be affected.
+    Of ``NAME.json``, the ``wanted`` fields are kept. Samples before a damage have been yielded, except the one that
+    may be affected.
     """
     end = path.stat().st_size
     with _opened(path) as tar:

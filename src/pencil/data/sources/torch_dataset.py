@@ -88,16 +88,9 @@ def dataset_rows(dataset: Any, labels: LabelCells, workers: int = 0) -> Rows:
 
 @dataclass(frozen=True)
 class DatasetInputs(Inputs):
-    """The inputs of any map-style dataset, read item by item.
+    """The inputs of any map-style dataset of pairs ``(x, y)`` or dicts, read item by item.
 
     Its values are not transformed further. Random transforms in the dataset are seeded by (seed, epoch, row).
-
-    Parameters
-    ----------
-    dataset
-        Items are pairs ``(x, y)`` or dicts.
-    workers
-        Worker processes that prefetch items; 0 reads in this process.
     """
 
     dataset: Any
