@@ -78,7 +78,7 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
         in seen.text
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
-    assert "some wrong labels remain" in words[0.2] and words[0.351] == ""
+    assert "wrong labels may remain" in words[0.2] and words[0.351] == ""
     assert "within the interval of the estimate." in words[0.4]
     assert "some changes are probably wrong" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""

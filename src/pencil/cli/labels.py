@@ -107,7 +107,7 @@ def labels(
     `pencil review RUN --import FILE` reads the answers.
 
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
-    proposes (--reviewed), or with --anyway. Lists of suspects are written with a warning: they are there to be looked at.
+    proposes (--reviewed), or with --anyway. Lists of suspects, which are there to be looked at, are always written.
     """
     from pencil.export.labels import select_entries, select_labels
 

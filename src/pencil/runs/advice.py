@@ -28,7 +28,7 @@ def explain_difference(summary: Summary, changed: float) -> str:
     both = f"{percent(changed)} of the labels changed, and an estimated {percent(rate.estimate)} are wrong"
     if changed < rate.estimate:
         return (
-            f"{both}: a label changes only if {summary.data.wording.change}, so some wrong labels remain. Look for "
+            f"{both}: a label changes only if {summary.data.wording.change}, so wrong labels may remain. Look for "
             f"them among the {'suspects' if _more_suspects(summary) else 'highest issue scores'}."
         )
     if changed <= rate.high:
