@@ -74,6 +74,13 @@ def test_the_page_of_a_run_is_small_self_contained_and_escaped(run):
     assert "<img" not in without and "fine" in without  # a run that was opened: keys and labels
 
 
+def test_a_label_table_shows_its_first_rows(run):
+    page = run.labels.to_fix()._repr_html_()
+    assert repr(run.labels.to_fix()) in page and page.count("<tr>") == 1 + min(6, run.summary.labels.total_changed)
+    assert "<script" not in page and "&lt;script&gt;" in run.labels._repr_html_() and len(page) < 5_000
+    assert "<table" not in run.labels.slice(0, 0)._repr_html_()
+
+
 def test_a_run_without_changes_says_so(run):
     kept = run.labels.filter(~run.labels.changed)
     page = replace(run, labels=kept.filter(~kept.suspect))._repr_html_()

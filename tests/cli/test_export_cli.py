@@ -190,6 +190,9 @@ def test_labels_of_a_run_that_is_not_reliable_are_written_only_on_request(home):
     assert "the verdict of this run is 'do" in refused.stderr and "--anyway" in refused.stderr
     assert not (home / "doubtful.csv").exists()
     assert "warning: the verdict" in pencil("labels", "run", cwd=home).stderr
+    assert "warning: the verdict" in pencil("labels", "run", "--suspects", "--out", "look.csv", cwd=home).stderr
+    assert (home / "look.csv").read_text().startswith("key,")
+    pencil("labels", "run", "--suspects", "--format", "imagefolder", "--out", "look", cwd=home, code=2)
     pencil("labels", "run", "--anyway", "--out", "doubtful.csv", cwd=home)
     rows = lines_of((home / "doubtful.csv").read_text())
     scores = [float(row["issue_score"]) for row in rows]

@@ -14,6 +14,7 @@ from conftest import paint
 
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
+from pencil.review.session import Review
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
@@ -50,6 +51,14 @@ def home(tmp_path_factory):
     assert re.search("verdict (reliable|doubtful)", words) and "points of right labels" in words
     assert "test mAP" in done.stderr
     return folder
+
+
+def test_training_and_review_count_the_same_rows(home):
+    shown = " ".join(pencil("show", "run", cwd=home).stdout.split())
+    labels, rows = re.search(r"look at (\d+) labels in (\d+) rows: ", shown).groups()
+    with Review(home / "run") as review:
+        assert review.queue.lists == f"{rows} rows to look at"
+    assert 0 < int(rows) <= int(labels)
 
 
 def test_check_counts_what_there_is(home):

@@ -146,6 +146,11 @@ def test_an_unreadable_image_is_named_with_its_row(files, tmp_path):
         read(2)
     with pytest.raises(DataError, match=r"'4.png' \(row 4\): it is not an image that Pillow can read"):
         read(4)
+    content = (tmp_path / "4.png").read_bytes()
+    (tmp_path / "4.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"'4.png' \(row 4\): the file is empty"):
+        read(4)
+    (tmp_path / "4.png").write_bytes(content)
     (tmp_path / "0.png").unlink()
     with pytest.raises(DataError, match=r"3 of 6 images cannot be read: '0.png' \(row 0\): no such file"):
         read(0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pencil import RecipeError
+from pencil.labels.rows import BLOCK
 from pencil.labels.store import LabelStore
 from pencil.labels.top_k import TopKLabelStore
 
@@ -89,3 +90,16 @@ def test_state_goes_through_a_dict(given):
 def test_k_must_be_a_number_of_entries(given):
     with pytest.raises(RecipeError, match="label_top_k is 0; expected at least 1"):
         TopKLabelStore(given, CLASSES, k=0)
+
+
+def test_it_never_holds_dense_logits_of_many_rows(monkeypatch):
+    """50,000 classes: 65,536 dense rows would take 13 GB."""
+    dense, rows = TopKLabelStore.initial_logits, []
+
+    def counted(store, chosen):
+        rows.append(len(chosen))
+        return dense(store, chosen)
+
+    monkeypatch.setattr(TopKLabelStore, "initial_logits", counted)
+    store = TopKLabelStore(torch.arange(60), 50_000, k=8)
+    assert sum(rows) == 60 and max(rows) * store.num_classes <= BLOCK

@@ -78,7 +78,7 @@ def test_the_difference_between_changed_and_wrong_is_explained(tmp_path):
         in seen.text
     )
     words = {fraction: explain_difference(run.summary, fraction) for fraction in (0.2, 0.351, 0.4, 0.5)}
-    assert "some wrong labels remain" in words[0.2] and words[0.351] == ""
+    assert "wrong labels may remain" in words[0.2] and words[0.351] == ""
     assert "within the interval of the estimate." in words[0.4]
     assert "some changes are probably wrong" in words[0.5]
     assert explain_difference(noisy().summary, 0.5) == ""
@@ -105,7 +105,7 @@ def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     refused = f"{lists} Do not use the corrections without review: look at the suspects, train longer"
     assert next_step(levels["do not use the corrections"]).startswith(refused)
     several = made_up(np.eye(3)[np.arange(12) % 3], 1 - np.eye(3)[np.arange(12) % 3], classes=list("abc")).summary
-    assert "review the 36 of 36 known labels that changed or are undecided" in next_step(several)
+    assert "review the 36 of 36 known labels in 12 rows that changed or are undecided" in next_step(several)
     clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
     assert next_step(clean) == "There is nothing to fix: no label changed, and none is a suspect."
     suspected = clean.model_copy(update={"labels": clean.labels.model_copy(update={"suspects": 1})})
@@ -293,3 +293,4 @@ def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undeci
     probs = np.array([[0.9, 0.45], [0.55, 0.9], [0.9, 0.1]], dtype=np.float32)
     several = made_up(given, probs, classes=["a", "b"]).summary.labels
     assert (several.total_changed, several.undecided, several.undecided_changed, several.to_look_at) == (1, 2, 1, 2)
+    assert several.rows_to_look_at == 2

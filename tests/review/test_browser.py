@@ -98,6 +98,17 @@ def test_the_page_stops_after_the_rows_to_look_at(chromium, tmp_path):
         expect(page.locator("#actions .accept")).to_contain_text("it is dog")
 
 
+def test_a_picture_never_covers_its_label(chromium, tmp_path):
+    run = one_class_run(tmp_path / "run", shape=(160, 160))
+    with serving(run) as server, person(chromium, server.address) as page:
+        page.locator(".single.shown").wait_for()
+        for width in (1160, 1200, 1280, 1600, 1100, 800):
+            page.set_viewport_size({"width": width, "height": 1000})
+            picture = page.locator(".single > .view .picture").bounding_box()
+            facts = page.locator(".single .facts").bounding_box()
+            assert picture["x"] >= 0 and picture["x"] + picture["width"] < facts["x"], width
+
+
 def test_nothing_to_look_at_is_said(chromium, tmp_path):
     data = from_arrays(np.zeros((6, 8, 8), dtype=np.uint8), np.arange(6) % 2, classes=["cat", "dog"])
     probs = 0.05 + 0.9 * torch.eye(2)[torch.arange(6) % 2]

@@ -1,6 +1,8 @@
 """Labels that do not fit into memory are refused before anything is allocated; those of training take few bytes."""
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
 
@@ -54,8 +56,13 @@ def test_a_top_k_that_cannot_help_is_not_proposed(splits, room):
     with pytest.raises(TrainingError, match=r"no training.label_top_k makes them fit"):
         memory.refuse_too_large(splits, Elr().requirements, TrainingSettings(), in_python=False)
     room(memory.NOISE_MODEL * CLASSES**2 - 1)
-    with pytest.raises(TrainingError, match=r"noise estimate alone takes .* merge rare classes"):
+    with pytest.raises(TrainingError, match=r"TopKLabelStore") as seen:
         memory.refuse_too_large(splits, Auto().requirements, TrainingSettings(), in_python=False)
+    fitting = int(re.search(r"up to (\d+) classes fit", str(seen.value))[1])
+    for classes, fits in ((fitting, True), (fitting + 1, False)):
+        merged = Splits(from_arrays(splits.train.inputs.in_memory, np.arange(ROWS) % classes, classes=classes))
+        with contextlib.nullcontext() if fits else pytest.raises(TrainingError):
+            memory.refuse_too_large(merged, Auto().requirements, TrainingSettings(), in_python=False)
 
 
 def test_sharded_labels_are_spread_over_the_processes(splits, room, monkeypatch):

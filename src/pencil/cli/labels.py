@@ -107,7 +107,7 @@ def labels(
     `pencil review RUN --import FILE` reads the answers.
 
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
-    proposes (--reviewed), or with --anyway.
+    proposes (--reviewed), or with --anyway. Lists of suspects, which are there to be looked at, are always written.
     """
     from pencil.export.labels import select_entries, select_labels
 
@@ -127,7 +127,8 @@ def labels(
         table, only_changed=only_changed, suspects=suspects, min_confidence=min_confidence, by_issue=by_issue
     )
     if not anyway:
-        _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None)
+        to_look_at = suspects and format in BY_ISSUE  # a list for people, not labels to train on
+        _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None and not to_look_at)
     if entries:
         lines = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
         _write(lines, format) if out is None else _save(lines, format, out)
@@ -199,6 +200,7 @@ def _mind_verdict(
     """Refuse to write labels of an unreliable run, or warn about them, unless a person has reviewed them.
 
     ``decisions`` were merged into the labels; they are None without ``--reviewed``.
+    ``refuse`` says whether they go to a file that could be taken for corrected labels.
     """
     level, reasons = reader.verdict or ("reliable", [])
     if level == "reliable":

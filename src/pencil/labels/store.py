@@ -12,8 +12,6 @@ from pencil.labels.losses import COMPATIBILITIES, Compatibility, at_least_fp32, 
 from pencil.labels.protocol import Labels
 from pencil.labels.rows import apply_gradient, drop_pinned, set_rows
 
-CHUNK = 65536
-"""Rows processed at a time where all at once would not fit into memory."""
 PAPER_INIT_SCALE = 10.0
 """K of Eq. 8."""
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from pencil.errors import RecipeError
-from pencil.labels.rows import drop_pinned
-from pencil.labels.store import CHUNK, PAPER_INIT_SCALE, LabelStore
+from pencil.labels.rows import drop_pinned, row_blocks
+from pencil.labels.store import PAPER_INIT_SCALE, LabelStore
 
 
 class TopKLabelStore(LabelStore):
@@ -54,15 +54,16 @@ class TopKLabelStore(LabelStore):
         super().__init__(given_labels, num_classes, scale=scale, device=device, dtype=dtype)
 
     def reset(self) -> None:
-        """Replace all labels by the given labels, chunk by chunk: the dense matrix may not fit into memory."""
+        """Replace all labels by the given labels, in blocks: the dense matrix may not fit into memory."""
         given, self.k = self.given_labels, min(self.k, self.num_classes)
         self.exact = self.k == self.num_classes
         index_type = torch.int16 if self.num_classes <= 2**15 - 1 else torch.int32
         self.index = torch.empty(len(given), self.k, dtype=index_type, device=given.device)
         self.top = self.index.new_empty(self.index.shape, dtype=self.dtype if self.exact else torch.float16)
         self.largest = self.index.new_zeros(len(given), dtype=self.dtype)
-        for chunk in torch.arange(len(given), device=given.device).split(CHUNK):
-            self._set(chunk, self.initial_logits(chunk))
+        for block in row_blocks(len(given), self.num_classes):
+            rows = block.to(given.device)
+            self._set(rows, self.initial_logits(rows))
 
     @property
     def label_logits(self) -> Tensor:  # type: ignore[override]

@@ -133,12 +133,14 @@ def _doubts(facts: Facts) -> list[str]:
 
 
 def _praise(facts: Facts) -> str:
-    agreement = "" if facts.agreement is None else f", and {percent(facts.agreement)} of the held-out labels predicted"
+    known = facts.agreement
+    agreement = "" if known is None else f", and {percent(known)} of the held-out labels are predicted"
     if not facts.changed:
         return f"no label needs a correction{agreement}"
     return f"the corrections are expected to make labels better: {_words(facts.gain)}{agreement}"
 
 
 def _words(gain: Gain) -> str:
-    low, high = (f"{100 * one:+.1f}" for one in (gain.low, gain.high))
-    return f"{100 * gain.estimate:+.1f} points of right labels (between {low} and {high})"
+    points = (round(100 * one, 1) + 0.0 for one in (gain.estimate, gain.low, gain.high))  # + 0.0: never -0.0
+    estimate, low, high = (f"{one:+.1f}" for one in points)
+    return f"{estimate} points of right labels (between {low} and {high})"

@@ -20,10 +20,16 @@ HUB_SECONDS = 5
 """Timeout of the connection to the hub of pretrained weights."""
 
 
+def _timm() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")  # its hub uses tqdm, which warns in notebooks
+        import timm
+    return timm
+
+
 def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) -> nn.Module:
     """Build a timm network; the options ``num_classes=0, global_pool=""`` omit pooling and classifier."""
-    import timm
-
+    timm = _timm()
     if not timm.is_model(name):
         raise ModelError(_unknown("timm", name, timm.list_models()))
     with _download_errors(name, pretrained), _without_retries() if pretrained else nullcontext():
@@ -33,8 +39,7 @@ def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) 
 
 def pretrained_normalization(name: str) -> Normalization:
     """Return the input normalisation of timm's pretrained weights."""
-    import timm
-
+    timm = _timm()
     try:
         config = timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # an unknown tag after the name

@@ -28,7 +28,7 @@ def explain_difference(summary: Summary, changed: float) -> str:
     both = f"{percent(changed)} of the labels changed, and an estimated {percent(rate.estimate)} are wrong"
     if changed < rate.estimate:
         return (
-            f"{both}: a label changes only if {summary.data.wording.change}, so some wrong labels remain. Look for "
+            f"{both}: a label changes only if {summary.data.wording.change}, so wrong labels may remain. Look for "
             f"them among the {'suspects' if _more_suspects(summary) else 'highest issue scores'}."
         )
     if changed <= rate.high:
@@ -50,7 +50,13 @@ def describe_lists(summary: Summary) -> str:
     if labels.undecided is None:
         return counted(labels.total_changed, "changed label")
     undecided = f"{labels.to_look_at - labels.total_changed:,} undecided (another class is almost as likely)"
-    return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
+    return f"{counted(labels.to_look_at, 'label')}{_in_rows(summary)}: {labels.total_changed:,} changed, {undecided}"
+
+
+def _in_rows(summary: Summary) -> str:
+    """Return how many rows the labels to look at are in: a person decides about the whole row of multi-label data."""
+    rows = summary.labels.rows_to_look_at
+    return "" if rows is None else f" in {counted(rows, 'row')}"
 
 
 def describe_doubt(summary: Summary) -> str:
@@ -77,7 +83,7 @@ def next_step(summary: Summary) -> str:
         nothing = f"There is nothing to fix: no label changed, and none is {'a suspect' if single else 'undecided'}."
         learned = "This network cannot judge the labels: train longer, or use another network."
         return learned if level == "do not use the corrections" else nothing
-    what = f"{labels.to_look_at:,} of {labels.total:,} {summary.data.wording.labels}"
+    what = f"{labels.to_look_at:,} of {labels.total:,} {summary.data.wording.labels}{_in_rows(summary)}"
     look = "look at the suspects" if single else f"review the {what} that changed or are undecided"
     lists = f"{_two_lists(summary)} " if single else ""
     if level == "do not use the corrections":

@@ -152,6 +152,12 @@ class LabelTable:
         form = wording(self.multilabel).form
         return f"LabelTable({self.num_rows:,} rows, {len(self.classes)} classes, {form})"
 
+    def _repr_html_(self) -> str:
+        """Return the first rows as HTML, for a notebook."""
+        from pencil.runs.notebook import table_page  # which imports this module
+
+        return table_page(self)
+
     @property
     def column_names(self) -> list[str]:
         """The names of the columns."""

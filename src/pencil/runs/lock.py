@@ -69,11 +69,15 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         if self._held is None or not self._held.is_locked:  # in a forked child; the parent still holds the lock
             return
+        self._remove()
+        self._held.release()
+
+    def _remove(self) -> None:
+        """Remove the file that this process has locked."""
         file = self.path / NAME
         with suppress(OSError):  # only the lock matters; on Windows filelock removes the file
             if self._identity and os.path.samestat(self._identity, file.stat(follow_symlinks=False)):
                 file.unlink()
-        self._held.release()
 
     def _acquire(self, lock: FileLock) -> None:
         """Acquire the lock. Retry if another process, whose run failed to start, removes the directory it created."""
@@ -87,13 +91,17 @@ class RunLock:
                     raise
 
     def _sign(self, descriptor: int) -> None:
-        """Write who holds the lock."""
+        """Write who holds the lock. On a full disk the empty file is removed, before filelock releases the lock."""
         self._identity = os.fstat(descriptor)
         started = datetime.now(UTC).isoformat(timespec="seconds")
         who = {"pid": os.getpid(), "host": platform.node(), "started": started}
-        os.ftruncate(descriptor, 0)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, b" " * START + json.dumps(who).encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, b" " * START + json.dumps(who).encode())
+        except OSError:
+            self._remove()
+            raise
 
 
 def _read(file: Path) -> dict[str, Any]:

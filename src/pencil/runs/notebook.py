@@ -60,18 +60,24 @@ def run_page(summary: Summary, labels: LabelTable, shown: Mapping[Where, Shown])
     )
 
 
+def table_page(labels: LabelTable) -> str:
+    """Return the page of a label table: its first rows."""
+    return f"<p>{escape(repr(labels))}</p>{_rows(labels.slice(0, FIRST), {}, 'rows') if len(labels) else ''}"
+
+
 def first_numbers(summary: Summary) -> list[tuple[str, str]]:
     """Return the names and values of a few numbers: wrong labels, corrections, suspects and the score."""
     labels, rate = summary.labels, summary.noise_rate
     kind = summary.data.wording.score_name
     scores = ((summary.test, f"test {kind}"), (summary.validation, f"held-out {kind} (noisy labels)"))
     score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "unknown"))
-    wrong = "unknown" if rate is None else str(rate)
+    wrong = "estimated wrong" if summary.audit is None else "wrong (audited)"
+    value, interval = ("unknown", "") if rate is None else str(rate).split(" (", 1)
     lists = [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}")]
     if not summary.data.multilabel:
         lists = [(f"corrections of {labels.total:,} labels", f"{labels.total_changed:,}")]
         lists.append(("suspects, worth a look", f"{labels.to_look_at:,}"))
-    return [("estimated wrong" if summary.audit is None else "wrong (audited)", wrong), *lists, score]
+    return [(f"{wrong}, {interval.rstrip(')')}" if interval else wrong, value), *lists, score]
 
 
 def _rows(rows: LabelTable, shown: Mapping[Where, Shown], name: str) -> str:

@@ -271,6 +271,9 @@ def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals
         found["held_out_changed" if held_out else "changed"] = int(changed.sum())
         found["undecided"] += int(close.sum())
         found["undecided_changed"] += int((close & changed).sum())
+        if examples.multilabel:
+            rows = int((changed | close).any(dim=1).sum())
+            found["rows_to_look_at"] = found.get("rows_to_look_at", 0) + rows
     return found
 
 

@@ -210,6 +210,8 @@ def open_run(
         are not finite; or if its network is in a Python file and ``trust`` is False.
     """
     trust = as_trust(trust)
+    if isinstance(model, str):
+        raise ModelError(f"the model is {model!r}; expected a torch.nn.Module; leave it out if the recipe names it.")
     model = None if model is None else as_network(model)
     reader = RunReader(path, as_trained=as_trained)
     data, weights = reader.data(), reader.read_weights(epoch)

@@ -120,6 +120,8 @@ class LabelSummary(_Frozen):
     undecided, undecided_changed : int or None
         Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
         of them changed; None in files of earlier versions.
+    rows_to_look_at : int or None
+        Rows of multi-label data with a changed or undecided label: those that `pencil review` shows first.
     pinned : int or None
         Reviewed labels that are kept fixed, if there are any.
     correct_before, correct_after : float or None
@@ -141,6 +143,7 @@ class LabelSummary(_Frozen):
     suspects: Count | None = None
     undecided: Count | None = None
     undecided_changed: Count | None = None
+    rows_to_look_at: Count | None = None
     correct_before: float | None = None
     correct_after: float | None = None
     repaired: Count | None = None

@@ -1,11 +1,12 @@
 """Checks whether the labels of a run fit into memory, before anything is allocated."""
 
+import bisect
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pencil.data.examples import Examples, Splits
+from pencil.data.examples import Splits
 from pencil.data.sources.npz import as_size, memory_limit
 from pencil.errors import TrainingError
 from pencil.labels.dynamics import DENSE_CLASSES, TOP_K
@@ -31,12 +32,15 @@ USUAL_TOP_K = 8
 """The value of ``training.label_top_k`` in the documentation; a smaller one is suggested if it does not fit."""
 
 
-def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: int = 1) -> int:
+def label_bytes(
+    splits: Splits, needs: Requirements, top_k: int | None, ranks: int = 1, classes: int | None = None
+) -> int:
     """Return the peak memory of the labels: the method's arrays, judging, and the results.
 
-    With sharded labels each of the ``ranks`` holds a part of the training rows.
+    With sharded labels each of the ``ranks`` holds a part of the training rows. ``classes`` replaces the number of
+    classes of the data.
     """
-    train, classes = splits.train, splits.train.num_classes
+    train, classes = splits.train, splits.train.num_classes if classes is None else classes
     rows = math.ceil(len(train) / ranks)
     kept = classes if classes <= DENSE_CLASSES else TOP_K
     row = PER_ROW + NUMBER * classes * RESULTS + KEPT * min(top_k or kept, classes)
@@ -45,13 +49,8 @@ def label_bytes(splits: Splits, needs: Requirements, top_k: int | None, ranks: i
     else:
         row += NUMBER * classes * needs.label_arrays
     others = sum(len(part) for part in (splits.validation, splits.unlabelled) if part is not None)
-    pairs = noise_bytes(train)
+    pairs = 0 if train.multilabel else NOISE_MODEL * classes**2
     return rows * row + others * NUMBER * classes * HELD_OUT + pairs + min(BLOCKS, 24 * rows * classes)
-
-
-def noise_bytes(train: Examples) -> int:
-    """Return the memory of the noise estimate: a matrix of all pairs of classes, except for multi-label data."""
-    return 0 if train.multilabel else NOISE_MODEL * train.num_classes**2
 
 
 def refuse_too_large(splits: Splits, needs: Requirements, settings: TrainingSettings, *, in_python: bool) -> None:
@@ -80,12 +79,15 @@ def _remedy(splits: Splits, needs: Requirements, top_k: int | None, room: int, r
             if label_bytes(splits, needs, k, ranks) <= room:
                 value = f'settings={{"training.label_top_k": {k}}}' if in_python else f"--set training.label_top_k={k}"
                 return f"keep the {k} most probable classes of each row with {value}"
-    if noise_bytes(splits.train) > room:
-        return (
-            f"the noise estimate alone takes {as_size(noise_bytes(splits.train))}, so no training.label_top_k helps: "
-            "merge rare classes, or use a machine with more memory"
-        )
-    return "no training.label_top_k makes them fit: use fewer rows (data.rows) or a machine with more memory"
+    if splits.train.multilabel or NOISE_MODEL * splits.train.num_classes**2 <= room:
+        return "no training.label_top_k makes them fit: use fewer rows (data.rows) or a machine with more memory"
+    fitting = bisect.bisect_right(
+        range(splits.train.num_classes), room, key=lambda classes: label_bytes(splits, needs, top_k, ranks, classes)
+    )
+    return (
+        "the noise estimate compares all pairs of classes, so no training.label_top_k helps: merge rare classes (up to "
+        f"{fitting - 1:,} classes fit), or train in a loop of your own with pencil.labels.TopKLabelStore"
+    )
 
 
 def available_memory(root: Path = Path("/")) -> int:

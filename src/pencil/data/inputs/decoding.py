@@ -19,6 +19,8 @@ DECODE_FAULTS = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.
 
 def open_image(content: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Open the image in these bytes and check its number of pixels; nothing is decoded yet."""
+    if not content:
+        raise ValueError("the file is empty")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about damaged tags and many pixels, because we have our own limit
         try:
