@@ -257,35 +257,6 @@ def test_every_optimizer_learns(blobs, name):
     assert type(trainer.optimizer).__name__.lower() == name
 
 
-@pytest.mark.parametrize(
-    ("name", "reference", "options"),
-    [
-        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-        ("rmsprop", torch.optim.RMSprop, {"alpha": 0.9, "momentum": 0.9}),
-        ("adamw", torch.optim.AdamW, {"betas": (0.9, 0.999)}),
-    ],
-)
-def test_optimizers_take_the_steps_of_torch_and_share_its_state(name, reference, options):
-    def trained(optimizer, weights, steps):
-        for step in range(steps):
-            optimizer.zero_grad()
-            (weights.weight.exp().sum() * (step + 1)).backward()
-            optimizer.step()
-        return optimizer.state_dict()["state"]
-
-    ours, theirs = (nn.Linear(3, 2) for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
-    optimizer = build_optimizer([ours], OptimizerSettings(name=name, nesterov=name == "sgd", weight_decay=0.01))
-    optimizer.param_groups[0]["lr"] = 0.1
-    expected = reference(theirs.parameters(), lr=0.1, weight_decay=0.01, **options)
-    trained(optimizer, ours, 3)
-    trained(expected, theirs, 3)
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert isinstance(optimizer, reference)
-    torch.testing.assert_close(trained(optimizer, ours, 2), trained(expected, theirs, 2), rtol=1e-6, atol=1e-7)
-    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-6, atol=1e-7)
-
-
 def test_rmsprop_has_the_papers_settings():
     settings = OptimizerSettings(name="rmsprop", momentum=0.9, alpha=0.9, weight_decay=4e-5)
     optimizer = build_optimizer([nn.Linear(1, 1)], settings)

@@ -1,10 +1,8 @@
 """The ``[training]`` part of a recipe: batches, optimizer, precision and device."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn, optim
 
@@ -92,7 +90,7 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
     # tensors of a weight, which does not hold for convolutions after a resume.
     fused = all(weight.ndim <= 2 for network in networks for weight in network.parameters()) or None
     if settings.name == "sgd":
-        return _eager(optim.SGD)(
+        return optim.SGD(
             parameters,
             lr=0.0,
             momentum=settings.momentum,
@@ -101,27 +99,14 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
             fused=fused,
         )
     if settings.name == "rmsprop":
-        return _eager(optim.RMSprop)(
+        return optim.RMSprop(
             parameters,
             lr=0.0,
             alpha=settings.alpha,
             momentum=settings.momentum,
             weight_decay=settings.weight_decay,
         )
-    return _eager(optim.AdamW)(
-        parameters, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=fused
-    )
-
-
-def _eager(kind: type[optim.Optimizer]) -> Any:
-    """Return a subclass of the optimizer with its methods as they are defined, without decorators.
-
-    The decorators only serve compiled optimizers, which pencil has not, and import torch._dynamo with about a thousand
-    modules on the first call: a second of every command that trains.
-    """
-    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    return optim.AdamW(parameters, lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=fused)
 
 
 def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
