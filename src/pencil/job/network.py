@@ -33,7 +33,7 @@ LEAST_MINUTES = 10
 GROWTH = 0.05
 """Relative accuracy that a small CNN gains on a head with every doubling of the rows."""
 CNN = ModelSettings(name="small_cnn", pretrained=False, train="all")
-HEAD = ModelSettings(name=models.PHOTOS, pretrained=True, train="head")
+HEAD = ModelSettings(name=models.FAST, pretrained=True, train="head")
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,11 @@ def resolve(
         images = len(input_shape) == 3
         wants_head = settings.train == "head" or settings.finetune_epochs > 0
         photos = images and (max(input_shape[1:]) > models.SMALL or wants_head)
-        name = models.PHOTOS if photos else "small_cnn" if images else "mlp"
-        pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
-        settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
-    settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
+        name = models.FAST if photos else "small_cnn" if images else "mlp"
+        settings = settings.model_copy(update={"name": name})
+    if settings.pretrained is None:
+        pretrained = models.names_weights(settings.name) and settings.weights is None
+        settings = settings.model_copy(update={"pretrained": pretrained})
     if settings.train == "all" and settings.finetune_epochs:
         raise ModelError(
             f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected model.train head, "
