@@ -61,14 +61,16 @@ class Trial:
         return HEAD if self.head > self.cnn + self.lead else CNN
 
     def chosen(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the chosen network."""
-        network = self.model.model_dump(include={"name", "pretrained", "train"})
+        """Return the recipe with the chosen network; which one the head belongs to is still open."""
+        open_name = {"name"} if self.model == HEAD else set()
+        network = self.model.model_dump(include={"name", "pretrained", "train"} - open_name)
         return recipe.model_copy(update={"model": recipe.model.model_copy(update=network)})
 
     def describe(self) -> str:
         """Return the result in a sentence."""
+        chosen = "a head on features" if self.model == HEAD else CNN.name
         return (
-            f"network: {self.model.name}; in a trial on {self.rows:,} rows, a head on features of {HEAD.name} agreed "
+            f"network: {chosen}; in a trial on {self.rows:,} rows, a head on features of {HEAD.name} agreed "
             f"with {self.head:.1%} of the held-out labels and {CNN.name} with {self.cnn:.1%}"
         )
 
