@@ -31,8 +31,8 @@ SHA256 = {
     TOKENIZER: "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
 }
 WIDTH, HIDDEN, LAYERS, HEADS, VOCABULARY, POSITIONS = 384, 1536, 6, 12, 30_522, 512
-LONGEST = 256
-"""Maximum number of tokens of a text that are read, as in the training of the model."""
+LONGEST = 128
+"""Maximum number of tokens of a text that are read, as when the model was trained."""
 CHARACTERS = 20_000
 """Maximum number of characters of a text that are tokenized, more than :data:`LONGEST` tokens need."""
 BATCH, CHUNK = 16, 512
