@@ -81,8 +81,8 @@ def test_features_that_half_precision_cannot_hold_are_refused(value):
 
 def test_a_run_on_photos_predicts_and_opens_like_any_other(photos, tmp_path):
     run = run_recipe(photo_recipe(photos, epochs=8), tmp_path / "run")
-    assert run.recipe.model.train == "head" and run.recipe.model.name == "efficientnet_lite0"
-    assert run.environment["first_weights"]["pretrained"] == "efficientnet_lite0"
+    assert run.recipe.model.train == "head" and run.recipe.model.name == "efficientnet_lite2"
+    assert run.environment["first_weights"]["pretrained"] == "efficientnet_lite2"
     again = pencil.open_run(tmp_path / "run")
     inputs = load(run.recipe.data).train.inputs
     torch.testing.assert_close(again.predict_inputs(inputs), run.predict_inputs(inputs))
