@@ -1,75 +1,64 @@
-"""Compare vectors of text: accuracy of a perceptron on test rows, for a table with the columns text and label.
+"""Compare vectors of text on labels that are partly wrong: whole runs of pencil, for a table with true labels.
 
-python benchmarks/text.py texts.csv --rows 2000
+    python benchmarks/text.py reviews.csv --given first_annotator
+    python benchmarks/text.py comments.csv --rules rule
+    python benchmarks/text.py packages.csv --gold section --noise 0.2 --rows 3000
+
+The given labels are a column, the majority of the columns that start with a word (rows without a majority are left
+out), or the true labels with noise: this fraction of rows gets another class at random.
 """
 
 import argparse
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow.csv
-import torch
-from sklearn.decomposition import TruncatedSVD
-from sklearn.feature_extraction.text import TfidfVectorizer
-from torch import nn
+from features import compare
 
-from pencil.data.inputs.text import fit_terms_in_parts, token_vectors
-
-EPOCHS, BATCH, TEST = 20, 128, 4000
+from pencil.data.inputs.text import IN_BOX, SENTENCES
 
 
-def counted(train, test, **options):
-    counter = TfidfVectorizer(sublinear_tf=True, min_df=2, max_features=20_000, dtype=np.float32, **options)
-    counts = counter.fit_transform(train)
-    reduced = TruncatedSVD(min(256, min(counts.shape) - 1), random_state=0).fit(counts)
-    return reduced.transform(counts), reduced.transform(counter.transform(test))
+def majority(votes):
+    """Return the most frequent vote, or None without votes or with a tie."""
+    counts = Counter(vote for vote in votes if vote).most_common()
+    return None if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]) else counts[0][0]
 
 
-def accuracy(train, test, train_labels, test_labels, seed=0):
-    mean, std = train.mean(axis=0), train.std(axis=0) + 1e-6
-    x, z = (torch.from_numpy(((part - mean) / std).astype(np.float32)).clamp(-10, 10) for part in (train, test))
-    torch.manual_seed(seed)
-    layers = [nn.Dropout(0.25)]
-    for width in (x.shape[1], 128):
-        layers += [nn.Linear(width, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.5)]
-    network = nn.Sequential(*layers, nn.Linear(128, int(train_labels.max()) + 1))
-    optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9, weight_decay=1e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    for _ in range(EPOCHS):
-        for rows in torch.randperm(len(x)).split(BATCH):
-            if len(rows) > 1:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(network(x[rows]), train_labels[rows]).backward()
-                optimizer.step()
-        schedule.step()
-    with torch.inference_mode():
-        return float((network.eval()(z).argmax(dim=1) == test_labels).double().mean())
+def with_noise(labels, rate, seed=1):
+    """Return the labels with this fraction of rows replaced by another class."""
+    random, classes, found = np.random.default_rng(seed), sorted(set(labels)), list(labels)
+    for row in random.permutation(len(labels))[: round(rate * len(labels))]:
+        found[row] = str(random.choice([name for name in classes if name != labels[row]]))
+    return found
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
-    parser.add_argument("--rows", type=int, default=2000)
-    chosen = parser.parse_args()
-    table = pyarrow.csv.read_csv(chosen.table, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True))
-    order = np.random.default_rng(0).permutation(table.num_rows)
-    texts = [table["text"][int(row)].as_py() or "" for row in order]
-    codes = torch.from_numpy(np.unique(table["label"].to_numpy()[order], return_inverse=True)[1])
-    held = min(TEST, len(texts) // 4)
-    test, train = texts[:held], texts[held : held + chosen.rows]
-    labels = codes[held : held + chosen.rows], codes[:held]
-    tokens = [token_vectors().tokens(part) for part in (train, test)]
-    vectors = [token_vectors().embed(part) for part in tokens]
-    terms = fit_terms_in_parts(len(train), lambda places: [train[place] for place in places])
-    found = {
-        "words": counted(train, test),
-        "characters": counted(train, test, analyzer="char_wb", ngram_range=(2, 5)),
-        "pairs": [terms.embed(part) for part in tokens],
-    }
-    print(f"tokens: {accuracy(*vectors, *labels):.1%}")
-    for name, parts in found.items():
-        both = [np.hstack(pair) for pair in zip(parts, vectors, strict=True)]
-        print(f"{name}: {accuracy(*parts, *labels):.1%}, with tokens: {accuracy(*both, *labels):.1%}")
+    parser.add_argument("--text", default="text")
+    parser.add_argument("--gold", default="gold")
+    parser.add_argument("--given")
+    parser.add_argument("--rules")
+    parser.add_argument("--noise", type=float, default=0.2)
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--models", nargs="+", default=[IN_BOX, SENTENCES])
+    options = parser.parse_args()
+    parsed = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    table = pyarrow.csv.read_csv(options.table, parse_options=parsed).slice(0, options.rows)
+    texts, gold = (table[name].cast("string").to_pylist() for name in (options.text, options.gold))
+    if options.given:
+        given = table[options.given].cast("string").to_pylist()
+    elif options.rules:
+        voters = [table[name].to_pylist() for name in table.column_names if name.startswith(options.rules)]
+        given = [majority(votes) for votes in zip(*voters, strict=True)]
+    else:
+        given = with_noise(gold, options.noise)
+    kept = [row for row, label in enumerate(given) if label is not None]
+    texts, given, gold = (np.array([column[row] for row in kept], dtype=object) for column in (texts, given, gold))
+    data = pyarrow.table({"text": list(texts)}), given
+    compare("mlp", data, given, gold, options.seeds, {name: {"data.text_model": name} for name in options.models})
 
 
 if __name__ == "__main__":

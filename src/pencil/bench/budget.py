@@ -7,6 +7,7 @@ from dataclasses import replace
 from pencil.data.examples import Splits
 from pencil.job.assembly import assemble, held_out_accuracy
 from pencil.job.network import try_networks
+from pencil.job.quality import choose_quality
 from pencil.recipe import Recipe
 from pencil.training.compute import Compute, pick_device
 from pencil.training.timing import affordable_epochs
@@ -25,12 +26,15 @@ def plan(
     """
     device = pick_device(recipe.training.device)
     timed = _with(recipe, minutes=seconds / 60, epochs=None)
-    trial = try_networks(timed, loaded, held_out_accuracy, gpu=device.type == "cuda")
-    recipe = recipe if trial is None else trial.chosen(recipe)
+    gpu = device.type == "cuda"
+    trial = try_networks(timed, loaded, held_out_accuracy, gpu=gpu)
+    recipe, timed = (one if trial is None else trial.chosen(one) for one in (recipe, timed))
+    quality = choose_quality(timed, loaded, gpu=gpu)
+    recipe = recipe if quality is None else quality.chosen(recipe)
     job = assemble(recipe, loaded).with_features(Compute(device), on_features)
     recipe = recipe.model_copy(
         update={"model": job.recipe.model}
-    )  # prevents another trial, because the recipe now has epochs
+    )  # prevents another trial and another choice, because the recipe now has epochs
     if job.method.requirements.wall_clock:
         started = time.monotonic()
         assemble(recipe, loaded).with_features(Compute(device))  # again, with cached features

@@ -1,6 +1,7 @@
 """From loaded data to the splits of a run: select rows, inject noise, hold out, pin, resize, normalise."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from pencil.data.inputs.augment import Augmentation, refuse_augmentation
 from pencil.data.inputs.base import Inputs
 from pencil.data.inputs.encoding import Encoder, fit_encoder
 from pencil.data.inputs.geometry import apply_geometry, image_size, read_options
+from pencil.data.inputs.sentences import Sentences, kept_sentences
+from pencil.data.inputs.text import BUILT_IN
 from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.data.keys import refuse_repeated_keys
 from pencil.data.noise import corrupt
@@ -52,6 +55,7 @@ def prepare(
     encoder: Encoder | None = None,
     *,
     cache: str | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> PreparedData:
     """Select rows, inject noise, hold out validation rows (also noisy), and measure the normalisation on training rows.
 
@@ -75,6 +79,8 @@ def prepare(
         The encoder of a resumed run, instead of a new one.
     cache
         Where decoded images are cached, instead of ``data.cache``.
+    report
+        Called as ``report(done, total)`` while sentence vectors of texts are computed.
 
     Raises
     ------
@@ -111,7 +117,9 @@ def prepare(
     warn_of_unknown_rows(train)
     test = None if loaded.test is None else apply_geometry(reading, choose_test(settings, loaded.test), size)
     unlabelled = None if loaded.unlabelled is None else apply_geometry(reading, loaded.unlabelled, size)
-    splits, encoder = encode_splits(Splits(train, validation, test, unlabelled), settings.text_model, encoder)
+    with kept_sentences(settings.cache, report) as sentences:
+        parts = Splits(train, validation, test, unlabelled)
+        splits, encoder = encode_splits(parts, settings.text_model, encoder, sentences)
     normalization = _normalization(settings, splits.train, seed)
     splits = _with_normalization(splits, normalization)
     resolved: dict[str, object] = {"normalize": normalization or "none", "resize": size or "none"}
@@ -126,21 +134,23 @@ def prepare(
     resolved["columns"] = columns
     if train.inputs.records is not None:
         resolved["columns"] = columns.model_copy(update=train.inputs.records.roles.by_key())
-        if Path(settings.text_model).expanduser().is_dir():
+        if settings.text_model not in BUILT_IN and Path(settings.text_model).expanduser().is_dir():
             resolved["text_model"] = str(Path(settings.text_model).expanduser().absolute())
     return PreparedData(splits, settings.model_copy(update=resolved), rate, pinned_digest, encoder)
 
 
-def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = None) -> tuple[Splits, Encoder | None]:
+def encode_splits(
+    splits: Splits, text_model: str, encoder: Encoder | None = None, sentences: Sentences | None = None
+) -> tuple[Splits, Encoder | None]:
     """Return the splits with vectors instead of the rows of a table, and the encoder; other splits are unchanged.
 
     The encoder is fitted on the training rows unless it is passed. Splits of the same table share the vectors, in
-    table order.
+    table order. ``sentences`` keeps vectors of texts.
     """
     records = splits.train.inputs.records
     if records is None:
         return splits, None
-    encoder = fit_encoder(records, splits.train.rows, text_model) if encoder is None else encoder
+    encoder = fit_encoder(records, splits.train.rows, text_model, sentences) if encoder is None else encoder
     parts = {name: part for name, part in vars(splits).items() if part is not None}
     encoded: dict[str, Examples] = {}
     for name, part in parts.items():
@@ -149,20 +159,22 @@ def encode_splits(splits: Splits, text_model: str, encoder: Encoder | None = Non
         of_table = {other: each for other, each in parts.items() if each.inputs is part.inputs}
         rows = torch.cat([each.rows for each in of_table.values()]).sort().values
         with error_context(f"the {name} set"):
-            vectors = encode_inputs(part.inputs, encoder, rows)
+            vectors = encode_inputs(part.inputs, encoder, rows, sentences)
         for other, each in of_table.items():
             encoded[other] = replace(each, inputs=vectors, rows=torch.searchsorted(rows, each.rows))
     return Splits(**encoded), encoder
 
 
-def encode_inputs(inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = None) -> Inputs:
-    """Return the vectors of these rows of a table."""
+def encode_inputs(
+    inputs: Inputs, encoder: Encoder, rows: torch.Tensor | None = None, sentences: Sentences | None = None
+) -> Inputs:
+    """Return the vectors of these rows of a table; ``sentences`` keeps vectors of their texts."""
     if inputs.records is None:
         raise DataError(
             "the inputs are images or arrays, but the network was trained on the columns of a table; expected a table "
             f"with the columns {shorten(encoder.columns, 12)}."
         )
-    return encoder.encode(inputs.records, rows)
+    return encoder.encode(inputs.records, rows, sentences)
 
 
 def validation_fraction(settings: DataSettings, rows: int, held_out_rows: int = 0) -> float:

@@ -9,7 +9,7 @@ from pencil.data.bad_rows import OnBadRows
 from pencil.data.columns import Columns
 from pencil.data.inputs.augment import NAMED, Augmentation
 from pencil.data.inputs.base import MAX_PIXELS
-from pencil.data.inputs.text import IN_BOX
+from pencil.data.inputs.text import AUTO
 from pencil.data.inputs.transform import Normalization
 
 FROM_PYTHON = "python"
@@ -145,7 +145,9 @@ class DataSettings(_Strict):
     columns
         The role of each column of a table.
     text_model
-        The model that encodes text: "auto", which is installed with pencil, or a Hugging Face model by name or folder.
+        The model that encodes text: "wordllama", which is installed with pencil; "minilm", which adds the sentence
+        vectors of the extra ``pencil-labels[text]``; or a Hugging Face model by name or folder. "auto" is "minilm" if
+        it is installed and fast enough.
     classes
         Class names in order; by default derived from the labels.
     multilabel
@@ -192,7 +194,7 @@ class DataSettings(_Strict):
     root: Path | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     columns: Columns = Columns()
-    text_model: str = IN_BOX
+    text_model: str = AUTO
     classes: tuple[str, ...] | None = None
     multilabel: bool | None = None
     test: str | None = None

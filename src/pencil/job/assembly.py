@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pencil import models
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.inputs.encoding import Encoder
-from pencil.data.inputs.feature_store import default_folder
+from pencil.data.inputs.feature_store import store_folder
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.settings import FROM_PYTHON
@@ -81,11 +81,7 @@ class Job:
 
     def feature_folder(self, network: FrozenNetwork) -> Path | None:
         """Return where the features of this network are cached; None if they are not."""
-        cache = self.recipe.data.cache
-        if cache in ("none", "memory"):
-            return None
-        folder = default_folder() if cache == "auto" else Path(cache).expanduser()
-        return folder / store_name(self.recipe.model, network, self.recipe.data)
+        return store_folder(self.recipe.data.cache, store_name(self.recipe.model, network, self.recipe.data))
 
     def trainer(self, observers: tuple[Observer, ...] = (), passed: float = 0.0, **options: Any) -> Trainer:
         """Return the trainer of this job; with a frozen backbone it trains the head on :attr:`features`.
@@ -128,11 +124,13 @@ def assemble(
     held_out: np.ndarray | None = None,
     encoder: Encoder | None = None,
     cache: str | None = None,
+    report: Callable[[int, int], None] | None = None,
 ) -> Job:
     """Prepare the data, build network and method, and fill in all derived settings of the recipe.
 
     A resumed run passes the keys of its held-out rows and its encoder. ``cache`` is where decoded images are
-    cached; by default the recipe and the network determine it.
+    cached; by default the recipe and the network determine it. ``report(done, total)`` is called while sentence
+    vectors of texts are computed.
     """
     if chosen.training.minutes is not None and chosen.model.finetune_epochs:
         raise RecipeError(
@@ -143,7 +141,7 @@ def assemble(
         chosen = with_network(chosen, loaded, gpu=pick_device(chosen.training.device).type == "cuda")
         cache = decoded_images(chosen) if cache is None else cache
     enough = _held_out_rows(chosen, loaded, method)
-    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, enough, encoder, cache=cache)
+    prepared = prepare(chosen.data, loaded, chosen.seed, held_out, enough, encoder, cache=cache, report=report)
     examples = prepared.splits.train
     weights, make_network = None, None
     if model is None:

@@ -21,9 +21,11 @@ from pencil.data.settings import DataSettings
 from pencil.errors import PencilError, TrainingError, setting
 from pencil.job.assembly import Job, assemble
 from pencil.job.network import needs_trial
+from pencil.job.quality import choose_quality
 from pencil.models import FrozenNetwork, ModelSettings
 from pencil.recipe import Recipe
 from pencil.training import Trainer
+from pencil.training.compute import pick_device
 from pencil.training.features import count_missing, random_features
 from pencil.training.timing import BUDGET, estimate_features, estimate_finetuning, estimate_seconds
 
@@ -69,6 +71,10 @@ def check_recipe(chosen: Recipe) -> CheckResult:
                 warnings.filterwarnings("ignore", message=f".*(the row is skipped|{UNKNOWN})")  # part of the inspection
                 changed = {"data": settings.model_copy(update={"rows": None, "bad_rows": "skip"})}
                 stand_in = _with_stand_ins(chosen, not_run).model_copy(update=changed)
+                quality = choose_quality(
+                    stand_in, Splits(**parts), gpu=pick_device(chosen.training.device).type == "cuda"
+                )
+                stand_in = stand_in if quality is None else quality.chosen(stand_in)
                 job = assemble(stand_in, Splits(**parts), cache=_trial_cache(settings, parts))
                 trainer = _timed_copy(job).trainer()  # raises for a network that cannot train on these inputs
                 unread = {key for name, found in findings.items() for key in _unread(parts[name], found)}

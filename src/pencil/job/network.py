@@ -33,7 +33,7 @@ LEAST_MINUTES = 10
 GROWTH = 0.05
 """Relative accuracy that a small CNN gains on a head with every doubling of the rows."""
 CNN = ModelSettings(name="small_cnn", pretrained=False, train="all")
-HEAD = ModelSettings(name=models.PHOTOS, pretrained=True, train="head")
+HEAD = ModelSettings(name=models.FAST, pretrained=True, train="head")
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ class Trial:
         return HEAD if self.head > self.cnn + self.lead else CNN
 
     def chosen(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the chosen network."""
-        network = self.model.model_dump(include={"name", "pretrained", "train"})
+        """Return the recipe with the chosen network; which one the head belongs to is still open."""
+        open_name = {"name"} if self.model == HEAD else set()
+        network = self.model.model_dump(include={"name", "pretrained", "train"} - open_name)
         return recipe.model_copy(update={"model": recipe.model.model_copy(update=network)})
 
     def describe(self) -> str:
         """Return the result in a sentence."""
+        chosen = "a head on features" if self.model == HEAD else CNN.name
         return (
-            f"network: {self.model.name}; in a trial on {self.rows:,} rows, a head on features of {HEAD.name} agreed "
+            f"network: {chosen}; in a trial on {self.rows:,} rows, a head on features of {HEAD.name} agreed "
             f"with {self.head:.1%} of the held-out labels and {CNN.name} with {self.cnn:.1%}"
         )
 
@@ -157,10 +159,11 @@ def resolve(
         images = len(input_shape) == 3
         wants_head = settings.train == "head" or settings.finetune_epochs > 0
         photos = images and (max(input_shape[1:]) > models.SMALL or wants_head)
-        name = models.PHOTOS if photos else "small_cnn" if images else "mlp"
-        pretrained = photos and settings.weights is None if settings.pretrained is None else settings.pretrained
-        settings = settings.model_copy(update={"name": name, "pretrained": pretrained})
-    settings = settings.model_copy(update={"pretrained": bool(settings.pretrained)})
+        name = models.FAST if photos else "small_cnn" if images else "mlp"
+        settings = settings.model_copy(update={"name": name})
+    if settings.pretrained is None:
+        pretrained = models.names_weights(settings.name) and settings.weights is None
+        settings = settings.model_copy(update={"pretrained": pretrained})
     if settings.train == "all" and settings.finetune_epochs:
         raise ModelError(
             f"model.finetune_epochs is {settings.finetune_epochs} and model.train is all; expected model.train head, "

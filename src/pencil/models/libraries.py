@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from pencil.data.inputs.geometry import LARGEST
 from pencil.data.inputs.transform import IMAGENET, Normalization
 from pencil.errors import ModelError
 from pencil.models.probe import first_line, output_layer, output_width
@@ -27,11 +28,17 @@ def _timm() -> Any:
     return timm
 
 
-def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) -> nn.Module:
-    """Build a timm network; the options ``num_classes=0, global_pool=""`` omit pooling and classifier."""
+def timm_network(name: str, input_shape: Sequence[int], *, pretrained: bool, **options: Any) -> nn.Module:
+    """Build a timm network; the options ``num_classes=0, global_pool=""`` omit pooling and classifier.
+
+    A transformer is built for the size of its inputs; timm interpolates its pretrained position embeddings.
+    """
     timm = _timm()
     if not timm.is_model(name):
         raise ModelError(_unknown("timm", name, timm.list_models()))
+    channels, *size = input_shape
+    if fixed_side(name) and size != list(_pretrained_config(name).input_size[1:]):
+        options.setdefault("img_size", tuple(size))
     with _download_errors(name, pretrained), _without_retries() if pretrained else nullcontext():
         network: nn.Module = timm.create_model(name, pretrained=pretrained, in_chans=channels, **options)
     return network
@@ -39,12 +46,27 @@ def timm_network(name: str, channels: int, *, pretrained: bool, **options: Any) 
 
 def pretrained_normalization(name: str) -> Normalization:
     """Return the input normalisation of timm's pretrained weights."""
+    config = _pretrained_config(name)
+    return IMAGENET if config is None else Normalization(tuple(config.mean), tuple(config.std))
+
+
+def fixed_side(name: str) -> int | None:
+    """Return the side of the images that a timm network expects if it takes one size only, such as a transformer.
+
+    It is at most :data:`LARGEST`, to which images are resized by default: the published evaluations of DINOv2, whose
+    weights were trained on 518 pixels, are at 224.
+    """
+    config = _pretrained_config(name)
+    return None if config is None or not config.fixed_input_size else min(LARGEST, config.input_size[1])
+
+
+def _pretrained_config(name: str) -> Any:
+    """Return timm's description of pretrained weights, such as their input size; None for a network without any."""
     timm = _timm()
     try:
-        config = timm.get_pretrained_cfg(name)
+        return timm.get_pretrained_cfg(name)
     except RuntimeError as error:  # an unknown tag after the name
         raise ModelError(f"timm has no pretrained weights {name!r}: {first_line(error)}.") from error
-    return IMAGENET if config is None else Normalization(tuple(config.mean), tuple(config.std))
 
 
 def torchvision_network(name: str, channels: int, num_classes: int, *, pretrained: bool, **options: Any) -> nn.Module:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from pencil.data.examples import Examples, Splits
 from pencil.data.inputs.base import DIGEST, Inputs, content_digest
-from pencil.data.inputs.encoding import Encoder
-from pencil.data.inputs.feature_store import FeatureStore, default_folder
+from pencil.data.inputs.feature_store import FeatureStore, store_folder
+from pencil.data.inputs.sentences import Sentences, sentence_folder
 from pencil.data.inputs.sketch import SKETCH, look_at_arrays
-from pencil.data.inputs.text import IN_BOX
+from pencil.data.inputs.text import BUILT_IN, SENTENCES
 from pencil.data.prepare import prepare_inputs
 from pencil.data.settings import DataSettings
 from pencil.errors import DataError
@@ -55,7 +55,7 @@ def choose_embedding(run: Path, splits: Splits) -> Embedding:
     """Return the best available embedding of a run's rows."""
     reader, train = RunReader(run), splits.train
     if train.inputs.records is not None:
-        return _of_records(reader.encoder)
+        return _of_records(reader)
     if train.inputs.resizable or len(train.input_shape) == 3:
         return _of_features(reader, splits) or _of_images(train)
     return Embedding("their numbers", int(np.prod(train.input_shape)), _numbers)
@@ -65,14 +65,13 @@ def _of_features(reader: RunReader, splits: Splits) -> Embedding | None:
     """The features of a frozen backbone; None if the run has none or they are no longer cached."""
     recipe = reader.recipe()
     own_file = split_reference(recipe.model.name) is not None  # it would have to be executed
-    if recipe.model.train != "head" or own_file or recipe.data.cache in ("none", "memory"):
+    if recipe.model.train != "head" or own_file:
         return None
     network = _network(reader, recipe)
     if network is None:
         return None
-    root = default_folder() if recipe.data.cache == "auto" else Path(recipe.data.cache).expanduser()
-    folder = root / store_name(recipe.model, network, recipe.data)
-    if not folder.is_dir():
+    folder = store_folder(recipe.data.cache, store_name(recipe.model, network, recipe.data))
+    if folder is None or not folder.is_dir():
         return None
     store, train = FeatureStore(folder, network.width), splits.train
     some = train.rows[torch.linspace(0, len(train) - 1, min(len(train), SAMPLE)).long()]
@@ -108,13 +107,16 @@ def _network(reader: RunReader, recipe: "Recipe") -> FrozenNetwork | None:
     return network if isinstance(network, FrozenNetwork) else None
 
 
-def _of_records(encoder: Encoder | None) -> Embedding:
-    if encoder is None or encoder.plan.text_model != IN_BOX:
+def _of_records(reader: RunReader) -> Embedding:
+    encoder, sentences = reader.encoder, Sentences(sentence_folder(reader.recipe().data.cache))
+    if encoder is None or encoder.plan.text_model not in BUILT_IN:
         raise DataError("the rows of this table cannot be compared without a language model or its encoder")
+    if encoder.plan.text_model == SENTENCES and (sentences.folder is None or not sentences.folder.is_dir()):
+        raise DataError("the rows of this table cannot be compared, because their sentence vectors were not kept")
 
     def read(inputs: Inputs, rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
         assert inputs.records is not None
-        return encoder.encode(inputs.records, rows).values.numpy(), np.ones(len(rows), dtype=bool)
+        return encoder.encode(inputs.records, rows, sentences).values.numpy(), np.ones(len(rows), dtype=bool)
 
     return Embedding("their encoded cells", encoder.width, read, standardised=True)
 

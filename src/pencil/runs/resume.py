@@ -37,8 +37,8 @@ FREE_KEYS = {
 DESCRIPTIVE_KEYS = ("name", "description", "paper")
 DERIVED_KEYS = (
     "model.name", "model.pretrained", "model.train", "method.transition",
-    "data.normalize", "data.resize", "data.test", "data.multilabel", "data.validation", "data.augmentation",
-    "data.columns.key", "data.columns.numbering", "data.columns.label",
+    "data.normalize", "data.resize", "data.test", "data.text_model", "data.multilabel", "data.validation",
+    "data.augmentation", "data.columns.key", "data.columns.numbering", "data.columns.label",
 )  # fmt: skip
 """Keys that a run fills in if the recipe leaves them open."""
 COMPLETED_KEYS = tuple(f"data.columns.{key}" for key in ROLES.values())

@@ -23,7 +23,7 @@ class Observer:
         """A choice was made before training, described by this sentence."""
 
     def on_features(self, done: int, total: int) -> None:
-        """Before a head is trained: the features of this many images have been computed."""
+        """Before a head is trained: the features of this many images or texts have been computed."""
 
     def on_start(self, phases: tuple[Phase, ...], steps_per_epoch: int, steps_done: int, earlier_epochs: int) -> None:
         """Training starts, or resumes after ``steps_done`` steps; epochs of an earlier stage are not counted."""

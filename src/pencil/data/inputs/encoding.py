@@ -19,7 +19,8 @@ from torch import Tensor
 from pencil.data.given.same_values import find_places, value_of
 from pencil.data.inputs.powers import WIDEST, is_constant, most_likely, transform
 from pencil.data.inputs.records import EncodedInputs, RecordInputs
-from pencil.data.inputs.text import IN_BOX, TermVectors, embed_texts, evenly_spaced, fit_terms_in_parts
+from pencil.data.inputs.sentences import Sentences
+from pencil.data.inputs.text import AUTO, BUILT_IN, TermVectors, embed_texts, evenly_spaced, fit_terms_in_parts
 from pencil.errors import DataError
 
 MOST_LEVELS = 100
@@ -74,7 +75,7 @@ class Plan(_Stored):
     categories: list[Categories] = []
     vectors: list[Vectors] = []
     text: list[str] = []
-    text_model: str = IN_BOX
+    text_model: str = AUTO
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +114,13 @@ class Encoder:
         texts = len(self.arrays["center"]) - len(plan.numbers) - len(vectors)
         return (*names, *(f"text[{place}]" for place in range(texts)), *vectors)
 
-    def encode(self, records: RecordInputs, rows: Tensor | None = None) -> EncodedInputs:
-        """Return the vectors of these rows (all rows by default); raise if columns are missing."""
+    def encode(
+        self, records: RecordInputs, rows: Tensor | None = None, sentences: Sentences | None = None
+    ) -> EncodedInputs:
+        """Return the vectors of these rows (all rows by default); raise if columns are missing.
+
+        ``sentences`` keeps vectors of their texts.
+        """
         known = set(records.table.column_names)
         missing = [name for name in self.columns if name not in known]
         if missing:
@@ -127,7 +133,8 @@ class Encoder:
         for places in _parts(len(rows), self.plan.text_model):
             chosen = records.take(rows[places])
             numbers, flags = self._numbers(chosen)
-            blocks = [numbers, flags, *(one_hot(chosen, one) for one in self.plan.categories), self._dense(chosen)]
+            blocks = [numbers, flags, *(one_hot(chosen, one) for one in self.plan.categories)]
+            blocks.append(self._dense(chosen, sentences))
             found[places] = np.hstack(blocks, dtype=np.float32)
         vectors = torch.from_numpy(found)  # scaled already: they are not normalised again
         return EncodedInputs(vectors, prepared=True, source=records, source_rows=rows)
@@ -142,12 +149,12 @@ class Encoder:
         flags = missing[:, [places[name] for name in plan.flagged]]
         return _scaled(values, self.arrays["center"][:count], self.arrays["scale"][:count]), flags
 
-    def _dense(self, records: RecordInputs) -> np.ndarray:
+    def _dense(self, records: RecordInputs, sentences: Sentences | None) -> np.ndarray:
         """Return texts and vectors."""
         terms = None
         if "terms" in self.arrays:
             terms = TermVectors(*(self.arrays[name] for name in ("terms", "idf", "components")))
-        values, first = _dense(records, self.plan, terms), len(self.plan.numbers)
+        values, first = _dense(records, self.plan, terms, sentences), len(self.plan.numbers)
         center, scale = self.arrays["center"][first:], self.arrays["scale"][first:]
         if values.shape[1] != len(center):
             raise DataError(
@@ -163,7 +170,7 @@ class Encoder:
 
 def _parts(count: int, text_model: str) -> list[slice]:
     """Return the rows that are encoded together; at least one part, which may be empty."""
-    size = ROWS if text_model == IN_BOX else max(1, count)
+    size = ROWS if text_model in BUILT_IN else max(1, count)
     return [slice(start, start + size) for start in range(0, max(1, count), size)]
 
 
@@ -180,10 +187,10 @@ def one_hot(records: RecordInputs, one: Categories) -> np.ndarray:
     return found[:, :width]
 
 
-def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None) -> np.ndarray:
+def _dense(records: RecordInputs, plan: Plan, terms: TermVectors | None, sentences: Sentences | None) -> np.ndarray:
     blocks = [np.empty((len(records), 0), dtype=np.float32)]
     if plan.text:
-        blocks.append(embed_texts(records.texts(plan.text), plan.text_model, terms))
+        blocks.append(embed_texts(records.texts(plan.text), plan.text_model, terms, sentences))
     blocks += [records.vectors(one.column) for one in plan.vectors]
     return np.hstack(blocks)
 
@@ -203,8 +210,10 @@ def _scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.nda
     return scaled
 
 
-def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -> Encoder:
-    """Fit an encoder on these rows, which must only contain training rows."""
+def fit_encoder(
+    records: RecordInputs, rows: Tensor, text_model: str = AUTO, sentences: Sentences | None = None
+) -> Encoder:
+    """Fit an encoder on these rows, which must only contain training rows; ``sentences`` keeps vectors of texts."""
     from sklearn.impute import SimpleImputer
     from sklearn.preprocessing import StandardScaler
 
@@ -221,7 +230,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         arrays |= {"fill": imputer.statistics_, "powers": fit_powers(filled)}
         scales.append(StandardScaler().fit(symmetric(filled, arrays["powers"])))
     terms = None
-    if text and text_model == IN_BOX:
+    if text and text_model in BUILT_IN:
         terms = fit_terms_in_parts(len(rows), lambda some: records.take(rows[some]).texts(text))
     if terms is not None:
         arrays |= {"terms": terms.terms, "idf": terms.idf, "components": terms.components}
@@ -233,7 +242,7 @@ def fit_encoder(records: RecordInputs, rows: Tensor, text_model: str = IN_BOX) -
         text=text,
         text_model=text_model,
     )
-    dense = _dense(records.take(rows[evenly_spaced(len(rows), MOST_SCALED)]), plan, terms)
+    dense = _dense(records.take(rows[evenly_spaced(len(rows), MOST_SCALED)]), plan, terms, sentences)
     for start in range(0, dense.shape[1], COLUMNS):
         scales.append(StandardScaler().fit(dense[:, start : start + COLUMNS].astype(np.float64)))
     arrays["center"] = np.concatenate([np.empty(0), *(one.mean_ for one in scales)])

@@ -1,4 +1,4 @@
-"""Image features on disk, keyed by image content: computed once and reused by every later run."""
+"""Features of images and texts on disk, keyed by content: computed once and reused by every later run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +17,13 @@ FEATURES, DIGESTS, LOCK = "features.f16", "digests.bin", ".lock"
 def default_folder() -> Path:
     """Return where features are stored unless ``data.cache`` sets a folder: the user's cache folder."""
     return platformdirs.user_cache_path("pencil") / "features"
+
+
+def store_folder(cache: str, name: str) -> Path | None:
+    """Return the folder of a store with this ``data.cache``; None if features are not kept."""
+    if cache in ("none", "memory"):
+        return None
+    return (default_folder() if cache == "auto" else Path(cache).expanduser()) / name
 
 
 class FeatureStore:

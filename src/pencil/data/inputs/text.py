@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from pencil.data.inputs.sentences import Sentences
 from pencil.errors import DataError, setting
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-IN_BOX = "auto"
-"""The ``data.text_model`` that is installed with pencil."""
+AUTO, IN_BOX, SENTENCES = BUILT_IN = "auto", "wordllama", "minilm"
+"""Values of ``data.text_model`` that are not Hugging Face models. ``auto`` is replaced by one of the others when a run
+chooses its features; elsewhere, as in encoders of older runs, it means the vectors that are installed with pencil."""
 PACKAGE = "wordllama"
 TOKENIZER, TABLE = "tokenizers/l2_supercat_tokenizer_config.json", "weights/l2_supercat_256.safetensors"
 SHA256 = {
@@ -201,7 +203,9 @@ def _frequent_terms(tokens: Tokens) -> np.ndarray:
     return found
 
 
-def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> np.ndarray:
+def embed_texts(
+    texts: Sequence[str], model: str, terms: TermVectors | None, sentences: Sentences | None = None
+) -> np.ndarray:
     """Return one vector per text, before standardisation.
 
     Parameters
@@ -209,19 +213,22 @@ def embed_texts(texts: Sequence[str], model: str, terms: TermVectors | None) -> 
     texts
         Any texts; very long texts are truncated.
     model
-        ``auto``: the mean of the token vectors, followed by the terms of the training rows. Otherwise the name or
-        folder of a Hugging Face model.
+        ``wordllama``: the mean of the token vectors, followed by the terms of the training rows. ``minilm``: both,
+        and sentence vectors. Otherwise the name or folder of a Hugging Face model.
     terms
         The terms of the training rows, if there are any.
+    sentences
+        Where sentence vectors are kept.
     """
-    if model != IN_BOX:
+    if model not in BUILT_IN:
         return language_model(model).embed([text[:LONGEST] for text in texts])
     vectors, parts = token_vectors(), []
     for start in range(0, len(texts), CHUNK):
         tokens = vectors.tokens(texts[start : start + CHUNK])
         found = [vectors.embed(tokens)] + ([] if terms is None else [terms.embed(tokens)])
         parts.append(np.hstack(found))
-    return np.concatenate(parts)
+    joined = np.concatenate(parts)
+    return np.hstack([joined, (sentences or Sentences()).embed(texts)]) if model == SENTENCES else joined
 
 
 class LanguageModel(NamedTuple):
