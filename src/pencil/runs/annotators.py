@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pencil.files import parse_json, refuse_irregular, write
-from pencil.labels.annotators import Annotator, Confusion, consensus, describe_annotators, opinion_order
 
 if TYPE_CHECKING:
     from pencil.data.examples import Splits
-    from pencil.labels.annotators import Consensus
+    from pencil.labels.annotators import Annotator, Confusion, Consensus
 
 SCHEMA = pa.schema(
     {
@@ -47,7 +46,7 @@ class Annotators:
         Whether the network's predictions count; otherwise the votes decide alone.
     """
 
-    people: tuple[Annotator, ...]
+    people: "tuple[Annotator, ...]"
     rows: pa.Table
     with_network: bool
 
@@ -70,7 +69,9 @@ class Annotators:
 
     @classmethod
     def read(cls, path: Path) -> "Annotators":
-        """Read the file; raise ValueError if it is not as expected."""
+        """Read the file; raise ValueError if it is not as expected. This imports torch."""
+        from pencil.labels.annotators import Annotator, Confusion
+
         refuse_irregular(path)
         with pq.ParquetFile(path) as file:
             table = file.read()
@@ -98,6 +99,8 @@ def annotators_of(splits: "Splits", judged: "Consensus | None") -> Annotators | 
     judged
         The consensus of training; None if the votes decide alone, because labels are sharded.
     """
+    from pencil.labels.annotators import consensus, describe_annotators, opinion_order
+
     train, classes = splits.train, splits.train.classes
     if train.votes is None:
         return None
@@ -119,6 +122,6 @@ def annotators_of(splits: "Splits", judged: "Consensus | None") -> Annotators | 
     return Annotators(describe_annotators(votes, crowd, classes), rows, judged is not None and judged.with_network)
 
 
-def confusions_in_words(confusions: Iterable[Confusion]) -> str:
+def confusions_in_words(confusions: "Iterable[Confusion]") -> str:
     """Return which classes an annotator mixes up: ``cat as dog 20 %``."""
     return ", ".join(f"{one.true} as {one.named} {one.rate:.0%}".replace("%", " %") for one in confusions)

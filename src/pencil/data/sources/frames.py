@@ -177,8 +177,8 @@ def as_values(labels: LabelCells) -> LabelCells:
     if by_annotator is not None:
         classes = tuple(map(str, range(labels.classes))) if isinstance(labels.classes, int) else labels.classes
         clean = None if labels.clean is None else [pa.array(as_label_values(labels.clean)[0])]
-        names, columns = tuple(by_annotator), list(by_annotator.values())
-        return replace(labels, given=columns, form="votes", classes=classes, clean=clean, annotators=names)
+        people, columns = tuple(by_annotator), list(by_annotator.values())
+        return replace(labels, given=columns, form="votes", classes=classes, clean=clean, annotators=people)
     (given, names), clean = as_label_values(labels.given), as_label_values(labels.clean)[0]
     return replace(labels, given=given, classes=names if labels.classes is None else labels.classes, clean=clean)
 

@@ -153,8 +153,8 @@ def one_row_each(
     if name is None or labels.form != "label" or columns.annotator is None:
         raise DataError(
             f"{bad.where} has one line per answer (data.columns.annotator), but no key, or several label columns; "
-            f"expected one label column and the row that it answers; name them with {setting('data.columns.key', 'NAME')}"
-            f" and {setting('data.columns.label', 'NAME')}."
+            "expected one label column and the row that it answers; name them with "
+            f"{setting('data.columns.key', 'NAME')} and {setting('data.columns.label', 'NAME')}."
         )
     keys, people = (table[one].combine_chunks().dictionary_encode() for one in (name, columns.annotator))
     for one, column in ((name, keys), (columns.annotator, people)):
