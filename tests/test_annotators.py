@@ -156,3 +156,34 @@ def test_a_missing_file_of_the_manifest_is_damage(home, tmp_path):
     (tmp_path / "broken/annotators.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError, match=r"annotators\.parquet"):
         RunReader(tmp_path / "broken").annotators  # noqa: B018
+
+
+def test_label_studio_export(data, tmp_path):
+    _, votes, truth = data
+    words = {"cat": "meow purr whiskers", "dog": "bark fetch leash", "fox": "forest red sly"}
+    tasks = []
+    for row in range(60):
+        made = [
+            {
+                "completed_by": {"email": name} if name == "ann" else place,
+                "was_cancelled": False,
+                "result": [{"type": "choices", "from_name": "label", "value": {"choices": [label[row]]}}],
+            }
+            for place, (name, label) in enumerate(votes.items())
+            if label[row] is not None
+        ]
+        made.append({"completed_by": 9, "was_cancelled": True, "result": []})
+        tasks.append({"id": row, "data": {"text": words[NAMES[truth[row]]]}, "annotations": made})
+    tasks.append({"id": 99, "data": {"text": "meow"}, "annotations": []})
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    run = package.fit("mlp", tmp_path / "export.json", epochs=3)
+    assert {one.name for one in run.annotators.people} == {"ann", "1", "2", "3"}
+    voted = sum(any(label[row] is not None for label in votes.values()) for row in range(60))
+    assert run.annotators.rows.num_rows == voted and run.summary.data.rows["unlabelled"] == 61 - voted
+    tasks[0]["annotations"][0]["result"][0]["value"]["choices"] = ["cat", "dog"]
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    with pytest.raises(DataError, match="answer to task 0 has 2 choices"):
+        package.fit("mlp", tmp_path / "export.json", epochs=1)
+    (tmp_path / "export.json").write_text("{}")
+    with pytest.raises(DataError, match="not a list of tasks"):
+        package.fit("mlp", tmp_path / "export.json", epochs=1)
