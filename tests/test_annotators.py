@@ -1,133 +1,189 @@
-"""Annotators who disagree: a row without a given label, from the command line to the review page."""
+"""Several annotators, from their columns or answers to `pencil annotators`, the report and Python."""
 
-import csv
-import io
 import json
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from commands import pencil
-from PIL import Image
-from starlette.testclient import TestClient
 
 import pencil as package
-from pencil.decisions import read_reviews
-from pencil.review.guard import Access
-from pencil.review.server import build_app
-from pencil.review.session import Review
-from pencil.runs.label_table import LabelTable
+from pencil.errors import DataError, RunError
+from pencil.runs.annotators import Annotators
+from pencil.runs.directory import RunReader
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
 
-NAMES = ("dark", "light", "middle")
-TIED = {"s3", "s17", "s30"}
+PEOPLE = {"ann": 0.95, "bob": 0.9, "eve": 0.8, "dice": 1 / 3}
+NAMES = np.array(["cat", "dog", "fox"])
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """Pictures of three shades with the labels of three annotators, who name three classes for three of the rows."""
+def data():
+    """Three clusters, the votes of four annotators with gaps, and the truth."""
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 240)
+    x = rng.normal(size=(240, 6)).astype(np.float32) + 2 * np.eye(3, 6)[truth].astype(np.float32)
+    votes = {}
+    for name, right in PEOPLE.items():
+        wrong = (truth + rng.integers(1, 3, 240)) % 3
+        label = NAMES[np.where(rng.random(240) < right, truth, wrong)].astype(object)
+        label[rng.random(240) < 0.3] = None
+        votes[name] = label
+    return x, votes, truth
+
+
+@pytest.fixture(scope="module")
+def home(data, tmp_path_factory):
+    """One run on a table with a column per annotator, and one on a table with a line per answer."""
     folder = tmp_path_factory.mktemp("annotators")
-    lines = ["id,path,ann,bob,eve"]
-    for number in range(60):
-        name = ("dark", "middle", "light")[number % 3]
-        value = {"dark": 20, "middle": 120, "light": 220}[name] + number % 7
-        Image.new("RGB", (8, 8), (value,) * 3).save(folder / f"{number:02}.png")
-        votes = "light,middle,dark" if f"s{number}" in TIED else f"{name},{name},{'dark' if number % 5 else name}"
-        lines.append(f"s{number},{number:02}.png,{votes}")
-    (folder / "votes.csv").write_text("\n".join(lines))
-    pencil(
-        "train", "votes.csv", "--out", "run", "--method", "pencil", "--epochs", 12, "--set", "training.batch_size=8",
-        "--set", "data.columns.key=id", "--set", 'data.columns.label=["ann", "bob", "eve"]', cwd=folder,
-    )  # fmt: skip
+    x, votes, truth = data
+    table = pd.DataFrame(x, columns=[f"x{place}" for place in range(6)])
+    table.insert(0, "id", [f"s{row}" for row in range(240)])
+    table["truth"] = NAMES[truth]
+    wide = table.assign(**votes)
+    wide.to_csv(folder / "wide.csv", index=False)
+    long = wide.melt(id_vars=list(table), value_vars=list(votes), var_name="who", value_name="label").dropna()
+    long.sample(frac=1, random_state=0).to_csv(folder / "long.csv", index=False)
+    shared = ("--epochs", 15, "--model", "mlp", "--set", "data.columns.key=id", "--set", "data.columns.clean=truth")
+    label = f"data.columns.label={json.dumps(list(votes))}"
+    pencil("train", "wide.csv", "--out", "wide", *shared, "--set", label, cwd=folder)
+    pencil("train", "long.csv", "--out", "long", *shared, "--set", "data.columns.annotator=who", cwd=folder)
     return folder
 
 
-def lines_of(home, *words):
-    return {row["key"]: row for row in csv.DictReader(io.StringIO(pencil("labels", "run", *words, cwd=home).stdout))}
+@pytest.mark.parametrize("form", ["wide", "long"])
+def test_a_run_knows_its_annotators(home, data, form):
+    found = RunReader(home / form).annotators
+    assert {one.name for one in found.people} == set(PEOPLE) and found.with_network
+    assert found.people[0].name == "dice" and [one.name for one in found.people if one.at_random] == ["dice"]
+    answered = {name: int((label != None).sum()) for name, label in data[1].items()}  # noqa: E711
+    assert {one.name: one.answers for one in found.people} == answered
+    truth = dict(zip((f"s{row}" for row in range(240)), NAMES[data[2]], strict=True))
+    rows = found.rows.to_pylist()
+    assert np.mean([row["consensus"] == truth[row["key"]] for row in rows]) > 0.93
+    certain = [row["probability"] for row in rows]
+    assert certain == sorted(certain) and len(rows) == len({row["key"] for row in rows})
+    assert sum(row["answers"] for row in rows) == sum(answered.values())
 
 
-def test_the_table_has_no_given_label_where_annotators_tie(home):
-    labels = package.open_run(home / "run").labels
-    rows = {row["key"]: row for row in labels.to_pylist()}
-    assert {key for key, row in rows.items() if row["given"] is None} == TIED
-    for key in TIED:
-        row = rows[key]
-        assert row["candidates"] == list(NAMES) and row["corrected"] in NAMES
-        assert not row["changed"] and row["issue_score"] == 0 and np.isnan(row["given_probability"])
-    assert all(row["candidates"] == [] and row["given"] in NAMES for key, row in rows.items() if key not in TIED)
-    at = labels.keys.to_pylist().index("s3")
-    assert labels.given_codes[at] == -1 and labels.given_labels[at] is None
-    again = LabelTable.read(home / "run/labels.parquet", ["corrected"])
-    assert again.given_codes.tolist() == labels.given_codes.tolist()
-    changed = json.loads((home / "run/summary.json").read_text())["labels"]["changed"]
-    assert changed == sum(row["changed"] for row in rows.values() if row["split"] == "train")
+def test_both_forms_are_the_same_data(home):
+    wide, long = (package.open_run(home / form).labels for form in ("wide", "long"))
+    labels = [dict(zip(one["key"].to_pylist(), one["given"].to_pylist(), strict=True)) for one in (wide, long)]
+    shared = labels[0].keys() & labels[1].keys()
+    assert len(shared) > 200 and np.mean([labels[0][key] == labels[1][key] for key in shared]) > 0.99
 
 
-def test_exports_leave_the_cell_empty(home):
-    rows = lines_of(home)
-    assert {key for key, row in rows.items() if row["given"] == ""} == TIED
-    assert rows["s3"]["given_probability"] == "" and rows["s3"]["candidates"] == "dark;light;middle"
-    assert not TIED & set(lines_of(home, "--only-changed"))
-    shown = pencil("labels", "run", "--format", "jsonl", cwd=home).stdout.splitlines()
-    trees = {tree["key"]: tree for tree in map(json.loads, shown)}
-    assert trees["s3"]["given"] is None and trees["s3"]["given_probability"] is None
-    issues = lines_of(home, "--format", "cleanlab")
-    assert issues["s3"]["given_label"] == "" == issues["s3"]["label_quality"]
-    assert issues["s3"]["is_label_issue"] == "False" and issues["s3"]["predicted_label"] in NAMES
-    pencil("labels", "run", "--anyway", "--format", "cleanlab", "--out", "issues.npz", cwd=home)
-    with np.load(home / "issues.npz") as arrays:
-        assert {key for key, code in zip(arrays["keys"], arrays["given_label"], strict=True) if code < 0} == TIED
-    pencil("labels", "run", "--anyway", "--format", "parquet", "--out", "labels.parquet", cwd=home)
-    assert pq.read_table(home / "labels.parquet")["given"].null_count == 3
+def test_labels_are_the_consensus_of_votes_and_network(home):
+    run = package.open_run(home / "wide")
+    rows = {row["key"]: row for row in run.annotators.rows.to_pylist()}
+    for row in run.labels.to_pylist():
+        if row["key"] in rows:
+            assert row["corrected"] == rows[row["key"]]["consensus"]
 
 
-def test_a_hugging_face_dataset_has_none(home):
-    datasets = pytest.importorskip("datasets")
-    pencil("labels", "run", "--anyway", "--format", "huggingface", "--out", "hf", cwd=home)
-    found = datasets.load_from_disk(str(home / "hf"))
-    assert {row["key"] for row in found if row["given"] is None} == TIED
+def test_the_command_prints_people_and_rows(home):
+    shown = pencil("annotators", "wide", "--rows", 3, cwd=home).stdout
+    assert "4 annotators" in shown and "answers at random" in shown and "another opinion" in shown
+    tree = json.loads(pencil("annotators", "wide", "--rows", 3, "--json", cwd=home).stdout)
+    assert tree["annotators"][0]["name"] == "dice" and len(tree["another_opinion"]) == 3
+    assert tree["with_network"] and tree["annotators"][0]["confusions"][0]["rate"] > 0.2
 
 
-def test_the_report_says_it(home):
-    page = (home / "run/report.html").read_text()
-    count = int((package.open_run(home / "run").labels.given_codes < 0).sum())
-    words = "One row has" if count == 1 else f"{count} rows have"
-    assert f"{words} no given label, because annotators disagree" in page
+def test_the_report_has_a_section(home):
+    page = (home / "wide/report.html").read_text()
+    assert '<h2 id="annotators">' in page and "dice" in page and "answers at random" in page
 
 
-def test_the_page_shows_the_candidates_and_a_person_decides(home):
-    access = Access(8123)
-    with Review(home / "run") as review:
-        browser = TestClient(build_app(review, access), base_url="http://127.0.0.1:8123")
-        browser.get(f"/?token={access.token}")
-        headers = {"origin": "http://127.0.0.1:8123", "x-csrf-token": browser.get("/api/begin").json()["csrf"]}
-        rows = browser.get("/api/page?show=undecided").json()["rows"]
-        assert {row["key"] for row in rows} == TIED
-        assert all(row["given"] is None and row["candidates"] == list(NAMES) for row in rows)
-        for shown in ("changed", "kept"):
-            assert not TIED & {row["key"] for row in browser.get(f"/api/page?show={shown}&count=60").json()["rows"]}
-        at = next(row["row"] for row in rows if row["key"] == "s3")
-        refused = browser.post("/api/decide", json={"row": at, "decision": "reject", "label": []}, headers=headers)
-        assert refused.status_code == 400 and "no given label to return to" in refused.text
-        browser.post("/api/decide", json={"row": at, "decision": "other", "label": [0]}, headers=headers)
-    assert [(one.key, one.label, one.given) for one in read_reviews(home / "run/reviews.jsonl")] == [
-        ("s3", "dark", None)
-    ]
-    reviewed = lines_of(home, "--reviewed")["s3"]
-    assert reviewed["corrected"] == "dark" and reviewed["given"] == "" and reviewed["changed"] == "False"
-    assert float(reviewed["issue_score"]) == 0 and reviewed["given_probability"] == ""
+def test_a_run_without_annotators_says_what_to_set(home, data, tmp_path):
+    x, _, truth = data
+    run = package.fit("mlp", (x, truth), epochs=2, out=tmp_path / "run")
+    assert run.annotators is None
+    message = pencil("annotators", "run", cwd=tmp_path, code=2).stderr
+    assert "do not come from several annotators" in message and "data.columns.annotator" in message
 
 
-def test_an_audit_counts_no_missing_label_as_wrong(home):
-    pencil("audit", "run", "--rows", 60, "--sheet", "sheet.csv", cwd=home)
-    with (home / "sheet.csv").open() as stream:
-        lines = list(csv.DictReader(stream))
-    given = {row["key"]: row["given"] for row in lines_of(home).values()}
-    with (home / "sheet.csv").open("w") as stream:
-        writer = csv.DictWriter(stream, lines[0].keys())
-        writer.writeheader()
-        writer.writerows({**line, "label": given[line["key"]] or "light"} for line in lines)
-    pencil("audit", "run", "--answers", "sheet.csv", cwd=home)
-    audit = json.loads((home / "run/summary.json").read_text())["audit"]
-    assert audit["rows"] == 60 and audit["given_wrong"]["estimate"] == pytest.approx(0, abs=1e-9)
+def test_a_damaged_file_is_refused(home, tmp_path):
+    found = RunReader(home / "wide").annotators
+    found.write(tmp_path / "a.parquet")
+    again = Annotators.read(tmp_path / "a.parquet")
+    assert again.people == found.people and again.rows.equals(found.rows)
+    pq.write_table(found.rows.drop_columns("answers"), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match="columns"):
+        Annotators.read(tmp_path / "b.parquet")
+    manifest = json.loads((home / "wide/manifest.json").read_text())
+    assert "annotators.parquet" in manifest
+
+
+@pytest.mark.parametrize("form", ["masked", "frame", "dict"])
+def test_votes_in_python(data, form):
+    x, votes, truth = data
+    codes = {
+        name: [None if one is None else int(np.flatnonzero(one == NAMES)[0]) for one in votes[name]] for name in votes
+    }
+    if form == "masked":
+        matrix = np.array([[-1 if one is None else one for one in column] for column in codes.values()]).T
+        y, classes = np.ma.masked_less(matrix, 0), 3
+    else:
+        y, classes = (pd.DataFrame(votes) if form == "frame" else votes), None
+    run = package.fit("mlp", (x, y), classes=classes, clean_labels=truth if form == "masked" else None, epochs=8)
+    names = {"0", "1", "2", "3"} if form == "masked" else set(PEOPLE)
+    assert {one.name for one in run.annotators.people} == names and len(run.labels.classes) == 3
+    assert form != "masked" or run.summary.labels.correct_before > 0.85
+
+
+def test_votes_of_different_lengths_are_refused(data):
+    with pytest.raises(DataError, match="different numbers of labels"):
+        package.fit("mlp", (data[0], {"ann": ["cat"] * 240, "bob": ["dog"] * 239}), epochs=1)
+
+
+def test_answers_without_a_key_or_annotator_are_refused(home):
+    words = ("check", "long.csv", "--set", "data.columns.annotator=who")
+    assert "has one line per answer" in pencil(*words, "--set", "data.columns.ignore=id", cwd=home, code=2).stderr
+    table = pd.read_csv(home / "long.csv")
+    table.loc[3, "who"] = None
+    table.to_csv(home / "gap.csv", index=False)
+    message = pencil("check", "gap.csv", *words[2:], "--set", "data.columns.key=id", cwd=home, code=2).stderr
+    assert "column 'who'" in message and "is empty in 1 line" in message
+
+
+def test_a_missing_file_of_the_manifest_is_damage(home, tmp_path):
+    (tmp_path / "broken").mkdir()
+    for path in (home / "wide").iterdir():
+        if path.is_file():
+            (tmp_path / "broken" / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "broken/annotators.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RunError, match=r"annotators\.parquet"):
+        RunReader(tmp_path / "broken").annotators  # noqa: B018
+
+
+def test_label_studio_export(data, tmp_path):
+    _, votes, truth = data
+    words = {"cat": "meow purr whiskers", "dog": "bark fetch leash", "fox": "forest red sly"}
+    tasks = []
+    for row in range(60):
+        made = [
+            {
+                "completed_by": {"email": name} if name == "ann" else place,
+                "was_cancelled": False,
+                "result": [{"type": "choices", "from_name": "label", "value": {"choices": [label[row]]}}],
+            }
+            for place, (name, label) in enumerate(votes.items())
+            if label[row] is not None
+        ]
+        made.append({"completed_by": 9, "was_cancelled": True, "result": []})
+        tasks.append({"id": row, "data": {"text": words[NAMES[truth[row]]]}, "annotations": made})
+    tasks.append({"id": 99, "data": {"text": "meow"}, "annotations": []})
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    run = package.fit("mlp", tmp_path / "export.json", epochs=3)
+    assert {one.name for one in run.annotators.people} == {"ann", "1", "2", "3"}
+    voted = sum(any(label[row] is not None for label in votes.values()) for row in range(60))
+    assert run.annotators.rows.num_rows == voted and run.summary.data.rows["unlabelled"] == 61 - voted
+    tasks[0]["annotations"][0]["result"][0]["value"]["choices"] = ["cat", "dog"]
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    with pytest.raises(DataError, match="answer to task 0 has 2 choices"):
+        package.fit("mlp", tmp_path / "export.json", epochs=1)
+    (tmp_path / "export.json").write_text("{}")
+    with pytest.raises(DataError, match="not a list of tasks"):
+        package.fit("mlp", tmp_path / "export.json", epochs=1)

@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from pencil.cli import (
+    annotators,
     audit,
     bench,
     check,
@@ -49,6 +50,7 @@ for command in (
     report.report,
     review.review,
     audit.audit,
+    annotators.annotators,
     export.export,
     bench.bench,
 ):

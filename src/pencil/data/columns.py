@@ -16,7 +16,7 @@ from pencil.errors import DataError, setting
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image_path", "filepath")
 IMAGE_COLUMNS = ("image", "image_bytes", "bytes", "img", "png", "jpg")
 LABEL_COLUMNS = ("label", "labels", "class", "target", "category", "y", "fine_label")
-NOT_INPUTS = ("label", "probabilities", "indicators", "clean", "split", "ignore")
+NOT_INPUTS = ("label", "annotator", "probabilities", "indicators", "clean", "split", "ignore")
 """Keys of columns that new inputs do not need."""
 OF_INPUTS = ("path", "image", "numbers", "categories", "text", "vectors", "ignore")
 """Keys of columns that define the inputs."""
@@ -40,6 +40,8 @@ class Columns(BaseModel):
     label
         One column (classes, distributions, or lists of the classes present), or one column per annotator; their votes
         become a distribution.
+    annotator
+        Who gave the label, if the table has one line per answer; lines with the same key, or path, are one row.
     probabilities
         One column per class instead of ``label``, which sum to 1 in every row.
     indicators
@@ -66,6 +68,7 @@ class Columns(BaseModel):
     vectors: Names = None
     ignore: Names = None
     label: str | tuple[str, ...] | None = None
+    annotator: str | None = None
     probabilities: tuple[str, ...] | None = None
     indicators: tuple[str, ...] | None = None
     key: str | None = None
@@ -91,7 +94,8 @@ class Columns(BaseModel):
     @property
     def beside_inputs(self) -> tuple[str, ...]:
         """The listed columns that are not inputs: labels, keys, splits."""
-        return (*self.labels, *as_names(self.key), *as_names(self.clean), *as_names(self.split))
+        others = (self.annotator, self.key, self.clean, self.split)
+        return (*self.labels, *(name for value in others for name in as_names(value)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pencil.data.columns import ColumnUses
 from pencil.data.given.given_labels import hard_labels, refuse_alike_classes, refuse_empty_classes
+from pencil.data.given.votes import Votes
 from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import Inputs
 from pencil.errors import DataError, setting
@@ -66,6 +67,9 @@ class Examples:
         Factor of each example's loss in training, 1 on average; None for 1 everywhere.
     table
         The use of each column of the table that the rows come from; None for other data.
+    votes
+        The annotators' votes for all rows of the source, by key, if the labels come from several annotators; subsets
+        share them.
     """
 
     inputs: Inputs
@@ -78,6 +82,7 @@ class Examples:
     pinned: Tensor | None = None
     weights: Tensor | None = None
     table: ColumnUses | None = None
+    votes: Votes | None = None
 
     def __post_init__(self) -> None:
         parts: dict[str, Tensor | np.ndarray | None] = {"labels": self.given_labels, "keys": self.keys}

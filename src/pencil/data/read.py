@@ -20,7 +20,7 @@ from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.keys import as_keys
 from pencil.data.rows import Rows, to_splits
 from pencil.data.settings import FROM_PYTHON, DataSettings
-from pencil.data.sources import arrays, folder, hugging_face_datasets, shards, table, tar_shards
+from pencil.data.sources import arrays, folder, hugging_face_datasets, label_studio, shards, table, tar_shards
 from pencil.data.sources.hugging_face_datasets import PREFIX
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.data.unlabelled import set_apart
@@ -44,6 +44,7 @@ class FileFormat:
 FILE_FORMATS = (
     FileFormat("a table", table.SUFFIXES, table.read),
     FileFormat("an array file", (".npz",), arrays.read),
+    FileFormat("an export of Label Studio", (".json",), label_studio.read),
     FileFormat("a WebDataset", tar_shards.SUFFIXES, shards.read),
 )
 FORMS = ", ".join(

@@ -86,7 +86,15 @@ def _to_splits(rows: Rows, on_bad_rows: OnBadRows) -> Splits:
         labels, clean = read_cells(rows.labels, rows.keys, rows.bad)
     places = torch.arange(len(rows.inputs))
     every = Examples(
-        rows.inputs, places, labels.given, labels.classes, rows.keys, clean, labels.multilabel, table=rows.table
+        rows.inputs,
+        places,
+        labels.given,
+        labels.classes,
+        rows.keys,
+        clean,
+        labels.multilabel,
+        table=rows.table,
+        votes=labels.votes,
     )
     splits, kept = rows.splits, rows.bad.settle(on_bad_rows, rows.keys)
     if kept is not None:

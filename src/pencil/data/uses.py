@@ -35,6 +35,7 @@ def describe(
     label = columns.labels or as_names(usual_column(table, LABEL_COLUMNS)) if labelled else ()
     for use, names in (
         ("label", label),
+        ("annotator", as_names(columns.annotator)),
         ("key", as_names(columns.key)),
         ("clean label", as_names(columns.clean)),
         ("split", as_names(columns.split)),

@@ -145,7 +145,8 @@ def _label_columns(labels: LabelTable, table: TrainedTable) -> list[_LabelColumn
             for place, name in enumerate(columns.indicators)
         ]
         return sorted(found, key=lambda column: table.schema.names.index(column.name))  # in the order of a line
-    if columns.probabilities is not None or not isinstance(label, str) or _holds_numbers(table.schema.field(label)):
+    soft = columns.probabilities is not None or columns.annotator is not None
+    if soft or not isinstance(label, str) or _holds_numbers(table.schema.field(label)):
         raise RunError(
             f"the labels in {path} are votes or distributions, which cannot be replaced by a corrected class; "
             "expected one class per cell; choose --format csv --with-columns, which adds columns."

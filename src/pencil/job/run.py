@@ -29,6 +29,7 @@ from pencil.recipe import CUSTOM, Recipe
 from pencil.report import write_report
 from pencil.report.page import REPORT
 from pencil.runs import resume as resuming
+from pencil.runs.annotators import annotators_of
 from pencil.runs.claim import Start, clear_finished, start_or_resume
 from pencil.runs.directory import RunReader, RunWriter
 from pencil.runs.label_files import write_label_part
@@ -337,12 +338,13 @@ class Execution:
         splits, outcome = without_unread(every, outcome, unread)
         summary, outcome = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
         summary = with_unread(summary, every, unread)
+        annotators = annotators_of(splits, outcome.judgement.consensus)
         labels = self._label_table(splits, outcome) if outcome.shard is None else None
         written = self._write_parts(splits, outcome, directory) if labels is None else labels
 
         def write() -> None:
             if directory is not None:
-                results = written, outcome.records, model.state_dict(), best_weights, summary
+                results = written, outcome.records, model.state_dict(), best_weights, summary, annotators
                 _write_results(directory, saved, *results)
 
         if labels is None:  # the other ranks are waiting for it
@@ -354,7 +356,8 @@ class Execution:
         environment = {} if directory is None else directory.environment
         shown = show_first(labels, splits) if self.world.rank == 0 else {}
         encoder = job.prepared.encoder
-        return Run(model, labels, outcome.records, summary, job.recipe, self.path, environment, encoder, shown)
+        found = model, labels, outcome.records, summary, job.recipe, self.path, environment, encoder, shown
+        return Run(*found, annotators=annotators)
 
     def _label_table(self, splits: Splits, outcome: Outcome) -> LabelTable:
         return build_label_table(

@@ -8,10 +8,14 @@ dynamics of a training row still repeat, and the scale of the issue scores (:mod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pencil.data.given.given_labels import hard_labels, has_tie
+from pencil.data.given.votes import Votes
+from pencil.labels.annotators import Consensus
+from pencil.labels.annotators import consensus as find_consensus
 from pencil.labels.chance import is_chance, learned_classes
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_noise import EntryNoise
@@ -74,6 +78,10 @@ class Judgement:
         The issue score from which a label is a suspect: worth a look, although it need not change.
     entry_noise
         For multi-label data: the noise model of entries; ``noise`` is its summary.
+    rule
+        For single-label data: the rule behind it.
+    consensus
+        If the labels come from several annotators: what their votes say; the posteriors are then taken from it.
     """
 
     posterior: Callable[[Tensor], Tensor]
@@ -87,6 +95,8 @@ class Judgement:
     suspect_from: float = torch.inf
     confident: float = 0.0
     entry_noise: EntryNoise | None = None
+    rule: "Rule | None" = None
+    consensus: Consensus | None = None
 
     @property
     def probs(self) -> Tensor:
@@ -259,6 +269,39 @@ def judge_rows(
         knows=rule.knows,
         lost_classes=rule.lost,
         confident=confident,
+        rule=rule,
+    )
+
+
+def with_votes(judgement: Judgement, votes: Votes, train: Evidence, held_out: Evidence | None) -> Judgement:
+    """Return the judgement with the votes of all annotators in place of the given labels that they gave.
+
+    Parameters
+    ----------
+    judgement
+        The judgement of the given labels, whose noise model calibrates the predictions.
+    votes
+        The votes for the training rows, followed by the held-out rows if there are any.
+    train, held_out
+        Their dynamics.
+    """
+    rule = judgement.rule
+    assert rule is not None
+    predictions = weights = None
+    if rule.knows:
+        calibrated_rows = [rule.matched.true_log_probs(train.log_probs.double())]
+        weights = np.ones(len(votes.keys))
+        weights[: len(train.visits)] = rule.trust
+        if held_out is not None:
+            calibrated_rows.append(rule.noise.true_log_probs(held_out.log_probs.double()))
+        predictions = torch.cat(calibrated_rows).exp().cpu().numpy()
+    crowd = find_consensus(votes, len(rule.rarity), predictions, weights)
+    probs, count = torch.from_numpy(crowd.probs), len(train.visits)
+    return replace(
+        judgement,
+        posterior=lambda rows: probs[:count][rows],
+        held_out_probs=judgement.held_out_probs if held_out is None else probs[count:].float(),
+        consensus=Consensus(votes, crowd, rule.knows),
     )
 
 

@@ -22,6 +22,7 @@ from pencil.report.figures import Line, Plot, draw, draw_reliability, phases_of,
 from pencil.report.gallery import build_gallery
 from pencil.report.words import headline_numbers, page_percent, probability, reasons, sentences, verdict
 from pencil.runs.advice import explain_difference, next_commands, next_step
+from pencil.runs.annotators import confusions_in_words
 from pencil.runs.directory import Record, RunData, RunReader
 from pencil.runs.layout import METRICS, RECIPE, is_unfinished
 from pencil.runs.run import Run
@@ -29,6 +30,8 @@ from pencil.runs.wording import wording
 
 REPORT = "report.html"
 GENERATOR = "pencil report"
+ANNOTATORS_SHOWN = 20
+"""Annotators, and rows that need another opinion, on the page."""
 RECIPE_SHOWN = 40_000
 """Maximum characters of a recipe on the page; a transition matrix of a thousand classes is not readable."""
 LEVELS = {"reliable": "good", "doubtful": "doubtful", "do not use the corrections": "bad"}
@@ -150,6 +153,9 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
         "matrix": matrix,
         "lines": shown,
         "lines_left_out": len(lines) - len(shown),
+        "annotators": run.annotators,
+        "annotators_shown": ANNOTATORS_SHOWN,
+        "mixed_up": confusions_in_words,
         "gallery": build_gallery(run, splits, with_data=with_data),
         "recipe": recipe[:RECIPE_SHOWN],
         "recipe_left_out": max(0, len(recipe) - RECIPE_SHOWN),

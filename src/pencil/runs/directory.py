@@ -32,10 +32,12 @@ from pencil.files import (
     write_json,
     write_text,
 )
+from pencil.runs.annotators import Annotators
 from pencil.runs.content import parse_record, read_recipe, read_row_keys, read_safetensors
 from pencil.runs.label_files import LabelFile
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import (
+    ANNOTATORS,
     AUDITED,
     BEST,
     CHECKPOINTS,
@@ -90,6 +92,7 @@ class RunData:
     recipe: "Recipe"
     environment: Mapping[str, Any] = field(default_factory=dict, repr=False)
     path: Path | None = None
+    annotators: Annotators | None = None
 
     @property
     def name(self) -> str:
@@ -258,6 +261,11 @@ class RunReader:
         found = Summary.from_json(text, f"the run in {self.path} is damaged: {SUMMARY}")
         return found if self.as_trained else found.after_audit()
 
+    @cached_property
+    def annotators(self) -> Annotators | None:
+        """The consensus of annotators and the quality of each; None if labels do not come from several."""
+        return self._read(ANNOTATORS, Annotators.read) if os.path.lexists(self.path / ANNOTATORS) else None
+
     def weights_path(self, epoch: str = "last") -> Path:
         """Return the safetensors file with the weights of the ``last`` or the ``best`` epoch."""
         if epoch not in WEIGHTS:
@@ -279,7 +287,8 @@ class RunReader:
         named = self.summary.data.classes, self.summary.data.multilabel
         if named != (self.labels.classes, self.labels.multilabel):
             raise self._damaged(SUMMARY, f"its classes differ from {self.label_file}")
-        return RunData(self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path)
+        found = self.labels, self.metrics, self.summary, self.recipe(), self.environment, self.path
+        return RunData(*found, self.annotators)
 
     def _read(self, name: str | Path, read: Callable[[Path], Content]) -> Content:
         try:
@@ -395,6 +404,7 @@ class RunWriter:
         weights: "dict[str, Tensor]",
         best_weights: "dict[str, Tensor]",
         summary: Summary,
+        annotators: Annotators | None = None,
     ) -> None:
         """Write the results, the summary last; then remove the checkpoints, which are no longer needed.
 
@@ -403,6 +413,8 @@ class RunWriter:
         """
         self.truncate_metrics(metrics)
         digests = self._write_labels(labels)
+        if annotators is not None:
+            annotators.write(self.path / ANNOTATORS)
         write(self.path / MODEL, lambda target: _save_weights(weights, target))
         write(self.path / BEST, lambda target: _save_weights(best_weights, target))
         others = (name for name in listed_files(self.path) if name not in digests)

@@ -7,6 +7,7 @@ encoder.safetensors the encoder of table rows as vectors, if the network was tra
 metrics.jsonl       one line per epoch
 labels.parquet      every labelled row: given and corrected label, confidence, distribution; a folder with one part per
                     rank if labels were sharded
+annotators.parquet  the consensus of annotators and the quality of each, if labels come from several
 audited.parquet     the same table with the labels that an audit decided, if there was one
 model.safetensors   the weights after the last epoch; checkpoints/best.safetensors at the best validation epoch
 manifest.json       the SHA-256 of every file above: files before metrics.jsonl from the start, all files at the end
@@ -29,6 +30,7 @@ FORMAT = 2
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 ENCODER, FAILURE, AUDITED = "encoder.safetensors", "failure.json", "audited.parquet"
+ANNOTATORS = "annotators.parquet"
 PART = re.compile(rf"{re.escape(LABELS)}/[^/]*\.parquet")
 """The name of a part of the label table in the manifest."""
 PARTS = ".labels.parquet.parts"
@@ -81,8 +83,8 @@ def first_files(path: Path, manifest: object = None) -> tuple[str, ...]:
 def listed_files(path: Path, manifest: object = None) -> tuple[str, ...]:
     """Return the files that a finished run must have: the files that exist or that its manifest lists."""
     names = [*first_files(path, manifest), *(name for name in LISTED if name not in FIRST)]
-    if is_audited(path) or (isinstance(manifest, dict) and AUDITED in manifest):
-        names.append(AUDITED)
+    listed = manifest if isinstance(manifest, dict) else {}
+    names += [name for name in (AUDITED, ANNOTATORS) if name in listed or _is_file(path / name)]
     parts = set(manifest) if isinstance(manifest, dict) else set()
     if (path / LABELS).is_dir():
         parts |= {f"{LABELS}/{part.name}" for part in (path / LABELS).iterdir()}

@@ -21,6 +21,7 @@ from pencil.labels.forms import label_form
 from pencil.models import FrozenNetwork, build
 from pencil.models.probe import as_network, non_finite_tensors
 from pencil.recipe import CUSTOM, Recipe
+from pencil.runs.annotators import Annotators
 from pencil.runs.directory import RunData, RunReader
 from pencil.runs.label_table import LabelTable
 from pencil.runs.notebook import run_line, run_page
@@ -59,6 +60,8 @@ class Run:
     shown : mapping
         The inputs of the first rows to fix, by key and split, for a notebook; empty for a run that was opened from
         disk.
+    annotators : Annotators or None
+        If labels come from several annotators: their consensus, and the quality of each.
     """
 
     model: nn.Module
@@ -70,6 +73,7 @@ class Run:
     environment: Mapping[str, Any] = field(default_factory=dict)
     encoder: Encoder | None = None
     shown: Mapping[Where, Shown] = field(default_factory=dict)
+    annotators: Annotators | None = None
 
     def __repr__(self) -> str:
         return run_line("Run", self.summary, self.path)
@@ -104,7 +108,8 @@ class Run:
     @property
     def data(self) -> RunData:
         """The run without its network."""
-        return RunData(self.labels, self.metrics, self.summary, self.recipe, self.environment, self.path)
+        found = self.labels, self.metrics, self.summary, self.recipe, self.environment, self.path
+        return RunData(*found, self.annotators)
 
     def without_refusals(self) -> "Run":
         """Return the run with ``data.bad_rows`` set to "skip", which predicts all readable inputs."""
@@ -249,4 +254,5 @@ def open_run(
             f"the weights of the {epoch} epoch in {path} contain NaN or infinity in {len(broken)} tensors "
             f"({', '.join(broken[:3])}); expected finite numbers; open the {other} epoch, or train again."
         )
-    return Run(model.eval(), data.labels, data.metrics, summary, recipe, data.path, data.environment, encoder)
+    found = data.labels, data.metrics, summary, recipe, data.path, data.environment, encoder
+    return Run(model.eval(), *found, annotators=data.annotators)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries
 from pencil.labels.forms import label_form
-from pencil.labels.judging import Judgement, Survey, can_match, judge, judge_rows, sample_rows
+from pencil.labels.judging import Judgement, Survey, can_match, judge, judge_rows, sample_rows, with_votes
 from pencil.labels.noise_model import top_classes
 from pencil.labels.rows import row_blocks
 from pencil.labels.sharded import LabelLayout
@@ -100,8 +101,21 @@ class RunDynamics:
             held_out = None if self.held_out is None else self.held_out.evidence()
             return judge_entries(self.train.evidence(), given, held_out, held_out_given)
         if self.layout.sharded_over is None:
-            return self.judge_shards()
+            return self._with_votes(self.judge_shards())
         return judge(self.train.evidence(), given, self._held_out_evidence(), held_out_given)
+
+    def _with_votes(self, judgement: Judgement) -> Judgement:
+        """Return the judgement by the votes of all annotators, if the labels come from several."""
+        train, validation, held_out = self.splits.train, self.splits.validation, self._held_out_evidence()
+        if train.votes is None:
+            return judgement
+        assert isinstance(self.train, TrainingDynamics)
+        keys = train.keys
+        if validation is None or validation.votes is not train.votes:  # held-out rows of another source
+            held_out = None
+        else:
+            keys = np.concatenate([keys, validation.keys])
+        return with_votes(judgement, train.votes.of(keys), self.train.evidence(), held_out)
 
     def _held_out_evidence(self) -> Evidence | None:
         assert not isinstance(self.held_out, EntryDynamics)

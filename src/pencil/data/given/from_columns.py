@@ -4,7 +4,7 @@ A row of a table has one class, a distribution, a list of classes, or the votes 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +26,7 @@ from pencil.data.given.given_labels import (
 from pencil.data.given.label_rule import as_labels, class_indices, class_names, not_one_of
 from pencil.data.given.resolving import as_clean_labels, resolve_labels
 from pencil.data.given.same_values import are_truth, truth_as_numbers
+from pencil.data.given.votes import Votes, votes_of_columns
 from pencil.data.roles import is_list, is_string
 from pencil.errors import DataError, setting
 from pencil.formulas import unescape_formula
@@ -33,7 +34,7 @@ from pencil.formulas import unescape_formula
 SEPARATORS = (";", "|", ",")
 """What may stand between several classes in one cell; the first of them is what pencil writes."""
 
-Form = Literal["values", "label", "votes", "probabilities", "indicators"]
+Form = Literal["values", "label", "votes", "answers", "probabilities", "indicators"]
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,19 @@ class LabelCells:
     given
         Arrow columns, or for the form "values" anything that NumPy can represent.
     form
-        "values" in memory; one "label" column; one column of "votes" per annotator; or one column per class with
-        "probabilities" that sum to 1 in every row, or with multi-label "indicators".
+        "values" in memory; one "label" column; one column of "votes" per annotator; one column of "answers", several
+        for a row; or one column per class with "probabilities" that sum to 1 in every row, or with multi-label
+        "indicators".
     classes
         Class names in order, or for values also their number; None derives them from the labels.
     multilabel
         Whether numbers, or texts such as ``sea;sky``, are multi-label; None decides by their values.
     clean
         Labels known to be right, only for metrics: columns or values, like ``given``.
+    annotators
+        The names of the annotators of votes and answers.
+    answered
+        For answers: the row and the annotator of each.
     """
 
     given: Any
@@ -60,10 +66,14 @@ class LabelCells:
     classes: Sequence[str] | int | None = None
     multilabel: bool | None = None
     clean: Any = None
+    annotators: tuple[str, ...] = ()
+    answered: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def count(self) -> int:
         """The number of labels."""
+        if self.answered is not None:
+            return int(self.answered[0].max(initial=-1)) + 1
         try:
             return len(self.given if self.form == "values" else self.given[0])
         except TypeError:
@@ -91,7 +101,10 @@ def read_cells(cells: LabelCells, keys: np.ndarray, bad: BadRows) -> tuple[Given
         labels = resolve_labels(cells.given, cells.classes, keys, cells.multilabel)
         return labels, as_clean_labels(cells.clean, labels.classes, labels.multilabel)
     assert not isinstance(cells.classes, int)
-    labels = column_labels(cells.given, cells.classes, cells.form, bad, cells.multilabel)
+    if cells.form in ("votes", "answers"):
+        labels = _voted(cells, keys, bad)
+    else:
+        labels = column_labels(cells.given, cells.classes, cells.form, bad, cells.multilabel)
     return labels, None if cells.clean is None else clean_columns(cells.clean, labels, bad.where)
 
 
@@ -105,8 +118,6 @@ def column_labels(
         return GivenLabels(as_indicators(values), as_class_names(classes), multilabel=True)
     if form == "probabilities":
         return resolve_labels(_without_odd_rows(_matrix(columns, bad.where), bad), classes, multilabel=False)
-    if form == "votes":
-        return _votes(columns, classes, bad)
     column = columns[0]
     if _is_text(column) and multilabel:
         column = _taken_apart(column)
@@ -172,17 +183,19 @@ def _ask_about_several(column: Any, classes: Sequence[str] | None, bad: BadRows)
         )
 
 
-def _votes(columns: Sequence[Any], classes: Sequence[str] | None, bad: BadRows) -> GivenLabels:
-    """Return the fractions of the votes per class; every annotator's column has one vote per row, or none."""
-    names = class_names(columns, classes, bad.where, bad.numbers)
-    votes = np.zeros((len(columns[0]), len(names)), dtype=np.float32)
-    for column in columns:
-        codes = hard_column(column, names, bad)
-        voted = np.flatnonzero(codes >= 0)
-        votes[voted, codes[voted]] += 1
-    counts = votes.sum(axis=1, keepdims=True)
-    fractions = np.divide(votes, counts, out=np.full_like(votes, np.nan), where=counts > 0)
-    return resolve_labels(fractions, names, multilabel=False)
+def _voted(cells: LabelCells, keys: np.ndarray, bad: BadRows) -> GivenLabels:
+    """Return the soft labels that annotators' votes give; a row without votes is unlabelled."""
+    assert not isinstance(cells.classes, int)
+    names = class_names(cells.given, cells.classes, bad.where, bad.numbers if cells.answered is None else None)
+    if cells.answered is None:
+        votes = votes_of_columns([hard_column(column, names, bad) for column in cells.given], cells.annotators, keys)
+    else:
+        rows, annotators = cells.answered
+        codes = hard_column(cells.given[0], names, bad, rows)
+        kept = codes >= 0
+        votes = Votes(rows[kept], annotators[kept], codes[kept], keys, cells.annotators)
+    labels = resolve_labels(votes.soft_labels(len(names)).astype(np.float32), names, multilabel=False)
+    return replace(labels, votes=votes)
 
 
 def _lists(column: Any, classes: Sequence[str] | None, bad: BadRows, multilabel: bool | None) -> GivenLabels:

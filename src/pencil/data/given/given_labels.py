@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pencil.data.bad_rows import SHOWN
+from pencil.data.given.votes import Votes
 from pencil.errors import DataError
 
 Keys = Sequence[str] | np.ndarray | None
@@ -21,11 +22,12 @@ LARGEST_INDEX = 2**53
 
 @dataclass(frozen=True)
 class GivenLabels:
-    """Checked labels, the names of their classes, and whether they are multi-label."""
+    """Checked labels, the names of their classes, whether they are multi-label, and the votes that they come from."""
 
     given: Tensor
     classes: tuple[str, ...]
     multilabel: bool = False
+    votes: Votes | None = None
 
 
 @contextmanager

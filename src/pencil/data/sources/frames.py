@@ -4,6 +4,7 @@ pandas is never imported here: if a user passes a pandas object, pandas is alrea
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,10 @@ import pyarrow as pa
 from pencil.data.bad_rows import BadRows
 from pencil.data.columns import refuse_repeated_columns
 from pencil.data.given.from_columns import LabelCells
-from pencil.data.given.given_labels import error_context, shorten
+from pencil.data.given.given_labels import error_context, is_nan, shorten
 from pencil.data.inputs.base import Inputs, TensorInputs
 from pencil.data.keys import as_keys, refuse_repeated_keys
+from pencil.data.roles import is_string
 from pencil.data.rows import Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import as_dense, as_input_tensor, is_sparse
@@ -165,8 +167,40 @@ def frame_rows(frame: Any, settings: DataSettings, labels: LabelCells | None = N
 
 def as_values(labels: LabelCells) -> LabelCells:
     """Return labels as values that NumPy can represent; columns of several name the classes, unless they are set."""
+    by_annotator = as_votes(labels.given)
+    if by_annotator is not None:
+        classes = tuple(map(str, range(labels.classes))) if isinstance(labels.classes, int) else labels.classes
+        clean = None if labels.clean is None else [pa.array(as_label_values(labels.clean)[0])]
+        people, columns = tuple(by_annotator), list(by_annotator.values())
+        return replace(labels, given=columns, form="votes", classes=classes, clean=clean, annotators=people)
     (given, names), clean = as_label_values(labels.given), as_label_values(labels.clean)[0]
     return replace(labels, given=given, classes=names if labels.classes is None else labels.classes, clean=clean)
+
+
+def as_votes(y: Any) -> dict[str, pa.Array] | None:
+    """Return the labels of each annotator, null where there is none; None if ``y`` is not votes.
+
+    Votes are a dict of one sequence per annotator, a masked matrix with one column per annotator, or a data frame of
+    which a column is text. (Columns of numbers in a data frame have one probability per class.)
+    """
+    if isinstance(y, np.ma.MaskedArray) and y.ndim == 2:
+        return {str(place): pa.array(column.data, mask=np.ma.getmaskarray(column)) for place, column in enumerate(y.T)}
+    if isinstance(y, Mapping):
+        found = {str(name): pa.array(_one_label_each(column)) for name, column in y.items()}
+        if len({len(column) for column in found.values()}) != 1:
+            sizes = ", ".join(f"{name}: {len(column)}" for name, column in found.items())
+            raise DataError(f"the annotators in y have different numbers of labels ({sizes}); pass None for a gap.")
+        return found
+    if not is_frame(y):
+        return None
+    table = as_table(y)
+    text = any(is_string(one.value_type if pa.types.is_dictionary(one) else one) for one in table.schema.types)
+    return dict(zip(table.column_names, table.columns, strict=True)) if text and table.num_columns > 1 else None
+
+
+def _one_label_each(column: Any) -> list[Any]:
+    values = column.tolist() if hasattr(column, "tolist") else list(column)
+    return [None if is_nan(label) else label for label in values]
 
 
 def as_label_values(y: Any) -> tuple[Any, tuple[str, ...] | None]:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pencil.data.columns import (
     find_column,
     refuse_unknown,
     taken_names,
+    usual_column,
 )
 from pencil.data.given.from_columns import Form, LabelCells
 from pencil.data.inputs.base import Inputs
@@ -38,12 +40,13 @@ from pencil.data.sources.key_column import (
 )
 from pencil.data.sources.table_files import first_number, key_decided, read_rows, with_label_values
 from pencil.data.uses import describe
-from pencil.errors import setting
+from pencil.errors import DataError, setting
+from pencil.terminal import counted
 
 SUFFIXES = (*delimited.SUFFIXES, ".parquet")
 ODD_PATH = r"\.\.|^([/~]|[A-Za-z]:)"
 """Paths that may lead out of their folder."""
-LABEL_KEYS = ("label", "probabilities", "indicators")
+LABEL_KEYS = ("label", "annotator", "probabilities", "indicators")
 """Keys of columns that a table of inputs with separate labels does not have."""
 
 
@@ -109,6 +112,8 @@ def rows_of_table(
             columns = key_decided(table, columns, labelled=labelled)
         refuse_unknown(where, table, columns)
         labels = label_cells(where, table, columns, settings) if labelled else None
+        if labels is not None and columns.annotator is not None:
+            table, labels, bad.numbers = one_row_each(table, columns, labels, bad)
         own_keys: np.ndarray | None
         if inputs is None:
             inputs, own_keys = _inputs(table, columns, settings.root, bad, labelled=labelled, closed=new)
@@ -137,7 +142,33 @@ def label_cells(where: str, table: pa.Table, columns: Columns, settings: DataSet
         label = columns.label or find_column(where, table, LABEL_COLUMNS, "label", "data.columns.label")
         form, names = "label" if isinstance(label, str) else "votes", as_names(label)
     clean = None if columns.clean is None else [table[name] for name in as_names(columns.clean)]
-    return LabelCells([table[name] for name in names], form, classes, settings.multilabel, clean)
+    return LabelCells([table[name] for name in names], form, classes, settings.multilabel, clean, names)
+
+
+def one_row_each(
+    table: pa.Table, columns: Columns, labels: LabelCells, bad: BadRows
+) -> tuple[pa.Table, LabelCells, np.ndarray | None]:
+    """Return a table with one line per answer as one line per row: the first, the answers, and the line numbers."""
+    name = columns.key or columns.path or usual_column(table, PATH_COLUMNS)
+    if name is None or labels.form != "label" or columns.annotator is None:
+        raise DataError(
+            f"{bad.where} has one line per answer (data.columns.annotator), but no key, or several label columns; "
+            "expected one label column and the row that it answers; name them with "
+            f"{setting('data.columns.key', 'NAME')} and {setting('data.columns.label', 'NAME')}."
+        )
+    keys, people = (table[one].combine_chunks().dictionary_encode() for one in (name, columns.annotator))
+    for one, column in ((name, keys), (columns.annotator, people)):
+        if column.null_count:
+            raise DataError(
+                f"column {one!r} of {bad.where} is empty in {counted(column.null_count, 'line')}; expected the row and "
+                "the annotator of every answer; fill the cells or remove the lines."
+            )
+    answered = keys.indices.to_numpy(), people.indices.to_numpy()
+    first = np.unique(answered[0], return_index=True)[1]
+    clean = None if labels.clean is None else [column.take(first) for column in labels.clean]
+    names = tuple(str(one) for one in people.dictionary.to_pylist())
+    cells = replace(labels, form="answers", clean=clean, annotators=names, answered=answered)
+    return table.take(first), cells, None if bad.numbers is None else bad.numbers[first]
 
 
 def add_without_text(inputs: Inputs, bad: BadRows) -> None:

@@ -1,0 +1,81 @@
+"""The JSON export of a Label Studio project: the answers of all annotators, one line each, as a table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+
+from pencil.data.bad_rows import BadRows
+from pencil.data.rows import Rows
+from pencil.data.settings import DataSettings
+from pencil.data.sources.table import rows_of_table
+from pencil.errors import DataError
+from pencil.files import parse_json, read_regular
+
+LOCAL_FILES = "/data/local-files/?d="
+"""How Label Studio writes the path of a file of local storage."""
+KEY, ANNOTATOR, LABEL = "key", "annotator", "label"
+
+
+def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
+    """Return the rows of a JSON export: the fields of every task, and the choice of each annotator.
+
+    The key is the field ``key`` if there is one, as in tasks that pencil wrote, otherwise the id of the task. Images of
+    local storage become paths below ``data.root``, by default the folder of the file.
+
+    Raises
+    ------
+    DataError
+        If the file is not an export, or an answer is not one choice.
+    """
+    try:
+        tasks = parse_json(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"cannot read {path}: {error}; expected the JSON export of Label Studio.") from error
+    if not isinstance(tasks, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("data"), dict) for one in tasks
+    ):
+        raise DataError(
+            f"{path} is not a list of tasks with their data; expected the JSON export of Label Studio (not JSON-MIN); "
+            "export the project again."
+        )
+    lines = [line for task in tasks for line in _lines(path, task)]
+    if not lines:
+        raise DataError(f"{path} has no answers; expected at least one annotation; export the project again.")
+    names = dict.fromkeys(name for line in lines for name in line)
+    table = pa.table({name: [line.get(name) for line in lines] for name in names})
+    columns = {KEY: KEY, ANNOTATOR: ANNOTATOR, LABEL: LABEL} | settings.columns.model_dump(exclude_none=True)
+    root = path.parent if settings.root is None else settings.root
+    chosen = settings.model_copy(update={"columns": type(settings.columns)(**columns), "root": root})
+    return rows_of_table(table, chosen, BadRows(str(path), np.arange(len(lines))), new=new)
+
+
+def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a line for each answer to a task, and one without a label if there is none."""
+    number = task.get("id")
+    fields: dict[str, Any] = {KEY: str(task["data"].get(KEY, number))}
+    for name, value in task["data"].items():
+        if isinstance(value, str) and value.startswith(LOCAL_FILES):
+            fields["path"] = unquote(value.removeprefix(LOCAL_FILES))
+        elif isinstance(value, str | int | float) and name not in (ANNOTATOR, LABEL, KEY):
+            fields[name] = value
+    answers = [one for one in task.get("annotations") or () if isinstance(one, dict) and not one.get("was_cancelled")]
+    for answer in answers:
+        results = [one for one in answer.get("result") or () if isinstance(one, dict) and one.get("type") == "choices"]
+        choices = [choice for one in results for choice in (one.get("value") or {}).get("choices", ())]
+        if len(choices) != 1:
+            raise DataError(
+                f"{path}: an answer to task {number} has {len(choices)} choices; expected one class; remove the answer "
+                "or let annotators choose one."
+            )
+        yield {**fields, ANNOTATOR: _name(answer.get("completed_by")), LABEL: str(choices[0])}
+    if not answers:
+        yield {**fields, ANNOTATOR: "nobody", LABEL: None}
+
+
+def _name(person: Any) -> str:
+    """Return who answered: an id, or an object with an email address."""
+    return str(person.get("email") or person.get("id")) if isinstance(person, dict) else str(person)

@@ -1,0 +1,153 @@
+"""Who is right if annotators disagree: the network's prediction and all votes together, and how good each annotator is.
+
+The posterior of a row is the network's calibrated out-of-sample prediction times the likelihood of every vote.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pencil.data.given.votes import ENOUGH_ANNOTATORS, Crowd, Votes, dawid_skene
+
+NORMAL_95 = 1.96
+VOTE_WEIGHT = 0.8
+"""Exponent of the likelihood of votes beside a prediction: annotators are wrong about the same rows, so that their
+votes are not independent. On LabelMe it is worth 0.6 points, on film reviews and spam nothing."""
+SHOWN_CONFUSIONS = 3
+"""Confusions that are listed for each annotator, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """An annotator names ``named`` for this fraction of the rows whose true class is ``true``."""
+
+    true: str
+    named: str
+    rate: float
+
+
+@dataclass(frozen=True)
+class Annotator:
+    """What is known about an annotator.
+
+    Attributes
+    ----------
+    name
+        The column, or the value of the annotator column.
+    answers
+        The number of votes.
+    agreement
+        The fraction of other annotators' votes on the same rows that are equal; None without such votes.
+    accuracy
+        The estimated fraction of right votes: their mean probability given the network and all votes.
+    at_random
+        Whether the answers are significantly closer to chance than to the mean annotator.
+    confusions
+        The classes that this annotator mixes up most.
+    """
+
+    name: str
+    answers: int
+    agreement: float | None
+    accuracy: float
+    at_random: bool
+    confusions: tuple[Confusion, ...] = ()
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The votes for some rows, what follows from them, and whether a network's predictions count too."""
+
+    votes: Votes
+    crowd: Crowd
+    with_network: bool
+
+
+def consensus(
+    votes: Votes, num_classes: int, predictions: np.ndarray | None = None, weights: np.ndarray | None = None
+) -> Crowd:
+    """Return the posterior of every row and the confusion matrices.
+
+    Parameters
+    ----------
+    votes
+        The votes; the rows of the other arguments are in the order of its keys.
+    num_classes
+        The number of classes.
+    predictions
+        Calibrated out-of-sample class probabilities of the rows, if a network has learned anything.
+    weights
+        Exponent of the votes' likelihood: below 1 for rows whose prediction already contains part of their label.
+    """
+    if predictions is None and len(votes.names) < ENOUGH_ANNOTATORS:
+        fractions = votes.fractions(num_classes)
+        known = np.where(np.isnan(fractions), 1 / num_classes, fractions)
+        return Crowd(known, dawid_skene(votes, num_classes, known).confusion, known.mean(axis=0))
+    if predictions is not None:
+        weights = VOTE_WEIGHT * (np.ones(len(votes.keys)) if weights is None else weights)
+    return dawid_skene(votes, num_classes, predictions, weights)
+
+
+def describe_annotators(votes: Votes, crowd: Crowd, classes: Sequence[str]) -> tuple[Annotator, ...]:
+    """Return the statistics of every annotator who voted, the least accurate first.
+
+    Answers at random hit the consensus as often as two independent draws from the annotator's answers and the classes
+    of the rows agree. An annotator counts as random if the upper 95 % limit of the accuracy is below the midpoint of
+    that chance and the mean accuracy of all votes.
+    """
+    num_classes, count = len(classes), len(votes.names)
+    answers = np.bincount(votes.annotators, minlength=count)
+    right = crowd.probs[votes.rows, votes.labels]
+    accuracy = np.bincount(votes.annotators, right, count) / np.maximum(answers, 1)
+    cells = np.bincount(votes.annotators * num_classes + votes.labels, minlength=count * num_classes)
+    named = cells.reshape(count, num_classes) / np.maximum(answers, 1)[:, None]
+    chance = named @ crowd.class_prior
+    limit = (chance + (right.mean() if len(right) else 0.0)) / 2
+    at_random = wilson_upper(accuracy, answers) < limit
+    others = votes.counts(num_classes)
+    same = others[votes.rows, votes.labels] - 1
+    pairs = np.bincount(votes.annotators, others.sum(axis=1)[votes.rows] - 1, count)
+    agreeing = np.bincount(votes.annotators, same, count)
+    found = [
+        Annotator(
+            votes.names[place],
+            int(answers[place]),
+            float(agreeing[place] / pairs[place]) if pairs[place] else None,
+            float(accuracy[place]),
+            bool(at_random[place]),
+            _confusions(votes, crowd, classes, place),
+        )
+        for place in np.flatnonzero(answers).tolist()
+    ]
+    return tuple(sorted(found, key=lambda one: (one.accuracy, one.name)))
+
+
+def _confusions(votes: Votes, crowd: Crowd, classes: Sequence[str], place: int) -> tuple[Confusion, ...]:
+    """Return the confusions of an annotator by the expected number of votes, at least one each."""
+    mine = votes.annotators == place
+    expected = np.zeros((len(classes), len(classes)))
+    np.add.at(expected.T, votes.labels[mine], crowd.probs[votes.rows[mine]])
+    rates = expected / np.maximum(expected.sum(axis=1, keepdims=True), 1e-12)
+    np.fill_diagonal(expected, 0.0)
+    order = np.argsort(-expected, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
+    pairs = [divmod(cell, len(classes)) for cell in order.tolist() if expected.flat[cell] >= 1]
+    return tuple(Confusion(classes[true], classes[said], float(rates[true, said])) for true, said in pairs)
+
+
+def wilson_upper(rate: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the upper end of the 95 % Wilson interval of a rate in this many trials."""
+    n, z = np.maximum(count, 1), NORMAL_95
+    spread = z * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    upper: np.ndarray = (rate + z * z / (2 * n) + spread) / (1 + z * z / n)
+    return upper
+
+
+def opinion_order(votes: Votes, crowd: Crowd) -> np.ndarray:
+    """Return the rows in the order in which another opinion helps most: the least certain consensus first.
+
+    Among rows of equal certainty, one with fewer votes comes first.
+    """
+    counts = np.bincount(votes.rows, minlength=len(votes.keys))
+    order: np.ndarray = np.lexsort((counts, crowd.probs.max(axis=1)))
+    return order
