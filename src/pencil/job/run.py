@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -39,11 +39,13 @@ from pencil.runs.notebook import show_first
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.runs.unread import find_unread, with_unread, without_unread
+from pencil.runs.verdict_facts import as_given
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.cluster import check_engine
 from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
+from pencil.training.outliers import find_outliers
 from pencil.user_file import Trust
 
 Result = TypeVar("Result")
@@ -346,8 +348,11 @@ class Execution:
     ) -> Run:
         """Return the run and write its results to its directory, if any; ``saved``: a checkpoint contains them too."""
         job, every = self.job, self.job.prepared.splits
+        scores = find_outliers(every, outcome.model, job.features, Compute(self.device), self.world)
+        outcome = replace(outcome, outlier_scores=scores)
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
+        outcome = as_given(splits, outcome, only_outliers=True)
         summary, outcome = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
         summary = with_unread(summary, every, unread)
         labels = self._label_table(splits, outcome) if outcome.shard is None else None
@@ -377,6 +382,7 @@ class Execution:
             row_evidence(outcome),
             outcome.unlabelled_probs,
             self.job.rows["key"],
+            outcome.outlier_scores.get("unlabelled"),
         )
 
     def _write_parts(self, splits: Splits, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:

@@ -294,9 +294,7 @@ class LabelTable:
     @cached_property
     def pinned(self) -> np.ndarray:
         """Mask of the pinned labels; all False if the column is missing."""
-        if "pinned" not in self.column_names:
-            return np.zeros(len(self), dtype=bool)
-        return numbers(self["pinned"]) > 0
+        return self._mask("pinned")
 
     @cached_property
     def changed(self) -> np.ndarray:
@@ -307,6 +305,19 @@ class LabelTable:
     def suspect(self) -> np.ndarray:
         """Mask of the rows worth a look: corrections, and further high issue scores. Old runs have corrections only."""
         return numbers(self["suspect"]) > 0 if "suspect" in self.column_names else self.changed
+
+    @cached_property
+    def outlier(self) -> np.ndarray:
+        """Mask of the rows that are unlike every class, or that a person assigned to none. Old runs have none."""
+        return self._mask("outlier")
+
+    @cached_property
+    def conflict(self) -> np.ndarray:
+        """Mask of the rows with a duplicate that has another label. Old runs have none."""
+        return self._mask("conflict")
+
+    def _mask(self, column: str) -> np.ndarray:
+        return numbers(self[column]) > 0 if column in self.column_names else np.zeros(len(self), dtype=bool)
 
     @cached_property
     def changed_counts(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +21,7 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores
 from pencil.labels.forms import label_form
+from pencil.labels.outliers import FLAGGED
 from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
 from pencil.runs.label_columns import WIDE
@@ -34,7 +35,7 @@ from pencil.training.distributed import SINGLE_PROCESS, World
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """The evidence of training about the given labels of some rows: issue scores and dynamics.
+    """The evidence of training about some rows: issue scores and dynamics of their given labels, outlier scores.
 
     From the score ``suspect_from`` on, a label is a suspect.
     """
@@ -42,19 +43,29 @@ class RowEvidence:
     issue_scores: Tensor
     dynamics: Evidence | EntryEvidence
     suspect_from: float = torch.inf
+    outlier_scores: Tensor | None = None
 
     def suspects(self, examples: Examples) -> Tensor:
-        """Return a mask of the rows with a high issue score, without pinned rows and rows without a label."""
-        return (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
+        """Return a mask of the rows with a high issue score, without pinned rows, outliers and rows without a label."""
+        high = (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
+        return high if self.outlier_scores is None else high & (_without_pinned(self.outlier_scores, examples) < FLAGGED)
+
+    def subset(self, rows: Tensor) -> "RowEvidence":
+        """Return the evidence about the rows at these positions."""
+        outliers = None if self.outlier_scores is None else self.outlier_scores[rows]
+        return replace(
+            self, issue_scores=self.issue_scores[rows], dynamics=self.dynamics.subset(rows), outlier_scores=outliers
+        )
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     """Return the evidence about training rows and held-out rows."""
-    judgement, held_out = outcome.judgement, outcome.validation_dynamics
-    found = RowEvidence(judgement.issue_scores, outcome.dynamics, judgement.suspect_from)
+    judgement, held_out, outliers = outcome.judgement, outcome.validation_dynamics, outcome.outlier_scores
+    suspect_from = judgement.suspect_from
+    found = RowEvidence(judgement.issue_scores, outcome.dynamics, suspect_from, outliers.get("train"))
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, RowEvidence(judgement.held_out_issue_scores, held_out, judgement.suspect_from)
+    return found, RowEvidence(judgement.held_out_issue_scores, held_out, suspect_from, outliers.get("validation"))
 
 
 def build_label_table(
@@ -64,6 +75,7 @@ def build_label_table(
     evidence: tuple[RowEvidence | None, RowEvidence | None] = (None, None),
     unlabelled_probs: Tensor | None = None,
     order: Any = None,
+    unlabelled_outliers: Tensor | None = None,
 ) -> LabelTable:
     """Return the labels of every training and held-out row, and of the unlabelled rows.
 
@@ -82,13 +94,16 @@ def build_label_table(
         Class probabilities of the unlabelled rows.
     order : array of keys, optional
         The order of unlabelled rows among the others; without it they come last.
+    unlabelled_outliers : Tensor, optional
+        Outlier scores of the unlabelled rows.
     """
     table = label_columns_of(splits.train, label_probs, "train", evidence[0])
     if splits.validation is not None and validation_probs is not None:
         held_out = label_columns_of(splits.validation, validation_probs, "validation", evidence[1])
         table = pa.concat_tables([table, held_out])
     if splits.unlabelled is not None and unlabelled_probs is not None:
-        table = pa.concat_tables([table, unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema)])
+        columns = unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema, unlabelled_outliers)
+        table = pa.concat_tables([table, columns])
     parts = [splits.train, *other_parts(splits, validation_probs, unlabelled_probs)]
     places = table_order(parts, splits.unlabelled if unlabelled_probs is not None else None, order)
     if places is not None:
@@ -378,17 +393,21 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
             "mean_margin": dynamics.margin.masked_fill(unmet, torch.nan).float().numpy(),
             "disagreement": dynamics.disagreement.masked_fill(unmet, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),
+            **_outliers(examples, evidence),
             **_pinned(examples),
             **_candidates(examples, reading.undecided),
         }
     )
 
 
-def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
+def unlabelled_columns(
+    examples: Examples, probs: Tensor, like: pa.Schema, outlier_scores: Tensor | None = None
+) -> pa.Table:
     """Return the columns of unlabelled rows, in the same format as the other rows."""
     unknown = torch.full((len(examples),), torch.nan)
     no_evidence = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
-    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), no_evidence))
+    evidence = RowEvidence(torch.zeros(len(examples)), no_evidence, outlier_scores=outlier_scores)
+    columns = label_columns_of(examples, probs, "unlabelled", evidence)
     if "candidates" in like.names:
         nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
         columns = columns.append_column("candidates", _present(nothing, examples.classes))
@@ -412,6 +431,7 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "issue_score": _without_pinned(issues, examples).float().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
+            **_outliers(examples, evidence),
             **_pinned(examples),
         }
     )
@@ -433,6 +453,14 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
         "key": pa.array(examples.keys.tolist(), pa.string()),
         "split": pa.array([split] * len(examples)).dictionary_encode(),
     }
+
+
+def _outliers(examples: Examples, evidence: RowEvidence | None) -> dict[str, Any]:
+    """Return two additional columns if outliers were looked for; a row that a person has labelled is not one."""
+    if evidence is None or evidence.outlier_scores is None:
+        return {}
+    scores = _without_pinned(evidence.outlier_scores, examples)
+    return {"outlier_score": scores.float().numpy(), "outlier": (scores >= FLAGGED).numpy()}
 
 
 def _pinned(examples: Examples) -> dict[str, Any]:
