@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from pencil.data.check.inspection import find_conflicts
 from pencil.data.examples import Splits
 from pencil.data.read import load
 from pencil.errors import PencilError, RunError, Stopped
@@ -267,7 +268,7 @@ class Execution:
             model, best_weights = outcome.model, outcome.best_weights
         else:
             model, best_weights = job.whole_network(outcome)
-        run = self._finished(model, outcome, best_weights, directory, saved)
+        run = replace(self, job=job)._finished(model, outcome, best_weights, directory, saved)
         if directory is not None:
             _write_report(run, job.prepared.splits)
         if trackers is not None:
@@ -349,7 +350,8 @@ class Execution:
         """Return the run and write its results to its directory, if any; ``saved``: a checkpoint contains them too."""
         job, every = self.job, self.job.prepared.splits
         scores = find_outliers(every, outcome.model, job.features, Compute(self.device), self.world)
-        outcome = replace(outcome, outlier_scores=scores)
+        conflicts = _on_first_rank(self.world, lambda: _conflicts(every if job.features is None else job.features))
+        outcome = replace(outcome, outlier_scores=scores, conflicts=conflicts)
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
         outcome = as_given(splits, outcome, only_outliers=True)
@@ -402,6 +404,13 @@ class Execution:
                 raise one
             digests |= one
         return digests
+
+
+def _conflicts(splits: Splits) -> dict[str, Tensor]:
+    """Return which training and held-out rows have a duplicate with another label; empty if that is not known."""
+    parts = {name: getattr(splits, name) for name in ("train", "validation")}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    return dict(zip(parts, find_conflicts(list(parts.values())) or (), strict=False))
 
 
 @dataclass

@@ -52,7 +52,7 @@ class Reference:
     members
         The rows of each class, without the farthest ones.
     codes
-        The class of each row, -1 for none; None if a row may have several classes.
+        The class of each row, -1 for none; None if a row may have several classes, or none has any.
     chance
         The number of neighbours of each class that chance does not exceed.
     neighbours
@@ -80,7 +80,7 @@ class Reference:
         distances = class_distances(vectors, vectors, members, QUARTER, torch.arange(len(vectors)))
         limit = distances.quantile(1 - TRIMMED)
         kept = tuple(rows[distances[rows] <= torch.maximum(limit, distances[rows].median())] for rows in members)
-        codes = labels if labels.ndim == 1 else None
+        codes = labels if labels.ndim == 1 and bool((labels >= 0).any()) else None
         counts = torch.zeros(1) if codes is None else codes[codes >= 0].bincount()
         neighbours = min(NEIGHBOURS, max(LEAST, len(vectors) // (4 * len(counts))), len(vectors) - 1)
         rates = (counts / counts.sum().clamp_min(1)).double().numpy()
@@ -108,7 +108,7 @@ class Reference:
 
 def members_of(labels: Tensor) -> list[Tensor]:
     """Return the positions of the rows of each class that has two or more; of all rows if there is none."""
-    classes = (labels.unbind(1) if labels.ndim == 2 else [labels == code for code in labels.unique() if code >= 0])
+    classes = labels.unbind(1) if labels.ndim == 2 else [labels == code for code in labels.unique() if code >= 0]
     found = [mask.nonzero()[:, 0] for mask in classes]
     return [rows for rows in found if len(rows) > 1] or [torch.arange(len(labels))]
 

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from pencil.runs.summary import Summary
+from pencil.runs.summary import LabelSummary, Summary
 from pencil.terminal import agreed, counted, percent
 
 SAME = 0.005
@@ -46,11 +46,19 @@ def describe_lists(summary: Summary) -> str:
     labels = summary.labels
     if not summary.data.multilabel:
         suspects = counted(labels.to_look_at, "suspect")
-        return f"{counted(labels.total_changed, 'correction')} (labels that changed), {suspects} (worth a look)"
+        found = f"{counted(labels.total_changed, 'correction')} (labels that changed), {suspects} (worth a look)"
+        return found + describe_inputs(labels)
     if labels.undecided is None:
         return counted(labels.total_changed, "changed label")
     undecided = f"{labels.to_look_at - labels.total_changed:,} undecided (another class is almost as likely)"
     return f"{counted(labels.to_look_at, 'label')}: {labels.total_changed:,} changed, {undecided}"
+
+
+def describe_inputs(labels: LabelSummary) -> str:
+    """Return how many rows are outliers or conflicts, after a comma; empty if there are none."""
+    outliers, conflicts = labels.outliers or 0, labels.conflicts or 0
+    found = f", {counted(outliers, 'outlier')} (unlike every class)" if outliers else ""
+    return found + (f", {counted(conflicts, 'conflict')} (duplicates with different labels)" if conflicts else "")
 
 
 def describe_doubt(summary: Summary) -> str:
@@ -95,7 +103,7 @@ def _two_lists(summary: Summary) -> str:
     changed = f"{labels.total_changed:,} changed (the corrections)" if labels.total_changed else "none changed"
     suspects = labels.to_look_at
     worth = f"{suspects:,} {agreed(suspects, 'is', 'are')} worth a look (the suspects)"
-    return f"Of {labels.total:,} labels, {changed} and {worth}."
+    return f"Of {labels.total:,} labels, {changed} and {worth}{describe_inputs(labels)}."
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The label table of a run on many ranks: each rank writes its own rows, in chunks."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from pencil.labels.rows import rows_at_a_time
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_files import ROW
 from pencil.runs.results import (
-    RowEvidence,
     label_columns_of,
     other_parts,
     row_evidence,
@@ -57,13 +57,12 @@ def build_label_parts(
         columns = columns if top_k is None else _with_top(columns, probs, top_k)
         return with_classes(columns.append_column(ROW, pa.array(row_of[at.numpy()])), train.classes)
 
-    scores, outliers = outcome.judgement.issue_scores, outcome.outlier_scores
+    of_train, held_out = row_evidence(outcome)
     for rows in outcome.train_rows():
-        outlying = outliers["train"][rows.places] if outliers else None
-        evidence = RowEvidence(scores[rows.places], rows.dynamics, outcome.judgement.suspect_from, outlying)
+        evidence = replace(of_train.subset(rows.places), dynamics=rows.dynamics)
         columns = label_columns_of(train.subset(rows.places), rows.label_probs, "train", evidence)
         yield finished(columns, rows.label_probs, rows.places)
-    start, held_out = len(train), row_evidence(outcome)[1]
+    start, outliers = len(train), outcome.outlier_scores
     for part in others:
         probs = outcome.unlabelled_probs if part is unlabelled else outcome.validation_probs
         assert probs is not None

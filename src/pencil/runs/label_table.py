@@ -24,6 +24,8 @@ from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, 
 from pencil.runs.label_files import LabelFile, StoredRows, describe_damage
 from pencil.runs.wording import wording
 
+KINDS = ("suspect", "outlier", "conflict")
+"""What is to be fixed about a row."""
 ROW_GROUP, VALUES = 2**20, 2**22
 """Rows (Arrow's default) and maximum probabilities per row group; writing a group doubles its memory."""
 
@@ -248,6 +250,19 @@ class LabelTable:
         """
         return self.take(np.flatnonzero(self.suspect)).by_issue()
 
+    def fix_first(self) -> Self:
+        """Return the rows to look at, with a column ``kind``: suspects, then outliers, then conflicts.
+
+        An outlier is unlike every class; a conflict is one of several duplicates with different labels, unless it is a
+        suspect or an outlier too. Multi-label data has corrections in place of suspects.
+        """
+        kind = np.where(self.suspect, 0, np.where(self.outlier, 1, np.where(self.conflict, 2, 3)))
+        score = np.where(kind == 1, self.outlier_score, self.issue_score)
+        order = np.lexsort((-score, kind))
+        rows = order[kind[order] < len(KINDS)]
+        names = pa.array([KINDS[code] for code in kind[rows]], pa.string())
+        return type(self)(self.take(rows).table.append_column("kind", names))
+
     def confident(self, min_confidence: float) -> Self:
         """Return the rows with at least this confidence, without rows that could not be read."""
         if min_confidence <= 0:
@@ -277,6 +292,12 @@ class LabelTable:
     def issue_score(self) -> np.ndarray:
         """The probability that the given label, or a known entry of multi-label data, is wrong."""
         return numbers(self["issue_score"])
+
+    @cached_property
+    def outlier_score(self) -> np.ndarray:
+        """How unlike the rest each row is, 0 to 1. Rows of old runs have 0."""
+        known = "outlier_score" in self.column_names
+        return numbers(self["outlier_score"]) if known else np.zeros(len(self), dtype=np.float32)
 
     @cached_property
     def given_probability(self) -> np.ndarray:

@@ -44,28 +44,34 @@ class RowEvidence:
     dynamics: Evidence | EntryEvidence
     suspect_from: float = torch.inf
     outlier_scores: Tensor | None = None
+    conflicts: Tensor | None = None
 
     def suspects(self, examples: Examples) -> Tensor:
         """Return a mask of the rows with a high issue score, without pinned rows, outliers and rows without a label."""
         high = (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
-        return high if self.outlier_scores is None else high & (_without_pinned(self.outlier_scores, examples) < FLAGGED)
+        return (
+            high if self.outlier_scores is None else high & (_without_pinned(self.outlier_scores, examples) < FLAGGED)
+        )
 
     def subset(self, rows: Tensor) -> "RowEvidence":
         """Return the evidence about the rows at these positions."""
-        outliers = None if self.outlier_scores is None else self.outlier_scores[rows]
-        return replace(
-            self, issue_scores=self.issue_scores[rows], dynamics=self.dynamics.subset(rows), outlier_scores=outliers
-        )
+        of_input = {name: getattr(self, name) for name in ("outlier_scores", "conflicts")}
+        chosen = {name: None if values is None else values[rows] for name, values in of_input.items()}
+        return replace(self, issue_scores=self.issue_scores[rows], dynamics=self.dynamics.subset(rows), **chosen)
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     """Return the evidence about training rows and held-out rows."""
-    judgement, held_out, outliers = outcome.judgement, outcome.validation_dynamics, outcome.outlier_scores
-    suspect_from = judgement.suspect_from
-    found = RowEvidence(judgement.issue_scores, outcome.dynamics, suspect_from, outliers.get("train"))
+    judgement, held_out = outcome.judgement, outcome.validation_dynamics
+
+    def evidence(scores: Tensor, dynamics: Evidence | EntryEvidence, split: str) -> RowEvidence:
+        of_input = outcome.outlier_scores.get(split), outcome.conflicts.get(split)
+        return RowEvidence(scores, dynamics, judgement.suspect_from, *of_input)
+
+    found = evidence(judgement.issue_scores, outcome.dynamics, "train")
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, RowEvidence(judgement.held_out_issue_scores, held_out, suspect_from, outliers.get("validation"))
+    return found, evidence(judgement.held_out_issue_scores, held_out, "validation")
 
 
 def build_label_table(
@@ -225,6 +231,7 @@ def summarize(
             update={
                 "suspects": None if totals is None else _count_suspects(splits, settled, totals, of_held_out),
                 "detection": detection_of(splits, outcome),
+                **_count_inputs(splits, outcome),
             }
         ),
         verdict=VerdictSummary(
@@ -263,6 +270,17 @@ def _count_suspects(splits: Splits, outcome: Outcome, totals: RowTotals, held_ou
         changed = read_labels(probs, part.given_labels).changed
         found += int((changed if held_out is None else changed | held_out.suspects(part)).sum())
     return found
+
+
+def _count_inputs(splits: Splits, outcome: Outcome) -> dict[str, int]:
+    """Return the numbers of outliers and of conflicts among training and held-out rows, if they were looked for."""
+    flagged = {name: scores >= FLAGGED for name, scores in outcome.outlier_scores.items()}
+    parts = {name: getattr(splits, name) for name in ("train", "validation")}
+    return {
+        what: sum(int(_without_pinned(mask[name].float(), part).sum()) for name, part in parts.items() if name in mask)
+        for what, mask in (("outliers", flagged), ("conflicts", outcome.conflicts))
+        if flagged
+    }
 
 
 def _findings(outcome: Outcome) -> dict[str, Any]:
@@ -456,11 +474,16 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
 
 
 def _outliers(examples: Examples, evidence: RowEvidence | None) -> dict[str, Any]:
-    """Return two additional columns if outliers were looked for; a row that a person has labelled is not one."""
+    """Return additional columns if outliers and conflicts were looked for; a person's label is neither."""
     if evidence is None or evidence.outlier_scores is None:
         return {}
     scores = _without_pinned(evidence.outlier_scores, examples)
-    return {"outlier_score": scores.float().numpy(), "outlier": (scores >= FLAGGED).numpy()}
+    conflicts = torch.zeros(len(examples)) if evidence.conflicts is None else evidence.conflicts
+    return {
+        "outlier_score": scores.float().numpy(),
+        "outlier": (scores >= FLAGGED).numpy(),
+        "conflict": (_without_pinned(conflicts.float(), examples) > 0).numpy(),
+    }
 
 
 def _pinned(examples: Examples) -> dict[str, Any]:

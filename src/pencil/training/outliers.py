@@ -16,8 +16,8 @@ from pencil.training.compute import Compute
 from pencil.training.distributed import World
 from pencil.training.evaluation import predict_logits
 
-MOST = 10_000
-"""Rows are compared with at most this many training rows."""
+MOST, FEWEST, PAIRS = 10_000, 2_000, 5 * 10**8
+"""Rows are compared with at most ``MOST`` training rows; with fewer, at least ``FEWEST``, from ``PAIRS`` pairs on."""
 BLOCK = 4096
 """Number of rows whose features are in memory at a time."""
 
@@ -46,7 +46,7 @@ def find_outliers(
     parts = {name: getattr(compared, name) for name in ("train", "validation", "unlabelled")}
     parts = {name: part for name, part in parts.items() if part is not None}
     train = parts["train"]
-    places = some_places(len(train), MOST)
+    places = some_places(len(train), max(FEWEST, min(MOST, PAIRS // sum(map(len, parts.values())))))
     if features is not None:
         read: Read = _of_backbone
     elif len(train.input_shape) == 1:
@@ -59,7 +59,9 @@ def find_outliers(
         return {name: torch.zeros(len(part)) for name, part in parts.items()}
     places = places[readable]
     reference = Reference.of(vectors[readable], _labels(train)[places])
-    found = [_compare(part, reference, read, places if name == "train" else None, world) for name, part in parts.items()]
+    found = [
+        _compare(part, reference, read, places if name == "train" else None, world) for name, part in parts.items()
+    ]
     scores = outlier_scores(*(torch.cat(columns) for columns in zip(*found, strict=True)))
     return dict(zip(parts, scores.split([len(part) for part in parts.values()]), strict=True))
 

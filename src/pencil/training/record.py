@@ -70,7 +70,8 @@ class Outcome:
 
     If each rank keeps the results of its own rows (``Trainer.run(whole=False)``), ``shard`` yields the rows of this
     rank in blocks; ``label_probs`` is then empty, and ``judgement.posterior`` takes local positions. The ``dynamics``
-    have no per-class values. ``outlier_scores`` are the scores of the rows of each split, if they were computed.
+    have no per-class values. ``outlier_scores`` are the scores of the rows of each split, and ``conflicts``
+    mark the rows with a duplicate that has another label, if they were looked for.
     """
 
     model: nn.Module
@@ -85,6 +86,7 @@ class Outcome:
     findings: dict[str, Any] = field(default_factory=dict)
     unlabelled_probs: Tensor | None = None
     outlier_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    conflicts: Mapping[str, Tensor] = field(default_factory=dict)
     shard: Callable[[], Iterator[TrainRows]] | None = None
 
     def __repr__(self) -> str:
