@@ -68,9 +68,8 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     """
     sure, others = (_entry_cases if run.multilabel else _row_cases)(run.labels)
     labels = run.labels
-    lists = sure, others, *(_inputs(labels, mask) for mask in (labels.outlier, labels.conflict))
-    gallery = Gallery(*lists)
-    cases = [case for cases in lists for case in cases]
+    gallery = Gallery(sure, others, _inputs(labels, labels.outlier), _inputs(labels, labels.conflict))
+    cases = [*sure, *others, *gallery.outliers, *gallery.conflicts]
     if not cases:
         return gallery
     if splits is None and not with_data:
@@ -97,7 +96,8 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     def with_input(chosen: list[Case]) -> list[Case]:
         return [replace(case, shown=found.get((case.key, case.split))) for case in chosen]
 
-    return Gallery(*map(with_input, lists), why, doubt)
+    shown = with_input(sure), with_input(others), with_input(gallery.outliers), with_input(gallery.conflicts)
+    return Gallery(*shown, why, doubt)
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:

@@ -72,7 +72,8 @@ class Queue:
         self.to_look_at = (chosen | self.outlier | self.conflict) & ~self.labels.is_unlabelled
         self.order, self.by_outlier = (_by_issue(one) for one in (self.labels.issue_score, self.labels.outlier_score))
         kind = np.where(chosen, 0, np.where(self.outlier, 1, 2))  # suspects, outliers, conflicts
-        self.by_kind = self.order[np.argsort(kind[self.order], kind="stable")]
+        by_score = _by_issue(np.where(kind == 1, self.labels.outlier_score, self.labels.issue_score))
+        self.by_kind = by_score[np.argsort(kind[by_score], kind="stable")]
         self.rows = lru_cache(maxsize=8)(self._rows)
 
     def __len__(self) -> int:

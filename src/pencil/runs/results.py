@@ -3,7 +3,7 @@
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -55,9 +55,9 @@ class RowEvidence:
 
     def subset(self, rows: Tensor) -> "RowEvidence":
         """Return the evidence about the rows at these positions."""
-        of_input = {name: getattr(self, name) for name in ("outlier_scores", "conflicts")}
-        chosen = {name: None if values is None else values[rows] for name, values in of_input.items()}
-        return replace(self, issue_scores=self.issue_scores[rows], dynamics=self.dynamics.subset(rows), **chosen)
+        outliers, conflicts = (None if one is None else one[rows] for one in (self.outlier_scores, self.conflicts))
+        dynamics = self.dynamics.subset(rows)
+        return RowEvidence(self.issue_scores[rows], dynamics, self.suspect_from, outliers, conflicts)
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
