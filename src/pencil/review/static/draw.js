@@ -91,8 +91,8 @@ function fill(made, row) {
   made.className = `tile ${row.changed ? "changed" : "kept"} ${row.decision ? `decided ${row.decision}` : ""}`;
   made.classList.toggle("here", isHere);
   const words = [labels(row)];
-  words.push(row.decision ? el("div", "badge", badge(row)) : sure(row));
-  if (row.outlier || row.conflict) words.push(el("div", "why", row.outlier ? "outlier" : "conflict"));
+  words.push(row.decision ? el("div", "badge", badge(row)) : row.outlier ? el("div", "why", "outlier") : sure(row));
+  if (row.conflict) words.push(el("div", "why", "conflict"));
   words.push(el("div", "key", plain(row.key)));
   made.title = plain(row.key);
   made.lastElementChild.replaceChildren(...words);
