@@ -92,18 +92,16 @@ class Reference:
 
         ``own`` is the position of each row in the reference, -1 if it is not part of it.
         """
-        distances = class_distances(vectors, self.vectors, self.members, TENTH, own)
-        if self.codes is None:
-            return distances, torch.zeros(len(vectors), dtype=torch.bool)
-        parts = torch.arange(len(vectors)).split(ROWS)
-        found = [self._counts(vectors[part], own[part]) <= self.chance for part in parts]
-        return distances, torch.cat([one.all(dim=1) for one in found])
-
-    def _counts(self, vectors: Tensor, own: Tensor) -> Tensor:
-        """Return the number of neighbours of each class."""
-        assert self.codes is not None
-        nearest = _distances(vectors, self.vectors, own).topk(self.neighbours, largest=False).indices
-        return one_hot(self.codes[nearest] + 1, len(self.chance) + 1).sum(dim=1)[:, 1:]
+        found = torch.empty(len(vectors), dtype=self.vectors.dtype)
+        disagree = torch.zeros(len(vectors), dtype=torch.bool)
+        for part in torch.arange(len(vectors)).split(ROWS):
+            distances = _distances(vectors[part], self.vectors, own[part])
+            found[part] = _to_classes(distances, self.members, TENTH)
+            if self.codes is not None:
+                nearest = self.codes[distances.topk(self.neighbours, largest=False).indices]
+                counts = one_hot(nearest + 1, len(self.chance) + 1).sum(dim=1)[:, 1:]
+                disagree[part] = (counts <= self.chance).all(dim=1)
+        return found, disagree
 
 
 def members_of(labels: Tensor) -> list[Tensor]:
@@ -131,10 +129,12 @@ def class_distances(
     """
     found = torch.empty(len(vectors), dtype=reference.dtype)
     for part in torch.arange(len(vectors)).split(ROWS):
-        distances = _distances(vectors[part], reference, own[part])
-        nearest = [_nearest(distances[:, columns], fraction) for columns in members]
-        found[part] = torch.stack(nearest, dim=1).amin(dim=1)
+        found[part] = _to_classes(_distances(vectors[part], reference, own[part]), members, fraction)
     return found
+
+
+def _to_classes(distances: Tensor, members: Sequence[Tensor], fraction: float) -> Tensor:
+    return torch.stack([_nearest(distances[:, columns], fraction) for columns in members], dim=1).amin(dim=1)
 
 
 def _distances(vectors: Tensor, reference: Tensor, own: Tensor) -> Tensor:
