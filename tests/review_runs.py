@@ -44,6 +44,15 @@ def suspecting(labels, rows):
     return LabelTable(labels.table.set_column(place, "suspect", pa.array(suspect)))
 
 
+def with_inputs(labels, outliers=(), conflicts=()):
+    """The table with these rows as outliers, the first the farthest, and as duplicates with different labels."""
+    scores = np.full(len(labels), 0.1, dtype=np.float32)
+    scores[list(outliers)] = 0.99 - 0.01 * np.arange(len(outliers))
+    table = labels.table.append_column("outlier_score", pa.array(scores))
+    table = table.append_column("outlier", pa.array(scores > 0.5))
+    return LabelTable(table.append_column("conflict", pa.array(np.isin(np.arange(len(labels)), conflicts))))
+
+
 def one_class_run(path, classes=("cat", "dog", "bird"), rows=12, shape=(8, 8)):
     """Row i is given class i mod c; every third is thought to be of the next class, ever more surely."""
     c = len(classes)

@@ -193,3 +193,39 @@ def test_the_order_of_many_rows_does_not_matter():
     by_class = np.argsort(clean, kind="stable")
     rates = [pencil.find_issues(labels[order], probs[order]).noise_rate for order in (slice(None), by_class)]
     assert rates == pytest.approx([wrong.mean()] * 2, abs=0.03)
+
+
+def test_nothing_is_flagged_where_every_label_is_predicted():
+    given = np.arange(90) % 3
+    for sure in (0.5, 0.8, 0.999):
+        probs = np.full((90, 3), (1 - sure) / 2)
+        probs[np.arange(90), given] = sure
+        found = pencil.find_issues(given, probs)
+        assert not found.is_label_issue.any() and found.noise_rate == pytest.approx(0, abs=1e-9)
+
+
+def test_classes_without_a_label_change_nothing():
+    given, probs, clean = data(classes=3)
+    wide = np.insert(probs, [1, 3], 1e-6, axis=1)  # classes 1 and 4 of five are given to no row
+    wide /= wide.sum(axis=1, keepdims=True)
+    found, other = pencil.find_issues(given, probs), pencil.find_issues(np.array([0, 2, 3])[given], wide)
+    assert (found.is_label_issue == other.is_label_issue).mean() > 0.99
+    assert average_precision_score(given != clean, other.issue_score) > 0.95
+
+
+def test_labels_of_one_value():
+    _, probs, _ = data(classes=3)
+    found = pencil.find_issues(np.zeros(len(probs), dtype=int), probs)
+    assert np.isfinite(found.issue_score).all() and set(found.ranked) == set(range(len(probs)))
+    assert found.issue_score[probs.argmax(axis=1) == 0].max() < found.issue_score[probs[:, 0] < 0.1].min()
+
+
+def test_the_order_is_consistent_when_a_class_is_removed():
+    given, probs, clean = data(rate=0.15)
+    rest = (given != 3) & (clean != 3)
+    fewer = probs[rest, :3] / probs[rest, :3].sum(axis=1, keepdims=True)
+    whole, part = pencil.find_issues(given, probs), pencil.find_issues(given[rest], fewer)
+    wrong = (given != clean)[rest]
+    both = [average_precision_score(wrong, one) for one in (whole.issue_score[rest], part.issue_score)]
+    assert min(both) > 0.95 and abs(both[0] - both[1]) < 0.02
+    assert (whole.is_label_issue[rest] == part.is_label_issue).mean() > 0.97

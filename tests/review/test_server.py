@@ -516,6 +516,7 @@ def test_several_classes_at_once(tmp_path, access):
                 "issue_score": 0,
             },
             **{"issue_score": 0, "changed": True, "decision": None, "label": None},
+            **{"outlier": False, "outlier_score": 0, "conflict": False},
         }
         browser.decide(0, "other", [2, 0, 2])
         browser.decide(1, "other", [])

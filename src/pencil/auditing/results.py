@@ -144,9 +144,9 @@ def decide(answers: Answers) -> Decided:
 def redecide(decider: Decider, part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the rows of a part of a label table that an audit decides, their distributions and issue scores.
 
-    Rows that a person has pinned, and rows that could not be read, keep their labels.
+    Rows that a person has pinned, outliers, and rows that could not be read, keep their labels.
     """
-    rows = np.flatnonzero((part.given_codes >= 0) & ~part.pinned & ~part.unread)
+    rows = np.flatnonzero((part.given_codes >= 0) & ~part.pinned & ~part.unread & ~part.outlier)
     probs, scores = decider.decide(part.probs[rows], part.given_codes[rows], part.issue_score[rows])
     return rows, probs, scores
 

@@ -198,8 +198,8 @@ def trained_labels(run: Path) -> LabelTable:
             f"the run in {run} is multi-label; expected single-label data, because an audit asks for one class per "
             f"row; use `pencil review {run}`."
         )
-    pinned = ("pinned",) if "pinned" in reader.label_names() else ()
-    return reader.read_labels((*COLUMNS, *pinned))
+    optional = [name for name in ("pinned", "outlier") if name in reader.label_names()]
+    return reader.read_labels((*COLUMNS, *optional))
 
 
 def _enough(rows: int) -> int:

@@ -40,6 +40,14 @@ class _Wish:
     diagnostics: Path | None
     only_changed: bool
     suspects: bool
+    fix_first: bool
+    without_outliers: bool
+
+    @property
+    def selections(self) -> list[str]:
+        """The options that select rows and exclude each other."""
+        options = {"--only-changed": self.only_changed, "--suspects": self.suspects, "--fix-first": self.fix_first}
+        return [option for option, is_set in options.items() if is_set]
 
 
 def labels(
@@ -49,6 +57,13 @@ def labels(
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Only rows whose label was changed.")] = False,
     suspects: Annotated[
         bool, typer.Option("--suspects", help="Only rows worth a look: the changed ones and further high issue scores.")
+    ] = False,
+    fix_first: Annotated[
+        bool,
+        typer.Option("--fix-first", help="Only rows to look at, with their kind: suspects, outliers, conflicts."),
+    ] = False,
+    without_outliers: Annotated[
+        bool, typer.Option("--without-outliers", help="Leave out rows that belong to none of the classes.")
     ] = False,
     min_confidence: Annotated[
         float, typer.Option("--min-confidence", help="Only rows with at least this confidence.")
@@ -95,8 +110,11 @@ def labels(
     confidence and changed; the other options select among these lines.
 
     --with-columns keeps the columns and rows of your table in their order, and its delimiter for CSV. The labels are
-    additional columns, empty for rows outside the run. --only-changed, --suspects and --min-confidence select among the
-    rows of the run.
+    additional columns, empty for rows outside the run. --only-changed, --suspects, --fix-first, --without-outliers and
+    --min-confidence select among the rows of the run.
+
+    --without-outliers leaves out the rows that are unlike every class; with --reviewed, the rows that a person has
+    removed, and not those that a person has labelled.
 
     In CSV, text that a spreadsheet program would run as a formula is prefixed with a quote (').
 
@@ -109,6 +127,8 @@ def labels(
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
     proposes (--reviewed), or with --anyway. Lists of suspects, which are there to be looked at, are always written.
     """
+    import numpy as np
+
     from pencil.export.labels import select_entries, select_labels
 
     order = order or ("data" if with_columns else "issues")
@@ -117,14 +137,32 @@ def labels(
     if not 0 <= min_confidence <= 1:
         raise RunError(f"--min-confidence is {min_confidence:g}; expected a probability from 0 to 1, such as 0.9.")
     format = _format(format, as_json)
-    wish = _Wish(format, out, entries, with_columns, copy, symlinks, diagnostics, only_changed, suspects)
+    wish = _Wish(
+        format,
+        out,
+        entries,
+        with_columns,
+        copy,
+        symlinks,
+        diagnostics,
+        only_changed,
+        suspects,
+        fix_first,
+        without_outliers,
+    )
     _refuse(wish)
     reader = read_run(run, as_trained=as_trained)
     decisions = _decisions(run) if reviewed else []
     table = reader.labels.merge_decisions(decisions) if reviewed else reader.labels
     by_issue = order == "issues" and format in BY_ISSUE
+    table = table.take(np.flatnonzero(~table.outlier)) if without_outliers else table
     chosen = select_labels(
-        table, only_changed=only_changed, suspects=suspects, min_confidence=min_confidence, by_issue=by_issue
+        table,
+        only_changed=only_changed,
+        suspects=suspects,
+        fix_first=fix_first,
+        min_confidence=min_confidence,
+        by_issue=by_issue,
     )
     if not anyway:
         to_look_at = suspects and format in BY_ISSUE  # a list for people, not labels to train on
@@ -133,7 +171,7 @@ def labels(
         lines = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
         _write(lines, format) if out is None else _save(lines, format, out)
     elif with_columns:
-        all_rows = not only_changed and not suspects and min_confidence <= 0
+        all_rows = not wish.selections and not without_outliers and min_confidence <= 0
         _write_joined(reader, chosen, wish, keep_order=by_issue, all_rows=all_rows)
     elif out is None:
         _write(chosen, format)
@@ -175,10 +213,14 @@ def _mistakes(wish: _Wish) -> Iterator[tuple[bool, str]]:
     for option, is_set in (("--copy", wish.copy), ("--symlinks", wish.symlinks)):
         yield is_set and format != "imagefolder", f"{option} only works with --format imagefolder; remove it."
     yield wish.copy and wish.symlinks, "--copy and --symlinks are mutually exclusive; remove one of them."
-    both = wish.only_changed and wish.suspects
-    yield both, "--suspects includes every row of --only-changed; remove one of them."
-    for option, is_set in (("--only-changed", wish.only_changed), ("--suspects", wish.suspects)):
-        yield is_set and format == "table", f"--format table always contains every row; remove {option}."
+    selections = wish.selections
+    if len(selections) > 1:
+        yield True, f"{selections[-1]} includes every row of {selections[0]}; remove one of them."
+    for option in (*selections, *(["--without-outliers"] if wish.without_outliers else [])):
+        yield (
+            format == "table",
+            f"--format table always contains every row; remove {option}, or choose --format csv --with-columns.",
+        )
     if wish.diagnostics is not None:
         ending = wish.diagnostics.suffix.lower()[1:]
         yield (

@@ -51,6 +51,7 @@ def select_labels(
     *,
     only_changed: bool = False,
     suspects: bool = False,
+    fix_first: bool = False,
     min_confidence: float = 0.0,
     by_issue: bool = True,
 ) -> LabelTable:
@@ -64,6 +65,8 @@ def select_labels(
         Only rows whose label changed.
     suspects : bool
         Only rows of single-label data that are worth a look.
+    fix_first : bool
+        The rows of :meth:`LabelTable.fix_first`, with their kind, in its order.
     min_confidence : float
         Only rows with at least this confidence.
     by_issue : bool
@@ -71,6 +74,8 @@ def select_labels(
     """
     unread = labels.unread  # only in runs of earlier versions, which kept a label for unreadable files
     chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
+    if fix_first:
+        return chosen.fix_first()
     if suspects and labels.multilabel:
         raise RunError(
             "the labels of this run are multi-label; --suspects only works with single-label data; write "

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from pencil.data.check.inspection import find_conflicts
 from pencil.data.examples import Splits
 from pencil.data.read import load
 from pencil.errors import PencilError, RunError, Stopped
@@ -41,11 +42,13 @@ from pencil.runs.notebook import show_first
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.runs.unread import find_unread, with_unread, without_unread
+from pencil.runs.verdict_facts import as_given
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.cluster import check_engine
 from pencil.training.compute import Compute, pick_device
 from pencil.training.distributed import World, joined
+from pencil.training.outliers import find_outliers
 from pencil.user_file import Trust
 
 Result = TypeVar("Result")
@@ -273,7 +276,7 @@ class Execution:
             model, best_weights = outcome.model, outcome.best_weights
         else:
             model, best_weights = job.whole_network(outcome)
-        run = self._finished(model, outcome, best_weights, directory, saved)
+        run = replace(self, job=job)._finished(model, outcome, best_weights, directory, saved)
         if directory is not None:
             _write_report(run, job.prepared.splits)
         if trackers is not None:
@@ -334,8 +337,12 @@ class Execution:
     ) -> Run:
         """Return the run and write its results to its directory, if any; ``saved``: a checkpoint contains them too."""
         job, every = self.job, self.job.prepared.splits
+        scores = find_outliers(every, outcome.model, job.features, Compute(self.device), self.world)
+        conflicts = _on_first_rank(self.world, lambda: _conflicts(every if job.features is None else job.features))
+        outcome = replace(outcome, outlier_scores=scores, conflicts=conflicts)
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
+        outcome = as_given(splits, outcome, only_outliers=True)
         summary, outcome = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
         summary = with_unread(summary, every, unread)
         annotators = annotators_of(splits, outcome.judgement.consensus)
@@ -367,6 +374,7 @@ class Execution:
             row_evidence(outcome),
             outcome.unlabelled_probs,
             self.job.rows["key"],
+            outcome.outlier_scores.get("unlabelled"),
         )
 
     def _write_parts(self, splits: Splits, outcome: Outcome, directory: RunWriter | None) -> dict[str, str]:
@@ -410,6 +418,13 @@ class _Features:
                 f"stopped by {self.request.signal} after the features of {done:,} of {total:,} rows; run the same "
                 "command to continue (from the beginning if data.cache keeps no features)."
             )
+
+
+def _conflicts(splits: Splits) -> dict[str, Tensor]:
+    """Return which training and held-out rows have a duplicate with another label; empty if that is not known."""
+    parts = {name: getattr(splits, name) for name in ("train", "validation")}
+    parts = {name: part for name, part in parts.items() if part is not None}
+    return dict(zip(parts, find_conflicts(list(parts.values())) or (), strict=False))
 
 
 @dataclass

@@ -226,7 +226,8 @@ def _hard_labels(labels: Any, names: tuple[str, ...] | None) -> Tensor:
                 "labels are names; expected class indices, or the names of the columns of pred_probs; pass `classes=` "
                 "in column order, or pass pred_probs as a data frame."
             )
-        return hard_labels(as_given_labels(values)[0])
+        only_first = np.ndim(values) == 1 and len(values) > 0 and not as_array(values).any()
+        return hard_labels(as_given_labels(values, 2 if only_first else None)[0])  # pred_probs name the other classes
     given = resolve_labels(values, names, multilabel=False).given
     missing = lacks_label(given, multilabel=False)
     if missing.any():

@@ -1,7 +1,7 @@
 """Inspecting any network: its output layer, and its output for an input of a given shape."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,32 @@ def output_layer(network: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d] | None
     """Return the last linear or convolutional layer and its name; by convention it returns the logits."""
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, (nn.Linear, nn.Conv2d))]
     return layers[-1] if layers else None
+
+
+def last_features(network: nn.Module) -> Callable[[Tensor], Tensor]:
+    """Return a function like the network that returns the inputs of its output layer instead of the logits.
+
+    The values of a feature map are averaged. If the layer is not used, or not once per row, the logits are returned.
+    """
+    found = output_layer(network)
+
+    def forward(inputs: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        logits: Tensor = network(inputs) if found is None else _watched(network, found[1], inputs, seen)
+        features = seen[-1] if seen and len(seen[-1]) == len(inputs) else logits
+        return features if features.ndim == 2 else features.flatten(2).mean(dim=2)
+
+    return forward
+
+
+def _watched(network: nn.Module, layer: nn.Module, inputs: Tensor, seen: list[Tensor]) -> Tensor:
+    """Return the logits, and append the inputs of a layer to ``seen``."""
+    watch = layer.register_forward_pre_hook(lambda _module, values: seen.append(values[0]))
+    try:
+        logits: Tensor = network(inputs)
+        return logits
+    finally:
+        watch.remove()
 
 
 def output_width(layer: nn.Linear | nn.Conv2d) -> int:

@@ -41,13 +41,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The cases to show: changes, and other labels to look at.
+    """The cases to show: changes, other labels to look at, outliers, and duplicates with different labels.
 
     ``why_bare`` says why inputs are missing, ``doubt`` why they may not match the run.
     """
 
     sure: list[Case]
     others: list[Case]
+    outliers: list[Case]
+    conflicts: list[Case]
     why_bare: str = ""
     doubt: str = ""
 
@@ -65,8 +67,9 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
         Whether data may be loaded.
     """
     sure, others = (_entry_cases if run.multilabel else _row_cases)(run.labels)
-    gallery = Gallery(sure, others)
-    cases = [*sure, *others]
+    labels = run.labels
+    gallery = Gallery(sure, others, _inputs(labels, labels.outlier), _inputs(labels, labels.conflict))
+    cases = [*sure, *others, *gallery.outliers, *gallery.conflicts]
     if not cases:
         return gallery
     if splits is None and not with_data:
@@ -93,7 +96,8 @@ def build_gallery(run: RunData, splits: Splits | None = None, *, with_data: bool
     def with_input(chosen: list[Case]) -> list[Case]:
         return [replace(case, shown=found.get((case.key, case.split))) for case in chosen]
 
-    return Gallery(with_input(sure), with_input(others), why, doubt)
+    shown = with_input(sure), with_input(others), with_input(gallery.outliers), with_input(gallery.conflicts)
+    return Gallery(*shown, why, doubt)
 
 
 def _row_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
@@ -152,6 +156,16 @@ def _row_list(part: LabelTable) -> list[Case]:
         strict=True,
     )
     return [Case(*values) for values in columns]
+
+
+def _inputs(labels: LabelTable, where: np.ndarray) -> list[Case]:
+    """Return rows that are shown for their input, with their given label; the highest outlier scores first."""
+    part = labels.take(_first(-labels.outlier_score, where & ~labels.is_unlabelled))
+    given = [", ".join(label) if isinstance(label, list) else label for label in part["given"].to_pylist()]
+    columns = part.keys.to_pylist(), part.splits.to_pylist(), given, part.outlier_score.tolist()
+    return [
+        Case(key, split, label, "", 0.0, issue_score=score) for key, split, label, score in zip(*columns, strict=True)
+    ]
 
 
 def _entry_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:

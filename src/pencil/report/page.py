@@ -36,6 +36,11 @@ RECIPE_SHOWN = 40_000
 """Maximum characters of a recipe on the page; a transition matrix of a thousand classes is not readable."""
 LEVELS = {"reliable": "good", "doubtful": "doubtful", "do not use the corrections": "bad"}
 """CSS class of each verdict."""
+OUTLIERS = (
+    "{:,} rows are unlike every class: a blurred, empty or foreign input. Their labels stay as given. Remove the ones "
+    "that belong to none of the classes."
+)
+CONFLICTS = "{:,} rows have a duplicate, or nearly one, with another label: at least one of the labels is wrong."
 SCORES = (
     ("train_accuracy", "training rows, given labels"),
     ("validation_{}", "held out, noisy"),
@@ -133,6 +138,7 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
     recipe = run.recipe.to_toml()
     shown = listed(lines)
     calibration = run.summary.labels.calibration
+    gallery = build_gallery(run, splits, with_data=with_data)
     return {
         "title": run.name,
         "run": run,
@@ -156,7 +162,11 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
         "annotators": run.annotators,
         "annotators_shown": ANNOTATORS_SHOWN,
         "mixed_up": confusions_in_words,
-        "gallery": build_gallery(run, splits, with_data=with_data),
+        "gallery": gallery,
+        "inputs": [
+            ("outliers", "Outliers", OUTLIERS.format(run.labels.outlier.sum()), gallery.outliers),
+            ("conflicts", "Conflicts", CONFLICTS.format(run.labels.conflict.sum()), gallery.conflicts),
+        ],
         "recipe": recipe[:RECIPE_SHOWN],
         "recipe_left_out": max(0, len(recipe) - RECIPE_SHOWN),
         "environment": _environment(run),

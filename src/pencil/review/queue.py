@@ -15,17 +15,19 @@ import pyarrow.compute as pc
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
+from pencil.runs.label_columns import OUTLIERS
 from pencil.runs.summary import CLOSE
 from pencil.terminal import counted
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
-OPTIONAL = ("candidates", "given_probability", "suspect")
-"""Optional columns: for annotators' labels, and for single-label data."""
+OPTIONAL = ("candidates", "given_probability", "suspect", *OUTLIERS)
+"""Optional columns: for annotators' labels, for single-label data, and about the inputs."""
 PAIRS = 500
 """Maximum number of (given, corrected) pairs offered, the most frequent first."""
 TO_LOOK_AT = "look"
-"""The rows to review: the suspects; in multi-label data, the rows with a changed or an undecided entry."""
-SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided")
+"""The rows to review: suspects, or the rows of multi-label data with a changed or an undecided entry; then outliers and
+conflicts."""
+SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided", "outliers", "conflicts")
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,13 @@ class Queue:
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
         self.given, self.corrected = self.labels.given_labels, self.labels.corrected_labels
-        self.to_look_at = self._choose() & ~self.labels.is_unlabelled
-        self.order = _by_issue(self.labels.issue_score)
+        chosen = self._choose()
+        self.outlier, self.conflict = self.labels.outlier, self.labels.conflict
+        self.to_look_at = (chosen | self.outlier | self.conflict) & ~self.labels.is_unlabelled
+        self.order, self.by_outlier = (_by_issue(one) for one in (self.labels.issue_score, self.labels.outlier_score))
+        kind = np.where(chosen, 0, np.where(self.outlier, 1, 2))  # suspects, outliers, conflicts
+        by_score = _by_issue(np.where(kind == 1, self.labels.outlier_score, self.labels.issue_score))
+        self.by_kind = by_score[np.argsort(kind[by_score], kind="stable")]
         self.rows = lru_cache(maxsize=8)(self._rows)
 
     def __len__(self) -> int:
@@ -81,18 +88,20 @@ class Queue:
         return self.labels.find_rows(wanted)
 
     def _choose(self) -> np.ndarray:
-        """Return the rows to review, as defined by the summary."""
+        """Return the rows whose labels are to be reviewed, as defined by the summary."""
         undecided = self.confidence < 0.5 + CLOSE / 2  # of the least sure entry
         return self.changed | undecided if self.multilabel else self.labels.suspect
 
     @property
     def lists(self) -> str:
         """How many rows there are to review, in words."""
-        count, changed = int(self.to_look_at.sum()), int(self.changed.sum())
         if self.multilabel:
-            return f"{counted(count, 'row')} to look at"
+            return f"{counted(int(self.to_look_at.sum()), 'row')} to look at"
+        count, changed = int(self.labels.suspect.sum()), int(self.changed.sum())
         corrections = f"of which {counted(changed, 'correction')}" if changed < count else "all of them corrections"
-        return counted(count, "suspect") + (f", {corrections}" if count else "")
+        suspects = counted(count, "suspect") + (f", {corrections}" if count else "")
+        others = ((self.outlier, "outlier"), (self.conflict, "conflict"))
+        return ", ".join([suspects, *(counted(int(mask.sum()), name) for mask, name in others if mask.any())])
 
     def _rows(self, chosen: Filter) -> np.ndarray:
         """Return the rows that pass a filter, decided or not, in order."""
@@ -104,6 +113,8 @@ class Queue:
                 "changed": self.changed,
                 "kept": ~self.changed & ~undecided,
                 "undecided": undecided,
+                "outliers": self.outlier,
+                "conflicts": self.conflict,
             }[chosen.show]
         if chosen.pair is not None:
             kept &= (self.given.codes == chosen.pair[0]) & (self.corrected.codes == chosen.pair[1])
@@ -111,7 +122,8 @@ class Queue:
             kept &= (self.confidence >= chosen.low) & (self.confidence <= chosen.high)
         if chosen.key:
             kept &= np.from_dlpack(pc.match_substring(self.keys, chosen.key, ignore_case=True).cast("uint8")) > 0
-        return self.order if kept.all() else self.order[kept[self.order]]
+        order = {TO_LOOK_AT: self.by_kind, "outliers": self.by_outlier}.get(chosen.show, self.order)
+        return order if kept.all() else order[kept[order]]
 
     def pairs(self) -> list[dict[str, Any]]:
         """Return the changes between labels and their counts, the most frequent first."""
@@ -155,6 +167,9 @@ class Queue:
             "confidence": confidence if np.isfinite(confidence) else None,
             "issue_score": float(np.nan_to_num(self.labels.issue_score[row])),
             "changed": bool(self.changed[row]),
+            "outlier": bool(self.outlier[row]),
+            "outlier_score": float(self.labels.outlier_score[row]),
+            "conflict": bool(self.conflict[row]),
         }
 
 

@@ -67,6 +67,8 @@ class Review:
             "noun": queue.noun,
             "to_look_at": int(queue.to_look_at.sum()),
             "corrections": int(queue.changed.sum()),
+            "outliers": int(queue.outlier.sum()),
+            "conflicts": int(queue.conflict.sum()),
             "lists": queue.lists,
             "pairs": queue.pairs(),
             "write_labels": f"pencil labels {shlex.quote(str(self.run))} --reviewed",
@@ -124,7 +126,7 @@ class Review:
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
         """Save a decision, then return the row as the page shows it."""
         queue = self.queue
-        if kind not in KINDS or kind in ("none", "undo"):  # "none" belongs to audits, "undo" has its own function
+        if kind not in KINDS or kind == "undo":  # it has its own function
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         if kind == "reject" and given is None:

@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from pencil.runs.summary import Summary
+from pencil.runs.summary import LabelSummary, Summary
 from pencil.terminal import agreed, counted, percent
 
 SAME = 0.005
@@ -46,7 +46,8 @@ def describe_lists(summary: Summary) -> str:
     labels = summary.labels
     if not summary.data.multilabel:
         suspects = counted(labels.to_look_at, "suspect")
-        return f"{counted(labels.total_changed, 'correction')} (labels that changed), {suspects} (worth a look)"
+        corrections = f"{counted(labels.total_changed, 'correction')} (labels that changed)"
+        return ", ".join([corrections, f"{suspects} (worth a look)", *describe_inputs(labels)])
     if labels.undecided is None:
         return counted(labels.total_changed, "changed label")
     undecided = f"{labels.to_look_at - labels.total_changed:,} undecided (another class is almost as likely)"
@@ -57,6 +58,13 @@ def _in_rows(summary: Summary) -> str:
     """Return how many rows the labels to look at are in: a person decides about the whole row of multi-label data."""
     rows = summary.labels.rows_to_look_at
     return "" if rows is None else f" in {counted(rows, 'row')}"
+
+
+def describe_inputs(labels: LabelSummary) -> list[str]:
+    """Return how many rows are outliers and how many are conflicts, without those that do not occur."""
+    outliers, conflicts = labels.outliers or 0, labels.conflicts or 0
+    found = [f"{counted(outliers, 'outlier')} (unlike every class)"] if outliers else []
+    return found + ([f"{counted(conflicts, 'conflict')} (duplicates with different labels)"] if conflicts else [])
 
 
 def describe_doubt(summary: Summary) -> str:
@@ -82,7 +90,7 @@ def next_step(summary: Summary) -> str:
     if not labels.to_look_at:
         nothing = f"There is nothing to fix: no label changed, and none is {'a suspect' if single else 'undecided'}."
         learned = "This network cannot judge the labels: train longer, or use another network."
-        return learned if level == "do not use the corrections" else nothing
+        return (learned if level == "do not use the corrections" else nothing) + _also(labels)
     what = f"{labels.to_look_at:,} of {labels.total:,} {summary.data.wording.labels}{_in_rows(summary)}"
     look = "look at the suspects" if single else f"review the {what} that changed or are undecided"
     lists = f"{_two_lists(summary)} " if single else ""
@@ -101,7 +109,13 @@ def _two_lists(summary: Summary) -> str:
     changed = f"{labels.total_changed:,} changed (the corrections)" if labels.total_changed else "none changed"
     suspects = labels.to_look_at
     worth = f"{suspects:,} {agreed(suspects, 'is', 'are')} worth a look (the suspects)"
-    return f"Of {labels.total:,} labels, {changed} and {worth}."
+    return f"Of {labels.total:,} labels, {changed} and {worth}.{_also(labels)}"
+
+
+def _also(labels: LabelSummary) -> str:
+    """Return a sentence about outliers and conflicts; empty if there are none."""
+    found = describe_inputs(labels)
+    return f" There are also {' and '.join(found)}." if found else ""
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:

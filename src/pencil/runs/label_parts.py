@@ -1,6 +1,7 @@
 """The label table of a run on many ranks: each rank writes its own rows, in chunks."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,10 @@ import torch
 from torch import Tensor
 
 from pencil.data.examples import Splits
-from pencil.labels.dynamics import Evidence
 from pencil.labels.rows import rows_at_a_time
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_files import ROW
 from pencil.runs.results import (
-    RowEvidence,
     label_columns_of,
     other_parts,
     row_evidence,
@@ -46,31 +45,25 @@ def build_label_parts(
         columns = columns if top_k is None else _with_top(columns, probs, top_k)
         return with_classes(columns.append_column(ROW, pa.array(row_of[at.numpy()])), train.classes)
 
+    of_train, held_out = row_evidence(outcome)
     for rows in outcome.train_rows():
-        evidence = RowEvidence(
-            outcome.judgement.issue_scores[rows.places], rows.dynamics, outcome.judgement.suspect_from
-        )
+        evidence = replace(of_train.subset(rows.places), dynamics=rows.dynamics)
         columns = label_columns_of(train.subset(rows.places), rows.label_probs, "train", evidence)
         yield finished(columns, rows.label_probs, rows.places)
-    start, held_out = len(train), row_evidence(outcome)[1]
+    start, outliers = len(train), outcome.outlier_scores
     for part in others:
         probs = outcome.unlabelled_probs if part is unlabelled else outcome.validation_probs
         assert probs is not None
         for chunk in torch.arange(rank, len(part), size).split(rows_at_a_time(part.num_classes)):
             chosen = part.subset(chunk)
             if part is unlabelled:
-                columns = unlabelled_columns(chosen, probs[chunk], like)
+                outlying = outliers["unlabelled"][chunk] if outliers else None
+                columns = unlabelled_columns(chosen, probs[chunk], like, outlying)
             else:
-                columns = label_columns_of(chosen, probs[chunk], "validation", _subset(held_out, chunk))
+                evidence_of = None if held_out is None else held_out.subset(chunk)
+                columns = label_columns_of(chosen, probs[chunk], "validation", evidence_of)
             yield finished(columns, probs[chunk], start + chunk)
         start += len(part)
-
-
-def _subset(evidence: RowEvidence | None, rows: Tensor) -> RowEvidence | None:
-    if evidence is None:
-        return None
-    assert isinstance(evidence.dynamics, Evidence)
-    return RowEvidence(evidence.issue_scores[rows], evidence.dynamics.subset(rows), evidence.suspect_from)
 
 
 def _with_top(columns: pa.Table, probs: Tensor, k: int) -> pa.Table:

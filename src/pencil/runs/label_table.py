@@ -26,6 +26,8 @@ from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, 
 from pencil.runs.label_files import LabelFile, StoredRows, damage_named
 from pencil.runs.wording import wording
 
+KINDS = ("suspect", "outlier", "conflict")
+"""What is to be fixed about a row."""
 ROW_GROUP, VALUES = 2**20, 2**22
 """Rows (Arrow's default) and maximum probabilities per row group; writing a group doubles its memory."""
 
@@ -257,6 +259,19 @@ class LabelTable:
         """
         return self.take(np.flatnonzero(self.suspect)).by_issue()
 
+    def fix_first(self) -> Self:
+        """Return the rows to look at, with a column ``kind``: suspects, then outliers, then conflicts.
+
+        An outlier is unlike every class; a conflict is one of several duplicates with different labels, unless it is a
+        suspect or an outlier too. Multi-label data has corrections in place of suspects.
+        """
+        kind = np.where(self.suspect, 0, np.where(self.outlier, 1, np.where(self.conflict, 2, 3)))
+        score = np.where(kind == 1, self.outlier_score, self.issue_score)
+        order = np.lexsort((-score, kind))
+        rows = order[kind[order] < len(KINDS)]
+        names = pa.array([KINDS[code] for code in kind[rows]], pa.string())
+        return type(self)(self.take(rows).table.append_column("kind", names))
+
     def confident(self, min_confidence: float) -> Self:
         """Return the rows with at least this confidence, without rows that could not be read."""
         if min_confidence <= 0:
@@ -288,6 +303,12 @@ class LabelTable:
         return numbers(self["issue_score"])
 
     @cached_property
+    def outlier_score(self) -> np.ndarray:
+        """How unlike the rest each row is, 0 to 1. Rows of old runs have 0."""
+        known = "outlier_score" in self.column_names
+        return numbers(self["outlier_score"]) if known else np.zeros(len(self), dtype=np.float32)
+
+    @cached_property
     def given_probability(self) -> np.ndarray:
         """The probability of the given class of single-label data; NaN if no class is given."""
         return numbers(self["given_probability"])
@@ -303,9 +324,7 @@ class LabelTable:
     @cached_property
     def pinned(self) -> np.ndarray:
         """Mask of the pinned labels; all False if the column is missing."""
-        if "pinned" not in self.column_names:
-            return np.zeros(len(self), dtype=bool)
-        return numbers(self["pinned"]) > 0
+        return self._mask("pinned")
 
     @cached_property
     def changed(self) -> np.ndarray:
@@ -316,6 +335,19 @@ class LabelTable:
     def suspect(self) -> np.ndarray:
         """Mask of the rows worth a look: corrections, and further high issue scores. Old runs have corrections only."""
         return numbers(self["suspect"]) > 0 if "suspect" in self.column_names else self.changed
+
+    @cached_property
+    def outlier(self) -> np.ndarray:
+        """Mask of the rows that are unlike every class, or that a person assigned to none. Old runs have none."""
+        return self._mask("outlier")
+
+    @cached_property
+    def conflict(self) -> np.ndarray:
+        """Mask of the rows with a duplicate that has another label. Old runs have none."""
+        return self._mask("conflict")
+
+    def _mask(self, column: str) -> np.ndarray:
+        return numbers(self[column]) > 0 if column in self.column_names else np.zeros(len(self), dtype=bool)
 
     @cached_property
     def changed_counts(self) -> np.ndarray:

@@ -15,6 +15,7 @@ from pencil.runs.label_table import LabelTable
 
 def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelTable:
     """Return the table with the person's labels; see :meth:`LabelTable.merge_decisions`."""
+    decisions = list(decisions)
     chosen = {decision.where: decision.label for decision in decisions if decision.label is not None}
     rows = labels.find_rows(chosen)
     for key, split in chosen.keys() - rows.keys():
@@ -28,6 +29,11 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
     present = presence((by_row[int(row)] for row in picked), labels.classes, multilabel=labels.multilabel)
     merged = (_merge_sets if labels.multilabel else _merge_classes)(labels, picked, present)
     table = labels.table
+    if "outlier" in table.column_names:
+        nothing = labels.find_rows(one.where for one in decisions if one.decision == "none")
+        merged["outlier"] = _changed_at(table["outlier"], picked, False)
+        merged["outlier"] = _changed_at(pa.chunked_array([merged["outlier"]]), np.array([*nothing.values()], int), True)
+        merged["conflict"] = _changed_at(table["conflict"], picked, False)
     for name in {"confidence", "audited_confidence"}.intersection(table.column_names):
         merged[name] = _changed_at(table[name], picked, 1.0)
     for name, values in merged.items():

@@ -21,6 +21,7 @@ from pencil.labels.dynamics import Evidence, TrainingDynamics
 from pencil.labels.entry_dynamics import EntryEvidence
 from pencil.labels.entry_judging import row_issue_scores
 from pencil.labels.forms import label_form
+from pencil.labels.outliers import FLAGGED
 from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
 from pencil.runs.label_columns import WIDE
@@ -34,7 +35,7 @@ from pencil.training.distributed import SINGLE_PROCESS, World
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """The evidence of training about the given labels of some rows: issue scores and dynamics.
+    """The evidence of training about some rows: issue scores and dynamics of their given labels, outlier scores.
 
     From the score ``suspect_from`` on, a label is a suspect.
     """
@@ -42,19 +43,35 @@ class RowEvidence:
     issue_scores: Tensor
     dynamics: Evidence | EntryEvidence
     suspect_from: float = torch.inf
+    outlier_scores: Tensor | None = None
+    conflicts: Tensor | None = None
 
     def suspects(self, examples: Examples) -> Tensor:
-        """Return a mask of the rows with a high issue score, without pinned rows and rows without a label."""
-        return (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
+        """Return a mask of the rows with a high issue score, without pinned rows, outliers and rows without a label."""
+        high = (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
+        return (
+            high if self.outlier_scores is None else high & (_without_pinned(self.outlier_scores, examples) < FLAGGED)
+        )
+
+    def subset(self, rows: Tensor) -> "RowEvidence":
+        """Return the evidence about the rows at these positions."""
+        outliers, conflicts = (None if one is None else one[rows] for one in (self.outlier_scores, self.conflicts))
+        dynamics = self.dynamics.subset(rows)
+        return RowEvidence(self.issue_scores[rows], dynamics, self.suspect_from, outliers, conflicts)
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     """Return the evidence about training rows and held-out rows."""
     judgement, held_out = outcome.judgement, outcome.validation_dynamics
-    found = RowEvidence(judgement.issue_scores, outcome.dynamics, judgement.suspect_from)
+
+    def evidence(scores: Tensor, dynamics: Evidence | EntryEvidence, split: str) -> RowEvidence:
+        of_input = outcome.outlier_scores.get(split), outcome.conflicts.get(split)
+        return RowEvidence(scores, dynamics, judgement.suspect_from, *of_input)
+
+    found = evidence(judgement.issue_scores, outcome.dynamics, "train")
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, RowEvidence(judgement.held_out_issue_scores, held_out, judgement.suspect_from)
+    return found, evidence(judgement.held_out_issue_scores, held_out, "validation")
 
 
 def build_label_table(
@@ -64,6 +81,7 @@ def build_label_table(
     evidence: tuple[RowEvidence | None, RowEvidence | None] = (None, None),
     unlabelled_probs: Tensor | None = None,
     order: Any = None,
+    unlabelled_outliers: Tensor | None = None,
 ) -> LabelTable:
     """Return the labels of every training and held-out row, and of the unlabelled rows.
 
@@ -75,7 +93,8 @@ def build_label_table(
         held_out = label_columns_of(splits.validation, validation_probs, "validation", evidence[1])
         table = pa.concat_tables([table, held_out])
     if splits.unlabelled is not None and unlabelled_probs is not None:
-        table = pa.concat_tables([table, unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema)])
+        columns = unlabelled_columns(splits.unlabelled, unlabelled_probs, table.schema, unlabelled_outliers)
+        table = pa.concat_tables([table, columns])
     parts = [splits.train, *other_parts(splits, validation_probs, unlabelled_probs)]
     places = table_order(parts, splits.unlabelled if unlabelled_probs is not None else None, order)
     if places is not None:
@@ -176,6 +195,7 @@ def summarize(
             update={
                 "suspects": None if totals is None else _count_suspects(splits, settled, totals, of_held_out),
                 "detection": detection_of(splits, outcome),
+                **_count_inputs(splits, outcome),
             }
         ),
         verdict=VerdictSummary(
@@ -214,6 +234,17 @@ def _count_suspects(splits: Splits, outcome: Outcome, totals: RowTotals, held_ou
         changed = read_labels(probs, part.given_labels).changed
         found += int((changed if held_out is None else changed | held_out.suspects(part)).sum())
     return found
+
+
+def _count_inputs(splits: Splits, outcome: Outcome) -> dict[str, int]:
+    """Return the numbers of outliers and of conflicts among training and held-out rows, if they were looked for."""
+    flagged = {name: scores >= FLAGGED for name, scores in outcome.outlier_scores.items()}
+    parts = {name: getattr(splits, name) for name in ("train", "validation")}
+    return {
+        what: sum(int(_without_pinned(mask[name].float(), part).sum()) for name, part in parts.items() if name in mask)
+        for what, mask in (("outliers", flagged), ("conflicts", outcome.conflicts))
+        if flagged
+    }
 
 
 def _findings(outcome: Outcome) -> dict[str, Any]:
@@ -340,17 +371,21 @@ def label_columns_of(examples: Examples, label_probs: Tensor, split: str, eviden
             "mean_margin": dynamics.margin.masked_fill(unmet, torch.nan).float().numpy(),
             "disagreement": dynamics.disagreement.masked_fill(unmet, torch.nan).float().numpy(),
             "distribution": _matrix(label_probs),
+            **_outliers(examples, evidence),
             **_pinned(examples),
             **_candidates(examples, reading.undecided),
         }
     )
 
 
-def unlabelled_columns(examples: Examples, probs: Tensor, like: pa.Schema) -> pa.Table:
+def unlabelled_columns(
+    examples: Examples, probs: Tensor, like: pa.Schema, outlier_scores: Tensor | None = None
+) -> pa.Table:
     """Return the columns of unlabelled rows, in the same format as the other rows."""
     unknown = torch.full((len(examples),), torch.nan)
     no_evidence = Evidence(probs, unknown, unknown, unknown, torch.zeros(len(examples)))
-    columns = label_columns_of(examples, probs, "unlabelled", RowEvidence(torch.zeros(len(examples)), no_evidence))
+    evidence = RowEvidence(torch.zeros(len(examples)), no_evidence, outlier_scores=outlier_scores)
+    columns = label_columns_of(examples, probs, "unlabelled", evidence)
     if "candidates" in like.names:
         nothing = torch.zeros(len(examples), examples.num_classes, dtype=torch.bool)
         columns = columns.append_column("candidates", _present(nothing, examples.classes))
@@ -374,6 +409,7 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "issue_score": _without_pinned(issues, examples).float().numpy(),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
+            **_outliers(examples, evidence),
             **_pinned(examples),
         }
     )
@@ -394,6 +430,19 @@ def _identity(examples: Examples, split: str) -> dict[str, Any]:
     return {
         "key": pa.array(examples.keys.tolist(), pa.string()),
         "split": pa.array([split] * len(examples)).dictionary_encode(),
+    }
+
+
+def _outliers(examples: Examples, evidence: RowEvidence | None) -> dict[str, Any]:
+    """Return additional columns if outliers and conflicts were looked for; a person's label is neither."""
+    if evidence is None or evidence.outlier_scores is None:
+        return {}
+    scores = _without_pinned(evidence.outlier_scores, examples)
+    conflicts = torch.zeros(len(examples)) if evidence.conflicts is None else evidence.conflicts
+    return {
+        "outlier_score": scores.float().numpy(),
+        "outlier": (scores >= FLAGGED).numpy(),
+        "conflict": (_without_pinned(conflicts.float(), examples) > 0).numpy(),
     }
 
 

@@ -117,6 +117,9 @@ class LabelSummary(_Frozen):
     suspects : int or None
         Labels of training and held-out rows worth a look: corrections, and further high issue scores. None for
         multi-label data and in files of earlier versions.
+    outliers, conflicts : int or None
+        Rows of training and held-out rows that are unlike every class, and rows with a duplicate that has another
+        label; None in files of earlier versions.
     undecided, undecided_changed : int or None
         Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
         of them changed; None in files of earlier versions.
@@ -141,6 +144,8 @@ class LabelSummary(_Frozen):
     held_out: Count = 0
     held_out_changed: Count = 0
     suspects: Count | None = None
+    outliers: Count | None = None
+    conflicts: Count | None = None
     undecided: Count | None = None
     undecided_changed: Count | None = None
     rows_to_look_at: Count | None = None

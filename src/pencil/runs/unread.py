@@ -59,6 +59,8 @@ def without_unread(splits: Splits, outcome: Outcome, unread: dict[str, Tensor]) 
         dynamics=_dynamics_of(outcome.dynamics, train),
         validation_dynamics=_dynamics_of(outcome.validation_dynamics, held_out),
         unlabelled_probs=_of(outcome.unlabelled_probs, unlabelled),
+        outlier_scores={name: _of(scores, kept.get(name)) for name, scores in outcome.outlier_scores.items()},
+        conflicts={name: _of(mask, kept.get(name)) for name, mask in outcome.conflicts.items()},
         shard=None if shard is None else lambda: _renumbered(shard(), unread["train"]),
     )
 

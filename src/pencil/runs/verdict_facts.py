@@ -11,6 +11,7 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.pinned import apply_pinned
 from pencil.labels.forms import label_form
 from pencil.labels.gain import gain_at, gain_curve
+from pencil.labels.outliers import FLAGGED
 from pencil.labels.reading import read_entries
 from pencil.labels.verdict import DO_NOT_USE, Facts, Gain, Verdict, decide
 from pencil.runs.summary import Detection
@@ -35,22 +36,29 @@ def settle(splits: Splits, outcome: Outcome, totals: RowTotals | None) -> tuple[
     return (as_given(splits, outcome) if verdict.level == DO_NOT_USE else outcome), verdict, facts
 
 
-def as_given(splits: Splits, outcome: Outcome) -> Outcome:
-    """Return the outcome with every label as given."""
+def as_given(splits: Splits, outcome: Outcome, *, only_outliers: bool = False) -> Outcome:
+    """Return the outcome with every label as given, or only the labels of outliers, which are not relabelled."""
     form, rate = label_form(splits.train.multilabel), min(outcome.judgement.noise.rate, 0.49)
+    flagged = {name: scores >= FLAGGED for name, scores in outcome.outlier_scores.items()}
 
-    def given(part: Examples, probs: Tensor) -> Tensor:
-        return apply_pinned(form.keep_given(part.given_labels, probs, rate), part)
+    def given(part: Examples, probs: Tensor, split: str, places: Tensor) -> Tensor:
+        kept = apply_pinned(form.keep_given(part.given_labels, probs, rate), part)
+        return torch.where(flagged[split][places, None], kept, probs) if only_outliers else kept
 
     def shard() -> Iterator[TrainRows]:
         for rows in outcome.train_rows():
-            yield replace(rows, label_probs=given(splits.train.subset(rows.places), rows.label_probs))
+            probs = given(splits.train.subset(rows.places), rows.label_probs, "train", rows.places)
+            yield replace(rows, label_probs=probs)
 
+    if only_outliers and not any(bool(mask.any()) for mask in flagged.values()):
+        return outcome
     held_out, probs = splits.validation, outcome.validation_probs
-    held_out_probs = None if held_out is None or probs is None else given(held_out, probs)
+    if held_out is not None and probs is not None:
+        outcome = replace(outcome, validation_probs=given(held_out, probs, "validation", torch.arange(len(held_out))))
     if outcome.shard is not None:
-        return replace(outcome, shard=shard, validation_probs=held_out_probs)
-    return replace(outcome, label_probs=given(splits.train, outcome.label_probs), validation_probs=held_out_probs)
+        return replace(outcome, shard=shard)
+    train = splits.train
+    return replace(outcome, label_probs=given(train, outcome.label_probs, "train", torch.arange(len(train))))
 
 
 def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = None) -> Facts:

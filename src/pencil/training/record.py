@@ -1,6 +1,6 @@
 """What training reports: a record of every epoch to its observers, and an outcome at the end."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,8 @@ class Outcome:
 
     If each rank keeps the results of its own rows (``Trainer.run(whole=False)``), ``shard`` yields the rows of this
     rank in blocks; ``label_probs`` is then empty, and ``judgement.posterior`` takes local positions. The ``dynamics``
-    have no per-class values.
+    have no per-class values. ``outlier_scores`` are the scores of the rows of each split, and ``conflicts``
+    mark the rows with a duplicate that has another label, if they were looked for.
     """
 
     model: nn.Module
@@ -72,6 +73,8 @@ class Outcome:
     validation_dynamics: Evidence | EntryEvidence | None = None
     findings: dict[str, Any] = field(default_factory=dict)
     unlabelled_probs: Tensor | None = None
+    outlier_scores: Mapping[str, Tensor] = field(default_factory=dict)
+    conflicts: Mapping[str, Tensor] = field(default_factory=dict)
     shard: Callable[[], Iterator[TrainRows]] | None = None
 
     def __repr__(self) -> str:

@@ -21,7 +21,7 @@ from pencil.data.check.duplicates import (
     with_different_labels,
 )
 from pencil.data.examples import Examples
-from pencil.data.given.given_labels import UNLABELLED, hard_labels, lacks_label
+from pencil.data.given.given_labels import UNLABELLED, hard_labels, has_tie, lacks_label
 from pencil.data.inputs.base import DIGEST, MAX_PIXELS, Fault, Size, list_faults
 from pencil.data.inputs.records import ColumnFinding
 from pencil.data.inputs.sketch import SKETCH
@@ -193,6 +193,34 @@ def _read_rows(examples: Examples, workers: int, max_pixels: int) -> _Rows:
     readable = np.flatnonzero(~np.isin(examples.rows.numpy(), [fault.row for fault in faults]))
     prints = Prints(digests, readable, sketched[has_sketch], sketches if has_sketch.all() else sketches[has_sketch])
     return _Rows(prints, sizes, deviations, shape, tuple(faults))
+
+
+def find_conflicts(parts: Sequence[Examples]) -> list[torch.Tensor] | None:
+    """Return a mask of the rows of each part with a duplicate or near-duplicate that has another label.
+
+    None if the inputs are not in memory, or if there are so many rows that only a sample could be compared.
+    """
+    if any(part.inputs.in_memory is None for part in parts) or sum(map(len, parts)) > MOST_ROWS:
+        return None
+    prints = [_read_rows(part, 0, MAX_PIXELS).prints for part in parts]
+    sizes = [len(part) for part in parts]
+    starts = np.cumsum([0, *sizes])[:-1]
+    readable = np.concatenate([one.readable + start for one, start in zip(prints, starts, strict=True)])
+    same = group_equal(np.concatenate([one.words for one in prints]), readable)
+    labels = np.concatenate([_labels(part) for part in parts])
+    found = torch.zeros(sum(sizes), dtype=torch.bool)
+    for groups in (same, find_near_duplicates(parts, prints)[0]):
+        found[torch.from_numpy(with_different_labels(groups, labels).positions)] = True
+    return list(found.split(sizes))
+
+
+def _labels(examples: Examples) -> np.ndarray:
+    """Return the class of each row, or the probabilities of multi-label data, NaN where unknown."""
+    given = examples.given_labels.double()
+    if not examples.multilabel:
+        given = hard_labels(given).double().masked_fill(has_tie(examples.given_labels), torch.nan)
+    labels: np.ndarray = given.numpy()
+    return labels
 
 
 def find_near_duplicates(parts: Sequence[Examples], prints: Sequence[Prints]) -> tuple[Groups, int]:

@@ -157,7 +157,7 @@ const keep = () => (here().given === null ? undefined : decide("reject")); // th
 const forward = () => load(here() ? { after: here().row } : undefined);
 
 const DECIDE = {
-  a: () => decide("accept"), k: keep, r: keep, s: () => decide("skip"), o: () => choose(), "/": () => choose(),
+  a: () => decide("accept"), k: keep, r: keep, x: () => decide("none"), s: () => decide("skip"), o: () => choose(), "/": () => choose(),
 };
 const MOVE = {
   g: toggle, Enter: toggle, n: forward,
@@ -234,6 +234,7 @@ function addActions() {
   addAction("a", "accept", () => press("a"));
   addAction("k", "reject", () => press("k"));
   addAction("o", "other", () => press("o"));
+  addAction("x", "none", () => press("x"));
   addAction("s", "skip", () => press("s"));
   addAction("u", "undo", () => press("u"));
   addAction("n", "next", () => press("n"));
@@ -250,9 +251,14 @@ next(async () => {
     $("pair").append(option);
   }
   const [lookAt, all, changed] = $("show").options;
-  lookAt.textContent = `${begin.multilabel ? "to look at" : "suspects"} (${number(begin.to_look_at)})`;
+  lookAt.textContent = `${onlySuspects() ? "suspects" : "to look at"} (${number(begin.to_look_at)})`;
   $("show").title = begin.lists;
   all.textContent = `everything (${number(begin.rows)})`;
+  for (const name of ["outliers", "conflicts"]) {
+    const option = $("show").querySelector(`[value=${name}]`);
+    option.textContent = `${name} (${number(begin[name])})`;
+    option.hidden = !begin[name];
+  }
   if (!begin.multilabel) changed.textContent = `corrections (${number(begin.corrections)})`;
   $("many").hidden = !begin.pairs.length;
   const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "find a key"]];

@@ -13,8 +13,9 @@ const number = (value) => (value || 0).toLocaleString("en");
 const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 const are = (count) => (count === 1 ? "is" : "are");
 
-// The rows to look at, counted: suspects, or rows of multi-label data.
-const wanted = (count, before = "") => (begin.multilabel ? `${counted(count, `${before}row`)} to look at` : counted(count, `${before}suspect`));
+// The rows to look at, counted: suspects, or rows if there are others: of multi-label data, outliers, conflicts.
+const onlySuspects = () => !begin.multilabel && !begin.outliers && !begin.conflicts;
+const wanted = (count, before = "") => (onlySuspects() ? counted(count, `${before}suspect`) : `${counted(count, `${before}row`)} to look at`);
 
 // The element that shows the input of a row, the same one each time, so that it can be loaded ahead.
 function viewOf(row) {
@@ -90,7 +91,8 @@ function fill(made, row) {
   made.className = `tile ${row.changed ? "changed" : "kept"} ${row.decision ? `decided ${row.decision}` : ""}`;
   made.classList.toggle("here", isHere);
   const words = [labels(row)];
-  words.push(row.decision ? el("div", "badge", badge(row)) : sure(row));
+  words.push(row.decision ? el("div", "badge", badge(row)) : row.outlier ? el("div", "why", "outlier") : sure(row));
+  if (row.conflict) words.push(el("div", "why", "conflict"));
   words.push(el("div", "key", plain(row.key)));
   made.title = plain(row.key);
   made.lastElementChild.replaceChildren(...words);
@@ -127,12 +129,19 @@ function single(row, shown) {
   } else {
     words.append(el("small", "", `given and kept, issue score ${percent(row.issue_score)}`), el("span", "corrected", describe(row.given)));
   }
-  facts.append(words, el("div", "badge", row.decision ? badge(row) : ""), el("div", "probabilities"));
+  facts.append(words, el("div", "why", why(row)), el("div", "badge", row.decision ? badge(row) : ""), el("div", "probabilities"));
   facts.append(el("div", "key", `${plain(row.key)} (${row.split})`));
   const beside = el("aside", "beside");
   made.append(shown, facts, beside);
   showDetails(row, made);
   return made;
+}
+
+// What is wrong with the input itself.
+function why(row) {
+  const found = row.outlier ? [`outlier: unlike every class (score ${percent(row.outlier_score)})`] : [];
+  if (row.conflict) found.push("conflict: a duplicate has another label");
+  return found.join("; ");
 }
 
 function noGiven(row) {
@@ -151,7 +160,7 @@ function sure(row) { // the word is hidden if there is no room
 
 function badge(row) {
   if (row.decision === "skip") return "skipped";
-  if (row.decision === "none") return "✎ none of the classes";
+  if (row.decision === "none") return "✕ removed: none of the classes";
   const what = { accept: row.changed ? "✓ accepted" : "✓ confirmed", reject: "✓ kept", other: "✎ is" };
   return `${what[row.decision]} ${describe(row.label)}`;
 }
@@ -220,6 +229,7 @@ function drawActions() {
   set("accept", !some ? "accept" : row.changed ? `accept: ${describe(row.corrected)}` : `it is ${describe(row.corrected)}`, ready);
   set("reject", some && row.changed ? `keep: ${describe(row.given)}` : "keep", ready, Boolean(some && row.changed));
   set("other", begin.multilabel ? "choose the set" : "another class", ready);
+  set("none", "remove", ready);
   set("skip", "skip", ready);
   set("undo", "undo", true);
   set("next", "next", Boolean(some));
