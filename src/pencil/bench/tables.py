@@ -57,8 +57,14 @@ class Entry:
         The error of each failed seed.
     best, last : Measurement or None
         Test score at the epoch chosen on noisy validation, and at the last epoch.
-    labels : Measurement or None
-        Training labels that are right after correction.
+    given, labels : Measurement or None
+        Training labels that are right as given and after correction.
+    after_50, after_100 : Measurement or None
+        Labels of training and held-out rows that are right after simulated audits with so many answers.
+    corrections, suspects : Measurement or None
+        F1 of both lists, as lists of the wrong labels.
+    suspected : Measurement or None
+        Suspects among all labels.
     repairs : Measurement or None
         Labels repaired per label broken.
     average_precision, first_200, first_errors, auroc : Measurement or None
@@ -66,6 +72,8 @@ class Entry:
         first k rows for k wrong labels, area under the ROC curve.
     calibration : Measurement or None
         Expected calibration error of the corrected labels.
+    rate : str or None
+        The estimated noise rate with its interval, means over the seeds.
     covered : Measurement or None
         Whether the interval of the noise rate covers the true rate.
     verdicts : str or None
@@ -89,13 +97,20 @@ class Entry:
     failed: Mapping[int, str]
     best: Measurement | None = None
     last: Measurement | None = None
+    given: Measurement | None = None
     labels: Measurement | None = None
+    after_50: Measurement | None = None
+    after_100: Measurement | None = None
     repairs: Measurement | None = None
+    corrections: Measurement | None = None
+    suspects: Measurement | None = None
+    suspected: Measurement | None = None
     average_precision: Measurement | None = None
     first_200: Measurement | None = None
     first_errors: Measurement | None = None
     auroc: Measurement | None = None
     calibration: Measurement | None = None
+    rate: str | None = None
     covered: Measurement | None = None
     verdicts: str | None = None
     seconds: Measurement | None = None
@@ -147,13 +162,20 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         *named,
         best=_scores(done, "best"),
         last=_scores(done, "last"),
-        labels=_labels(done),
+        given=_labels(done, "correct_before"),
+        labels=_labels(done, "correct_after"),
+        after_50=_decisions(found, "right", "50"),
+        after_100=_decisions(found, "right", "100"),
         repairs=_repairs(done),
+        corrections=_decisions(found, "corrections"),
+        suspects=_decisions(found, "suspects"),
+        suspected=_decisions(found, "suspected"),
         average_precision=_detection(done, "average_precision"),
         first_200=_detection(done, "precision_of_200"),
         first_errors=_detection(done, "precision_of_errors"),
         auroc=_detection(done, "auroc"),
         calibration=_calibration(done),
+        rate=_rate(done),
         covered=_covered(done),
         verdicts=_verdicts(done),
         seconds=Measurement(seconds),
@@ -172,9 +194,22 @@ def _scores(done: Seeds, when: str) -> Measurement | None:
     return Measurement({seed: 100 * score[when] for seed, score in scores.items()})
 
 
-def _labels(done: Seeds) -> Measurement | None:
-    fractions = {seed: summary["labels"].get("correct_after") for seed, summary in done.items()}
-    return None if None in fractions.values() else Measurement({seed: 100 * value for seed, value in fractions.items()})
+def _labels(done: Seeds, name: str) -> Measurement | None:
+    return _per_cent({seed: summary["labels"].get(name) for seed, summary in done.items()})
+
+
+def _decisions(found: Seeds, *names: str) -> Measurement | None:
+    """Return a fraction of :func:`pencil.bench.decisions.decision_quality`."""
+    values: dict[int, Any] = {seed: one.get("decisions") for seed, one in found.items() if one["status"] == "done"}
+    for name in names:
+        values = {seed: (value or {}).get(name) for seed, value in values.items()}
+    return _per_cent(values)
+
+
+def _per_cent(values: Mapping[int, float | None]) -> Measurement | None:
+    """Return fractions in per cent; None unless all seeds have one."""
+    known = {seed: 100 * value for seed, value in values.items() if value is not None}
+    return Measurement(known) if len(known) == len(values) else None
 
 
 def _repairs(done: Seeds) -> Measurement | None:
@@ -186,17 +221,12 @@ def _repairs(done: Seeds) -> Measurement | None:
 
 
 def _detection(done: Seeds, name: str) -> Measurement | None:
-    found = {seed: summary["labels"].get("detection") for seed, summary in done.items()}
-    if None in found.values():
-        return None
-    return Measurement({seed: 100 * detection[name] for seed, detection in found.items()})
+    return _per_cent({seed: (summary["labels"].get("detection") or {}).get(name) for seed, summary in done.items()})
 
 
 def _calibration(done: Seeds) -> Measurement | None:
-    found = {seed: summary["labels"].get("calibration") for seed, summary in done.items()}
-    if None in found.values():
-        return None
-    return Measurement({seed: 100 * calibration["error"] for seed, calibration in found.items()})
+    found = {seed: summary["labels"].get("calibration") or {} for seed, summary in done.items()}
+    return _per_cent({seed: calibration.get("error") for seed, calibration in found.items()})
 
 
 def _epochs(found: Seeds) -> Measurement | None:
@@ -204,10 +234,19 @@ def _epochs(found: Seeds) -> Measurement | None:
     return Measurement(counts) if counts else None
 
 
+def _rate(done: Seeds) -> str | None:
+    rates = [summary.get("findings", {}).get("noise_rate") for summary in done.values()]
+    if None in rates:
+        return None
+    means = (statistics.fmean(100 * rate[name] for rate in rates) for name in ("estimate", "low", "high"))
+    return "{:.1f} ({:.1f} to {:.1f})".format(*means)
+
+
 def _covered(done: Seeds) -> Measurement | None:
-    """Return how often the interval of the noise rate contains the injected rate, in per cent."""
+    """Return how often the interval of the noise rate contains the fraction of wrong given labels, in per cent."""
     rates = {seed: summary.get("findings", {}).get("noise_rate") for seed, summary in done.items()}
-    true = {seed: summary.get("injected_noise_rate") for seed, summary in done.items()}
+    before = {seed: summary["labels"].get("correct_before") for seed, summary in done.items()}
+    true = {seed: None if right is None else 1 - right for seed, right in before.items()}
     if None in rates.values() or None in true.values():
         return None
     return Measurement({s: 100.0 * (rates[s]["low"] <= true[s] <= rates[s]["high"]) for s in rates})
@@ -221,13 +260,20 @@ def _verdicts(done: Seeds) -> str | None:
 VIEWS = (
     ("Test {score} at the last epoch, %", "last"),
     ("Test {score} at the epoch chosen on noisy validation, %", "best"),
+    ("Training labels right as given, %", "given"),
     ("Training labels right after correction, %", "labels"),
+    ("Labels right after 50 simulated answers, %", "after_50"),
+    ("Labels right after 100 simulated answers, %", "after_100"),
     ("Labels repaired per label broken", "repairs"),
+    ("F1 of the corrections, %", "corrections"),
+    ("F1 of the suspects, %", "suspects"),
+    ("Suspects among all labels, %", "suspected"),
     ("Average precision of the issue score, %", "average_precision"),
     ("Wrong labels among the first 200 rows by issue score, %", "first_200"),
     ("Wrong labels among the first k rows, k as many as are wrong, %", "first_errors"),
     ("AUROC of the issue score, %", "auroc"),
     ("Expected calibration error of corrected labels, points", "calibration"),
+    ("Noise rate and its interval, %", "rate"),
     ("Interval of the noise rate covers the true rate, % of seeds", "covered"),
     ("Verdict, seed by seed", "verdicts"),
     ("Epochs reached", "epochs"),
@@ -256,7 +302,10 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return made
 
 
-COMPARED = (VIEWS[0], VIEWS[2])
+LEADING = ("last", "best", "labels", "after_50", "after_100", "corrections", "suspects", "average_precision", "first_200",
+           "first_errors", "auroc")  # fmt: skip
+"""The views whose best entry is marked."""
+COMPARED = tuple(view for view in VIEWS if view[1] in ("last", "labels"))
 """The views that compare equal time with equal epochs."""
 
 
@@ -313,7 +362,7 @@ def _cell(entry: Entry, name: str, leads: bool, seeds: int) -> dict[str, Any]:
 
 def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
     """Return whether this is the best score among methods without a star and without failed seeds."""
-    if name not in ("last", "best", "labels", "average_precision", "first_200", "first_errors", "auroc"):
+    if name not in LEADING:
         return False
     place = entry.dataset, entry.noise
     rivals = [other for other in here if (other.dataset, other.noise) == place and not (other.starred or other.failed)]

@@ -135,7 +135,7 @@ def _doubts(facts: Facts) -> list[str]:
 def _praise(facts: Facts) -> str:
     agreement = "" if facts.agreement is None else f", and {percent(facts.agreement)} of the held-out labels predicted"
     if not facts.changed:
-        return f"no label needs a correction{agreement}"
+        return f"no label changed: training cannot tell these labels from clean ones{agreement}"
     return f"the corrections are expected to make labels better: {_words(facts.gain)}{agreement}"
 
 

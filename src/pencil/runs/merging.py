@@ -28,8 +28,7 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
     present = presence((by_row[int(row)] for row in picked), labels.classes, multilabel=labels.multilabel)
     merged = (_merge_sets if labels.multilabel else _merge_classes)(labels, picked, present)
     table = labels.table
-    for name in {"confidence", "audited_confidence"}.intersection(table.column_names):
-        merged[name] = _changed_at(table[name], picked, 1.0)
+    merged["confidence"] = _changed_at(table["confidence"], picked, 1.0)
     for name, values in merged.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
     return LabelTable(table.append_column("reviewed", pa.array(reviewed)))

@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 NAME = 40
 """Maximum characters of a name in a one-line text."""
 CLOSE = 0.2
-"""A label is undecided if its two highest probabilities differ by less than this."""
+"""An entry of multi-label data is undecided if its probabilities of present and absent differ by less than this."""
 
 
 class _Frozen(BaseModel):
@@ -118,8 +118,8 @@ class LabelSummary(_Frozen):
         Labels of training and held-out rows worth a look: corrections, and further high issue scores. None for
         multi-label data and in files of earlier versions.
     undecided, undecided_changed : int or None
-        Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
-        of them changed; None in files of earlier versions.
+        Entries of training and held-out rows that are present and absent with probabilities that differ by less than 20
+        points, and how many of them changed; None for single-label data, which has suspects instead.
     pinned : int or None
         Reviewed labels that are kept fixed, if there are any.
     correct_before, correct_after : float or None
