@@ -48,9 +48,9 @@ def decision_quality(labels: LabelTable, clean: np.ndarray) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``corrections`` and ``suspects``: F1 of the changed labels and of the suspects as lists of the wrong ones, None if
-        no label is wrong; ``suspected``: the fraction of labels that are suspects; ``right`` and ``worst``: the mean and
-        the smallest fraction of right labels after simulated audits, by number of answers.
+        ``corrections`` and ``suspects``: F1 of both lists, as lists of the wrong labels, or None if no label is wrong.
+        ``suspected``: the fraction of labels that are suspects. ``right`` and ``worst``: mean and minimum of the
+        fraction of right labels after simulated audits, by number of answers.
     """
     wrong = labels.given_codes != clean
     lists = {"corrections": labels.changed, "suspects": labels.suspect}

@@ -302,8 +302,8 @@ def grids(spec: Spec, entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return made
 
 
-LEADING = ("last", "best", "labels", "after_50", "after_100", "corrections", "suspects", "average_precision", "first_200",
-           "first_errors", "auroc")  # fmt: skip
+LEADING = ("last", "best", "labels", "after_50", "after_100", "corrections", "suspects", "average_precision",
+           "first_200", "first_errors", "auroc")  # fmt: skip
 """The views whose best entry is marked."""
 COMPARED = tuple(view for view in VIEWS if view[1] in ("last", "labels"))
 """The views that compare equal time with equal epochs."""

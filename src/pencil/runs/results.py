@@ -289,7 +289,8 @@ def summarize_labels(
 def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals: RowTotals | None) -> dict[str, Any]:
     """Count the labels of training and held-out rows, in this order, that changed.
 
-    The entries of multi-label data are also counted if they are undecided, whether changed or not. ``totals`` are the totals of the training rows of single-label data, because a rank may hold only some of the rows.
+    The entries of multi-label data are also counted if they are undecided, whether changed or not. ``totals`` are the
+    totals of the training rows of single-label data, because a rank may hold only some of the rows.
     """
     found: dict[str, Any] = {} if totals is not None else {"undecided": 0, "undecided_changed": 0}
     for held_out, (examples, probs) in enumerate(parts):
