@@ -21,8 +21,7 @@ from sklearn.metrics import average_precision_score, f1_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import pencil
-from pencil.auditing.deciding import Scores, fit_decider
-from pencil.auditing.design import build_strata, draw_sample
+from pencil.bench.decisions import audited
 from pencil.data.noise import circular_matrix, flip, flip_by_instance, symmetric_matrix
 from pencil.labels.reading import bin_totals, calibration
 
@@ -53,18 +52,6 @@ def cross_validated(x, given, strength, seed):
 def quality(wrong, scores):
     first = np.argsort(-scores, kind="stable")[:200]
     return average_precision_score(wrong, scores), wrong[first].mean()
-
-
-def audited(labels, clean, answers, draws=20):
-    """Return the fraction of right labels after simulated audits with this many blind answers: mean and worst."""
-    probs, given, scores = labels.probs.astype(np.float64), labels.given_codes, labels.issue_score
-    strata, found = build_strata(labels.changed, probs.max(axis=1)), []
-    for seed in range(draws):
-        rows = draw_sample(strata, (100,), seed)[:answers]
-        decider = fit_decider(Scores.of(probs[rows], given[rows], scores[rows]), given[rows], clean[rows])
-        decided = decider.decide(probs, given, scores)[0].argmax(axis=1) if decider.used else labels.corrected_codes
-        found.append((decided == clean).mean())
-    return np.mean(found), np.min(found)
 
 
 def main():
@@ -100,8 +87,8 @@ def main():
                 f"{kind:16s} seed {seed}  AP {ours[0]:.3f} / {cleanlab[0]:.3f} = {ours[0] / cleanlab[0]:.2f}  "
                 f"first 200 {ours[1]:.2f} / {cleanlab[1]:.2f}  {seconds:.0f} s / {their_seconds:.0f} s  "
                 f"F1 {changed:.2f}, suspects {suspect:.2f} / {f1_score(wrong, flagged):.2f}  "
-                f"labels {1 - wrong.mean():.3f} -> {right.mean():.3f}, audited {few[0]:.3f} ({few[1]:.3f}), "
-                f"{more[0]:.3f} ({more[1]:.3f})  ECE {ece:.3f}  "
+                f"labels {1 - wrong.mean():.3f} -> {right.mean():.3f}, audited {few.mean():.3f} ({few.min():.3f}), "
+                f"{more.mean():.3f} ({more.min():.3f})  ECE {ece:.3f}  "
                 f"noise {wrong.mean():.3f} in {rate['low']:.2f} to {rate['high']:.2f}  {run.summary.verdict.level}",
                 flush=True,
             )

@@ -54,6 +54,15 @@ def test_who_knows_nothing_changes_nothing_and_is_not_sure():
     assert 0.5 < float(found.probs.max()) < 0.7
 
 
+@pytest.mark.parametrize("seed", [0, 4])  # without the limit of negligible rates, 5 and 13 labels change
+def test_clean_labels_stay_as_given(seed):
+    train, given, _ = simulate(2000, 0.0, strength=2.0, memorised=0.5, seed=10 + seed)
+    held_out, held_given, _ = simulate(300, 0.0, strength=2.0, seed=50 + seed)
+    found = judge(train, given, held_out, held_given)
+    assert found.probs.argmax(dim=1).equal(given) and found.noise.rate < 0.005 and found.noise.low == 0
+    assert found.noise.high > 0.02  # nothing excludes that the network is right where it disagrees
+
+
 def test_who_abstains_still_puts_rows_in_order():
     train, given, clean = simulate(400, 0.3, seed=3)
     held_out, held_given, _ = simulate(40, 0.3, strength=0.0, seed=4)

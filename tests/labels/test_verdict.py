@@ -25,7 +25,11 @@ def test_a_good_run_is_reliable_and_says_why():
         ({"knows": False}, DO_NOT_USE, "no better than chance"),
         ({"gain": Gain(-0.01, -0.05, 0.02)}, DO_NOT_USE, "expected to make labels worse: -1.0 points"),
         ({"gain": Gain(0.03, -0.01, 0.05)}, DOUBTFUL, "may make labels worse: +3.0 points"),
-        ({"gain": Gain(0.0, 0.0, 0.0), "changed": 0.0}, RELIABLE, "no label needs a correction"),
+        (
+            {"gain": Gain(0.0, 0.0, 0.0), "changed": 0.0},
+            RELIABLE,
+            "no label changed: training cannot tell these labels from clean ones",
+        ),
         ({"train_agreement": 0.99}, DO_NOT_USE, "memorised its labels: it agrees with 99.0 %"),
         ({"train_agreement": 0.91}, RELIABLE, "80.0 %"),  # it repeats half of what it would not predict
         ({"agreement": 0.95, "train_agreement": 1.0}, RELIABLE, "95.0 %"),  # all of it, but hardly visible

@@ -296,8 +296,6 @@ def _count(trained: LabelSummary, labels: LabelTable, decided: Decided, suspect:
             "changed": int(decided.changed[train].sum()),
             "held_out_changed": int(decided.changed[held_out].sum()),
             "suspects": int(suspect[train | held_out].sum()),
-            "undecided": 0,
-            "undecided_changed": 0,
         }
     )
 

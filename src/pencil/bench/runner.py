@@ -162,6 +162,7 @@ def run_cell(cell: GridCell, tell: Tell = lambda _: None) -> Result:
     ``tell`` is called with the status of the cell.
     """
     from pencil.bench.budget import plan
+    from pencil.bench.decisions import compare_with_clean
     from pencil.job import run_recipe
 
     relay = Relay(tell)
@@ -176,7 +177,9 @@ def run_cell(cell: GridCell, tell: Tell = lambda _: None) -> Result:
         run = run_recipe(recipe, data=data, progress=relay)
         last = run.metrics[-1]
         curves = {name: [record.get(name) for record in run.metrics] for name in CURVES if name in last}
-        return {"status": "done", "summary": run.summary.to_dict(), "curves": curves, "budget": cell.budget_seconds}
+        quality = compare_with_clean(run.labels, data, injected=recipe.data.noise is not None)
+        done = {"status": "done", "summary": run.summary.to_dict(), "decisions": quality, "curves": curves}
+        return {**done, "budget": cell.budget_seconds}
     except Exception as error:  # noqa: BLE001 - one failed cell must not stop the grid
         return {"status": "failed", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 

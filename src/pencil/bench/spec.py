@@ -24,10 +24,14 @@ class _Strict(BaseModel):
 
 
 class Axis(_Strict):
-    """One dataset or one noise: its name in the tables, and the recipe keys that it sets."""
+    """One dataset or one noise: its name in the tables, and the recipe keys that it sets.
+
+    ``needs`` is a file of the user in the current folder; without it, the dataset or noise is left out.
+    """
 
     name: str
     set: Tree = Field(default_factory=dict)
+    needs: Path | None = None
 
 
 AnyAxis = TypeVar("AnyAxis", bound=Axis)
@@ -119,6 +123,19 @@ class Spec(_Strict):
         return self.model_copy(
             update={**axes, "reference": reference, "seeds": tuple(dict.fromkeys(seeds)) or self.seeds}
         )
+
+    def left_out(self) -> dict[str, Path]:
+        """Return the datasets and noises whose file is missing, and that file."""
+        axes = (*self.datasets, *self.noises)
+        return {axis.name: axis.needs for axis in axes if axis.needs is not None and not axis.needs.is_file()}
+
+    def available(self) -> Self:
+        """Return the grid without the datasets and noises that are :meth:`left_out`."""
+        missing = self.left_out()
+        datasets, noises = (
+            [axis.name for axis in axes if axis.name not in missing] for axes in (self.datasets, self.noises)
+        )
+        return self.part(datasets, noises) if missing else self
 
     def noises_of(self, dataset: str) -> list[NoiseColumn]:
         """Return the noises that a dataset has, in order."""

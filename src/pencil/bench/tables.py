@@ -46,7 +46,8 @@ class Entry:
     """One cell of the tables: a method on one dataset and noise, over all finished seeds.
 
     ``VIEWS`` has a title for each measurement. A starred method gets the true transition matrix; ``failed`` has the
-    error of each failed seed; ``paper`` the paper's numbers for ``best`` and ``last``.
+    error of each failed seed; ``paper`` the paper's numbers for ``best`` and ``last``. ``rate`` is the estimated noise
+    rate with its interval, means over the seeds.
     """
 
     dataset: str
@@ -58,13 +59,20 @@ class Entry:
     failed: Mapping[int, str]
     best: Measurement | None = None
     last: Measurement | None = None
+    given: Measurement | None = None
     labels: Measurement | None = None
+    after_50: Measurement | None = None
+    after_100: Measurement | None = None
     repairs: Measurement | None = None
+    corrections: Measurement | None = None
+    suspects: Measurement | None = None
+    suspected: Measurement | None = None
     average_precision: Measurement | None = None
     first_200: Measurement | None = None
     first_errors: Measurement | None = None
     auroc: Measurement | None = None
     calibration: Measurement | None = None
+    rate: str | None = None
     covered: Measurement | None = None
     verdicts: str | None = None
     seconds: Measurement | None = None
@@ -101,6 +109,7 @@ def collect_entries(spec: Spec, results: dict[str, Result]) -> list[Entry]:
 def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference: str, row: MethodRow) -> Entry:
     found = by_place.get(place, {})
     done = {seed: result["summary"] for seed, result in found.items() if result["status"] == "done"}
+    decided = {seed: found[seed].get("decisions") or {} for seed in done}
     failed = {seed: result["error"] for seed, result in found.items() if result["status"] == "failed"}
     score = "mAP" if any("test_map" in summary for summary in done.values()) else "accuracy"
     named = (*place, starred, score, len(done), failed)
@@ -117,13 +126,20 @@ def _entry(place: Place, by_place: dict[Place, Seeds], starred: bool, reference:
         *named,
         best=_measured(done, lambda summary: _per_cent(summary, f"test_{score.lower()}", "best")),
         last=_measured(done, lambda summary: _per_cent(summary, f"test_{score.lower()}", "last")),
+        given=_measured(done, lambda summary: _per_cent(summary, "labels", "correct_before")),
         labels=_measured(done, lambda summary: _per_cent(summary, "labels", "correct_after")),
+        after_50=_measured(decided, lambda quality: _per_cent(quality, "right", "50")),
+        after_100=_measured(decided, lambda quality: _per_cent(quality, "right", "100")),
         repairs=_measured(done, _repairs),
+        corrections=_measured(decided, lambda quality: _per_cent(quality, "corrections")),
+        suspects=_measured(decided, lambda quality: _per_cent(quality, "suspects")),
+        suspected=_measured(decided, lambda quality: _per_cent(quality, "suspected")),
         average_precision=_measured(done, lambda summary: _detection(summary, "average_precision")),
         first_200=_measured(done, lambda summary: _detection(summary, "precision_of_200")),
         first_errors=_measured(done, lambda summary: _detection(summary, "precision_of_errors")),
         auroc=_measured(done, lambda summary: _detection(summary, "auroc")),
         calibration=_measured(done, lambda summary: _per_cent(summary, "labels", "calibration", "error")),
+        rate=_rate(done),
         covered=_measured(done, _covered),
         verdicts=_verdicts(done),
         seconds=Measurement(seconds),
@@ -158,10 +174,18 @@ def _repairs(summary: Result) -> float | None:
     return labels["repaired"] / max(1, labels["broken"]) if "repaired" in labels else None
 
 
+def _rate(done: Seeds) -> str | None:
+    rates = [summary.get("findings", {}).get("noise_rate") for summary in done.values()]
+    if None in rates:
+        return None
+    means = (statistics.fmean(100 * rate[name] for rate in rates) for name in ("estimate", "low", "high"))
+    return "{:.1f} ({:.1f} to {:.1f})".format(*means)
+
+
 def _covered(summary: Result) -> float | None:
-    """Return 100 if the interval of the noise rate contains the injected rate, else 0."""
-    rate, true = summary.get("findings", {}).get("noise_rate"), summary.get("injected_noise_rate")
-    return None if rate is None or true is None else 100.0 * (rate["low"] <= true <= rate["high"])
+    """Return 100 if the interval of the noise rate contains the fraction of wrong given labels, else 0."""
+    rate, right = summary.get("findings", {}).get("noise_rate"), summary["labels"].get("correct_before")
+    return None if rate is None or right is None else 100.0 * (rate["low"] <= 1 - right <= rate["high"])
 
 
 def _verdicts(done: Seeds) -> str | None:
@@ -172,13 +196,20 @@ def _verdicts(done: Seeds) -> str | None:
 VIEWS = (
     ("Test {score} at the last epoch, %", "last"),
     ("Test {score} at the epoch chosen on noisy validation, %", "best"),
+    ("Training labels right as given, %", "given"),
     ("Training labels right after correction, %", "labels"),
+    ("Labels right after 50 simulated answers, %", "after_50"),
+    ("Labels right after 100 simulated answers, %", "after_100"),
     ("Labels repaired per label broken", "repairs"),
+    ("F1 of the corrections, %", "corrections"),
+    ("F1 of the suspects, %", "suspects"),
+    ("Suspects among all labels, %", "suspected"),
     ("Average precision of the issue score, %", "average_precision"),
     ("Wrong labels among the first 200 rows by issue score, %", "first_200"),
     ("Wrong labels among the first k rows, k as many as are wrong, %", "first_errors"),
     ("AUROC of the issue score, %", "auroc"),
     ("Expected calibration error of corrected labels, points", "calibration"),
+    ("Noise rate and its interval, %", "rate"),
     ("Interval of the noise rate covers the true rate, % of seeds", "covered"),
     ("Verdict, seed by seed", "verdicts"),
     ("Epochs reached", "epochs"),
@@ -225,7 +256,10 @@ def _grids(
     return made
 
 
-COMPARED = (VIEWS[0], VIEWS[2])
+LEADING = ("last", "best", "labels", "after_50", "after_100", "corrections", "suspects", "average_precision",
+           "first_200", "first_errors", "auroc")  # fmt: skip
+"""The views whose best entry is marked."""
+COMPARED = tuple(view for view in VIEWS if view[1] in ("last", "labels"))
 """The views that compare equal time with equal epochs."""
 
 
@@ -261,7 +295,7 @@ def _cell(entry: Entry, name: str, leads: bool, seeds: int) -> dict[str, Any]:
 
 def _leads(entry: Entry, here: Sequence[Entry], name: str) -> bool:
     """Return whether this is the best score among methods without a star and without failed seeds."""
-    if name not in ("last", "best", "labels", "average_precision", "first_200", "first_errors", "auroc"):
+    if name not in LEADING:
         return False
     place = entry.dataset, entry.noise
     rivals = [other for other in here if (other.dataset, other.noise) == place and not (other.starred or other.failed)]

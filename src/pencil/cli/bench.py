@@ -60,7 +60,10 @@ def bench(
         text = analyse(target)
         echo((target / "results.json").read_text(encoding="utf-8") if as_json else text, nl=False)
         return
-    whole = read_spec(spec, trust)
+    given = read_spec(spec, trust)
+    whole = given.available()
+    for name, file in given.left_out().items():
+        echo(f"{name} is left out: it needs {file} in the current folder", err=True)
     if root is not None:
         data = {**whole.recipe.get("data", {}), "root": str(root)}
         whole = whole.model_copy(update={"recipe": {**whole.recipe, "data": data}})

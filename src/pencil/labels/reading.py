@@ -54,10 +54,6 @@ class LabelReading:
         """Whether each row has a given class."""
         return ~self.undecided
 
-    def close(self, margin: float) -> Tensor:
-        """Return which rows have two classes whose probabilities differ by less than ``margin``."""
-        return self.margin < margin
-
     def agrees(self, clean_labels: Tensor) -> Tensor:
         """Return whether each corrected class is the clean one."""
         return self.corrected == clean_labels

@@ -136,7 +136,7 @@ def _praise(facts: Facts) -> str:
     known = facts.agreement
     agreement = "" if known is None else f", and {percent(known)} of the held-out labels are predicted"
     if not facts.changed:
-        return f"no label needs a correction{agreement}"
+        return f"no label changed: training cannot tell these labels from clean ones{agreement}"
     return f"the corrections are expected to make labels better: {_words(facts.gain)}{agreement}"
 
 

@@ -23,7 +23,7 @@ PROBS, GIVEN_PROBS, TOP = "distribution", "given_probabilities", ("top_classes",
 probable classes and their probabilities; the other classes share the rest."""
 WIDE = (PROBS, GIVEN_PROBS, *TOP)
 FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement",
-          "audited_confidence", "outlier_score")  # fmt: skip
+          "outlier_score")  # fmt: skip
 OUTLIERS = ("outlier_score", "outlier", "conflict")
 """Columns about the input of a row; runs of earlier versions do not have them."""
 CLASSES = b"classes"
@@ -59,7 +59,7 @@ def check_values(table: pa.Table) -> None:
     table.validate(full=True)  # detects text that is not UTF-8 and list offsets out of range
     for name in table.column_names:
         multilabel = name == "given" and pa.types.is_list(table.schema.field(name).type)
-        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "suspect", "audited_confidence", *OUTLIERS}
+        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "suspect", *OUTLIERS}
         may_be_empty = name == "given" and not multilabel  # if annotators disagree, or there is no label
         if name in filled and not may_be_empty and _nulls(table[name]):
             raise ValueError(f"the column {name!r} has empty cells; expected a value in each cell")

@@ -34,8 +34,7 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
         merged["outlier"] = _changed_at(table["outlier"], picked, False)
         merged["outlier"] = _changed_at(pa.chunked_array([merged["outlier"]]), np.array([*nothing.values()], int), True)
         merged["conflict"] = _changed_at(table["conflict"], picked, False)
-    for name in {"confidence", "audited_confidence"}.intersection(table.column_names):
-        merged[name] = _changed_at(table[name], picked, 1.0)
+    merged["confidence"] = _changed_at(table["confidence"], picked, 1.0)
     for name, values in merged.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
     return LabelTable(table.append_column("reviewed", pa.array(reviewed)))

@@ -284,26 +284,26 @@ def summarize_labels(
 
 
 def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals: RowTotals | None) -> dict[str, Any]:
-    """Count the labels of training and held-out rows, in this order, that changed or are undecided.
+    """Count the labels of training and held-out rows, in this order, that changed.
 
-    ``totals`` are the totals of the training rows of single-label data, because a rank may hold only some of the rows.
+    The entries of multi-label data are also counted if they are undecided, whether changed or not. ``totals`` are the
+    totals of the training rows of single-label data, because a rank may hold only some of the rows.
     """
-    found: dict[str, Any] = {"undecided": 0, "undecided_changed": 0}
+    found: dict[str, Any] = {} if totals is not None else {"undecided": 0, "undecided_changed": 0}
     for held_out, (examples, probs) in enumerate(parts):
         if examples is None or probs is None:
             continue
         if totals is not None and not held_out:
-            found |= {"changed": int(totals["changed"]), "undecided": int(totals["close"])}
-            found["undecided_changed"] = int(totals["close_changed"])
+            found["changed"] = int(totals["changed"])
             continue
         reading = label_form(examples.multilabel).read(probs, examples.given_labels)
-        changed, close = reading.changed, reading.close(CLOSE)
         found |= {"held_out": reading.count} if held_out else {"entries": reading.count}
-        found["held_out_changed" if held_out else "changed"] = int(changed.sum())
-        found["undecided"] += int(close.sum())
-        found["undecided_changed"] += int((close & changed).sum())
-        if examples.multilabel:
-            rows = int((changed | close).any(dim=1).sum())
+        found["held_out_changed" if held_out else "changed"] = int(reading.changed.sum())
+        if isinstance(reading, EntryReading):
+            close = reading.close(CLOSE)
+            found["undecided"] += int(close.sum())
+            found["undecided_changed"] += int((close & reading.changed).sum())
+            rows = int((reading.changed | close).any(dim=1).sum())
             found["rows_to_look_at"] = found.get("rows_to_look_at", 0) + rows
     return found
 

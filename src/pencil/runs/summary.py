@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 NAME = 40
 """Maximum characters of a name in a one-line text."""
 CLOSE = 0.2
-"""A label is undecided if its two highest probabilities differ by less than this."""
+"""An entry of multi-label data is undecided if its probabilities of present and absent differ by less than this."""
 
 
 class _Frozen(BaseModel):
@@ -121,8 +121,8 @@ class LabelSummary(_Frozen):
         Rows of training and held-out rows that are unlike every class, and rows with a duplicate that has another
         label; None in files of earlier versions.
     undecided, undecided_changed : int or None
-        Labels of training and held-out rows whose two highest probabilities differ by less than 20 points, and how many
-        of them changed; None in files of earlier versions.
+        Entries of training and held-out rows that are present and absent with probabilities that differ by less than 20
+        points, and how many of them changed; None for single-label data, which has suspects instead.
     rows_to_look_at : int or None
         Rows of multi-label data with a changed or undecided label: those that `pencil review` shows first.
     pinned : int or None

@@ -10,14 +10,12 @@ from torch import Tensor
 from pencil.data.examples import Examples
 from pencil.labels.gain import SHIFTS, gain_curve
 from pencil.labels.reading import BINS, bin_totals, calibration, read_labels
-from pencil.runs.summary import CLOSE, Calibration
+from pencil.runs.summary import Calibration
 from pencil.training.record import TrainRows
 
 COUNTS = (
     "decided",
     "changed",
-    "close",
-    "close_changed",
     "suspects",
     "right_before",
     "right_after",
@@ -33,9 +31,8 @@ class RowTotals:
     Attributes
     ----------
     counts
-        One value per name in ``COUNTS``: rows with a given label, changed rows, rows whose two most probable classes
-        are close, changed rows among these, suspects, given and corrected labels that are right, changes for the
-        better and for the worse (if clean labels are known).
+        One value per name in ``COUNTS``: rows with a given label, changed rows, suspects, and, if clean labels are
+        known, given and corrected labels that are right, changes for the better and for the worse.
     before, after
         Rows per class by given and by corrected label, without undecided rows.
     bins
@@ -73,8 +70,6 @@ class RowTotals:
         given, corrected = reading.given[decided], reading.corrected[decided]
         found = dict.fromkeys(COUNTS, torch.zeros((), dtype=torch.float64))
         found |= {"decided": decided.sum(), "changed": reading.changed.sum()}
-        close = reading.margin < CLOSE
-        found |= {"close": close.sum(), "close_changed": (close & reading.changed).sum()}
         found["suspects"] = (reading.changed if suspect is None else reading.changed | suspect).sum()
         own, new = (posterior[decided].gather(1, labels[:, None])[:, 0] for labels in (given, corrected))
         curve = self.curve + gain_curve(1 - own, new, reading.changed[decided])

@@ -72,9 +72,10 @@ def collect_facts(splits: Splits, outcome: Outcome, totals: RowTotals | None = N
         totals = totals or row_totals(train, outcome.train_rows())
         labels = _Labels(totals.curve, totals["decided"], totals.before, totals.after)
     halved = (labels.rows_before >= FEW_ROWS) & (2 * labels.rows_after < labels.rows_before)
-    noise, low = judgement.noise, max(judgement.noise.low, judgement.confident / 2)
+    noise = judgement.noise
+    low = max(noise.low, min(judgement.confident, noise.rate) / 2)
     # entries are judged by a cautious noise model, so their posterior is already the lower end
-    rates = noise.rate, None if train.multilabel else min(low, noise.rate), noise.high
+    rates = noise.rate, None if train.multilabel else low, noise.high
     return Facts(
         knows=judgement.knows,
         held_out_rows=0 if held_out is None else int((held_out.visits > 0).sum()),  # without unreadable rows
