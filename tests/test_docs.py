@@ -2,10 +2,13 @@
 
 import inspect
 import json
+import multiprocessing
+import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
+import warnings
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,12 +22,7 @@ from pencil.methods import METHODS, Constant, Cosine, StepDecay
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-WARNINGS = [
-    "-W",
-    "error",
-    "-W",
-    "ignore:`isinstance(treespec, LeafSpec)`:FutureWarning",
-]  # lightning, on the newest torch
+FORK = multiprocessing.get_context("fork")
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 TEST = re.compile(r"`([\w/]*\.py)?(?:::(\w+))?`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#:\s]*)(#[^)]*)?\)")
@@ -41,11 +39,27 @@ def blocks(language: str) -> list[pytest.param]:
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_snippet_runs(code, tmp_path):
-    """As a user would: a script of its own in an empty folder."""
-    script = tmp_path / "snippet.py"
-    script.write_text(code)
-    done = subprocess.run([sys.executable, *WARNINGS, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    """As a user would: a script of its own in an empty folder, with warnings as errors."""
+    (tmp_path / "snippet.py").write_text(code)
+    process = FORK.Process(target=run_script, args=(tmp_path, "snippet.py"))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, (tmp_path / "output").read_text()
+
+
+def run_script(folder, name):
+    """Run a script in a process of its own, in which torch and pencil are imported already."""
+    sys.settrace(None)  # coverage would take as long as the script
+    os.chdir(folder)
+    with open("output", "w") as output:  # noqa: PTH123 - beside the script
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    sys.argv, sys.path[0] = [name], str(folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.`", FutureWarning)  # lightning, newest torch
+        runpy.run_path(name, run_name="__main__")
 
 
 @pytest.fixture
