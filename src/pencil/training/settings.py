@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -12,6 +12,7 @@ from pencil.errors import RecipeError
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Kind = TypeVar("Kind", bound=optim.Optimizer)
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
@@ -113,15 +114,16 @@ def build_optimizer(networks: Sequence[nn.Module], settings: OptimizerSettings) 
     )
 
 
-def _eager(kind: type[optim.Optimizer]) -> Any:
+def _eager(kind: type[Kind]) -> type[Kind]:
     """Return a subclass of the optimizer with its methods as they are defined, without decorators.
 
-    The decorators only serve compiled optimizers, which pencil has not, and import torch._dynamo with about a thousand
-    modules on the first call: a second of every command that trains.
+    The decorators serve only compiled optimizers, which pencil does not use. The first call imports torch._dynamo
+    with about a thousand modules, which takes a second or more of every command that trains.
     """
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in names}
-    return type(kind.__name__, (kind,), {**plain, "step": torch.no_grad()(inspect.unwrap(kind.step))})
+    plain["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return cast(type[Kind], type(kind.__name__, (kind,), plain))
 
 
 def _groups(model: nn.Module, factors: dict[str, float]) -> list[dict[str, Any]]:
