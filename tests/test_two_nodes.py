@@ -18,7 +18,8 @@ WORDS = ["train", "digits-symmetric-50", "--method", "pencil", "--model", "mlp",
 WORDS += ["--set", "training.checkpoint_epochs=1", "--quiet"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 ENVIRONMENT["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # else the agents of torch cannot replace a node
-WITHIN = 240
+WITHIN = 1800
+"""Seconds after which it hangs: minutes alone, far more on a machine with ten other jobs."""
 
 
 class Agent:
