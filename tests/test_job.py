@@ -59,7 +59,7 @@ def test_labels_hold_every_row_in_the_order_it_was_given(finished):
     assert table.column_names == [
         "key", "split", "given", "corrected", "confidence", "given_probability", "margin", "entropy", "changed",
         "issue_score", "suspect", "mean_margin", "disagreement",
-        "distribution",
+        "distribution", "outlier_score", "outlier", "conflict",
     ]  # fmt: skip
     assert table["key"].to_pylist() == [str(i) for i in range(120)]
     _, given, clean = cloud()
