@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from commands import pencil
 from PIL import Image
-from test_annotators import NAMES
+from test_tied_labels import NAMES
 
 import pencil as package
 from pencil import Stopped

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array
 
 SHRINKAGE = 4.0
 """Votes per true class by which an annotator's confusion matrix is shrunk towards the mean of all annotators.
-On simulated crowds 4 is better than 1, 2, 8 and 16."""
+On simulated crowds 4 is better than 1, 2 and 8."""
 MEAN_SHRINKAGE = 100.0
 """Votes per true class by which the mean is shrunk towards equal errors in all classes, and rows by which the class
 prior is shrunk towards the frequencies of the votes. Without it, class prior and confusion matrices drive each other
