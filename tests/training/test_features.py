@@ -173,7 +173,7 @@ def test_export_has_backbone_and_head_in_one_file(photos, tmp_path):
 
 
 def test_finetuning_moves_the_backbone_and_keeps_the_labels(photos, tmp_path):
-    head = run_recipe(photo_recipe(photos, epochs=6))
+    head = run_recipe(photo_recipe(photos, ("model.name", "efficientnet_lite0"), epochs=6))
     run = run_recipe(photo_recipe(photos, ("model.finetune_epochs", 2), epochs=6), tmp_path / "run")
     assert [record["epoch"] for record in run.metrics] == list(range(1, 9)) and run.summary.epochs == 8
     assert run.labels.table.equals(head.labels.table)
