@@ -52,6 +52,7 @@ def test_photos_are_timed_with_both_networks(minutes, monkeypatch):
         (IMAGES, {"model": {"name": "efficientnet_lite0"}}),
         (IMAGES, {"model": {"pretrained": False, "train": "all"}}),
         (IMAGES, {"model": {"train": "all"}}),
+        (IMAGES, {"model": {"finetune_epochs": 1}}),
         (IMAGES, {"data": {"augmentation": {"flip": True}}}),
         ((RNG.random((40, 9), dtype=np.float32), IMAGES[1]), {}),
     ],

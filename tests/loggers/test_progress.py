@@ -163,7 +163,7 @@ def test_slow_epochs_have_a_line_each_and_features_too(capsys):
         lines.on_epoch_end({"epoch": epoch, "phase": "backbone", "loss": 0.5})
     said = capsys.readouterr().err.splitlines()
     assert [line for line in said if line.startswith("features")] == [
-        f"features of {done}/7 images" for done in (1, 4, 7)
+        f"features of {done}/7 rows" for done in (1, 4, 7)
     ]
     assert [line.split()[1] for line in said[3:]] == ["1/3", "2/3", "3/3"] and said[3].endswith("2:00 left")
 

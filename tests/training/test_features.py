@@ -185,7 +185,7 @@ def test_export_has_backbone_and_head_in_one_file(trained, tmp_path):
 
 
 def test_finetuning_moves_the_backbone_and_keeps_the_labels(photos, finetuned):
-    head, run = run_recipe(photo_recipe(photos, epochs=6)), finetuned
+    head, run = run_recipe(photo_recipe(photos, ("model.name", "efficientnet_lite0"), epochs=6)), finetuned
     assert [record["epoch"] for record in run.metrics] == list(range(1, 9)) and run.summary.epochs == 8
     assert run.labels.table.equals(head.labels.table)
     before, after = head.model.state_dict(), run.model.state_dict()

@@ -90,8 +90,10 @@ def choose_quality(recipe: Recipe, loaded: Splits, *, gpu: bool = False) -> Qual
     rows -= len(loaded.train) - min(len(loaded.train), recipe.data.rows or len(loaded.train))
     if loaded.train.inputs.records is not None:
         return _of_texts(recipe, loaded.train, rows, minutes)
+    if recipe.model.name != AUTO or recipe.model.finetune_epochs:  # fine-tuning takes far longer than features
+        return None
     fast = with_network(recipe, loaded, gpu=gpu)
-    if recipe.model.name != AUTO or (fast.model.name, fast.model.train) != (models.FAST, "head"):
+    if (fast.model.name, fast.model.train) != (models.FAST, "head"):
         return None
     best = fast.model_copy(update={"model": fast.model.model_copy(update={"name": models.BEST})})
     one, other = ((each.model.name, _seconds_of_images(each, loaded.train, rows)) for each in (fast, best))
