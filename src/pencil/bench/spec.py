@@ -137,8 +137,9 @@ class Spec(_Strict):
     def available(self) -> Self:
         """Return the grid without the datasets and noises that are :meth:`left_out`."""
         missing = self.left_out()
-        kept = ([axis.name for axis in axes if axis.name not in missing] for axes in (self.datasets, self.noises))
-        return self.part(*kept) if missing else self
+        datasets = [one.name for one in self.datasets if one.name not in missing]
+        noises = [one.name for one in self.noises if one.name not in missing]
+        return self.part(datasets, noises) if missing else self
 
     def noises_of(self, dataset: str) -> list[NoiseColumn]:
         """Return the noises that a dataset has, in order."""
