@@ -36,7 +36,20 @@ def test_the_repaired_table_and_the_answers_of_an_audit_are_trained_on(tmp_path)
     corrected = audit.labels["corrected"].to_pylist()
     assert written == [corrected[places[row]] for row in range(400)]
     again = tmp_path / "again"
-    command("train", repaired, "--pinned", run / REVIEWS, "--model", "mlp", "--epochs", 3, "--out", again, "--quiet", cwd=tmp_path)
+    command(
+        "train",
+        repaired,
+        "--pinned",
+        run / REVIEWS,
+        "--model",
+        "mlp",
+        "--epochs",
+        3,
+        "--out",
+        again,
+        "--quiet",
+        cwd=tmp_path,
+    )
     labels = pencil.open_run(again).labels
     pinned = {key for key, flag in zip(labels.keys.to_pylist(), labels.pinned, strict=True) if flag}
     assert pinned == set(answers)
