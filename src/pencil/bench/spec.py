@@ -50,9 +50,14 @@ class NoiseColumn(Axis):
 class MethodRow(Axis):
     """One method: a row of the tables.
 
-    It starts from a shipped recipe, in whose name ``{noise}`` is replaced by the name of the noise. ``by_noise``
-    are further recipe keys, and ``paper`` the paper's numbers in per cent, ``{best = 93.26, last = 93.28}`` or one
-    of the two, by the name of the noise.
+    Attributes
+    ----------
+    recipe : str or None
+        A shipped recipe to start from; ``{noise}`` in its name is replaced by the name of the noise.
+    by_noise : dict
+        Further recipe keys, by the name of the noise.
+    paper : dict
+        The paper's numbers in per cent, by the name of the noise: ``{best = 93.26, last = 93.28}``, or one of the two.
     """
 
     recipe: str | None = None
@@ -132,9 +137,8 @@ class Spec(_Strict):
     def available(self) -> Self:
         """Return the grid without the datasets and noises that are :meth:`left_out`."""
         missing = self.left_out()
-        datasets, noises = (
-            [axis.name for axis in axes if axis.name not in missing] for axes in (self.datasets, self.noises)
-        )
+        datasets = [one.name for one in self.datasets if one.name not in missing]
+        noises = [one.name for one in self.noises if one.name not in missing]
         return self.part(datasets, noises) if missing else self
 
     def noises_of(self, dataset: str) -> list[NoiseColumn]:
