@@ -60,7 +60,8 @@ def test_it_stands_on_any_convolutional_network(name, options, size, map_size, t
     assert kept < set(plain.state_dict())
     copied = copy.deepcopy(network).train()  # as trainers do
     copied(x).sum().backward()
-    assert [name for name, parameter in copied.named_parameters() if parameter.grad is None] == []
+    trained = {name: parameter.grad for name, parameter in copied.named_parameters() if parameter.requires_grad}
+    assert [name for name, gradient in trained.items() if gradient is None] == []
     factors = OptimizerSettings(lr_factors={"head": 5.0})
     groups = {group["factor"]: group["params"] for group in build_optimizer([network], factors).param_groups}
     assert groups.keys() == {1.0, 5.0} and set(groups[5.0]) == set(network.head.parameters())

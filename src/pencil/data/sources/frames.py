@@ -181,7 +181,7 @@ def as_votes(y: Any) -> dict[str, pa.Array] | None:
     """Return the labels of each annotator, null where there is none; None if ``y`` is not votes.
 
     Votes are a dict of one sequence per annotator, a masked matrix with one column per annotator, or a data frame of
-    which a column is text. (Columns of numbers in a data frame have one probability per class.)
+    text. (Columns of numbers in a data frame have one probability per class.)
     """
     if isinstance(y, np.ma.MaskedArray) and y.ndim == 2:
         return {str(place): pa.array(column.data, mask=np.ma.getmaskarray(column)) for place, column in enumerate(y.T)}
@@ -194,7 +194,8 @@ def as_votes(y: Any) -> dict[str, pa.Array] | None:
     if not is_frame(y):
         return None
     table = as_table(y)
-    text = any(is_string(one.value_type if pa.types.is_dictionary(one) else one) for one in table.schema.types)
+    plain = [one.value_type if pa.types.is_dictionary(one) else one for one in table.schema.types]
+    text = any(map(is_string, plain)) and all(is_string(one) or pa.types.is_null(one) for one in plain)
     return dict(zip(table.column_names, table.columns, strict=True)) if text and table.num_columns > 1 else None
 
 
