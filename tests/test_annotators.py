@@ -36,7 +36,7 @@ def data():
 
 @pytest.fixture(scope="module")
 def home(data, tmp_path_factory):
-    """One run on a table with a column per annotator, and one on a table with a line per answer."""
+    """One run on a table with a column per annotator, and one on a table with a line per vote."""
     folder = tmp_path_factory.mktemp("annotators")
     x, votes, truth = data
     table = pd.DataFrame(x, columns=[f"x{place}" for place in range(6)])
@@ -140,7 +140,7 @@ def test_votes_of_different_lengths_are_refused(data):
 
 def test_answers_without_a_key_or_annotator_are_refused(home):
     words = ("check", "long.csv", "--set", "data.columns.annotator=who")
-    assert "has one line per answer" in pencil(*words, "--set", "data.columns.ignore=id", cwd=home, code=2).stderr
+    assert "has one line per vote" in pencil(*words, "--set", "data.columns.ignore=id", cwd=home, code=2).stderr
     table = pd.read_csv(home / "long.csv")
     table.loc[3, "who"] = None
     table.to_csv(home / "gap.csv", index=False)

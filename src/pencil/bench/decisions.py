@@ -1,4 +1,4 @@
-"""How good the decisions of a run are if clean labels are known: its two lists, and what a person's answers add."""
+"""How good the decisions of a run are if clean labels are known: corrections, suspects and simulated audits."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from pencil.data.examples import Splits
 from pencil.runs.label_table import LabelTable
 
 ANSWERS, DRAWS = (50, 100), 20
-"""Numbers of simulated answers, and simulated audits of each."""
+"""Numbers of simulated answers, and number of simulated audits with each."""
 
 
 def compare_with_clean(labels: LabelTable, loaded: Splits, *, injected: bool) -> dict[str, Any] | None:
@@ -48,7 +48,7 @@ def decision_quality(labels: LabelTable, clean: np.ndarray) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``corrections`` and ``suspects``: F1 of both lists, as lists of the wrong labels, or None if no label is wrong.
+        ``corrections`` and ``suspects``: the F1 with which each list finds wrong labels; None if no label is wrong.
         ``suspected``: the fraction of labels that are suspects. ``right`` and ``worst``: mean and minimum of the
         fraction of right labels after simulated audits, by number of answers.
     """

@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 class Axis(_Strict):
     """One dataset or one noise: its name in the tables, and the recipe keys that it sets.
 
-    ``needs`` is a file of the user in the current folder; without it, the dataset or noise is left out.
+    ``needs`` names a file in the current folder; without the file, the dataset or noise is left out.
     """
 
     name: str

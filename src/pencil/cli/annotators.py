@@ -1,4 +1,4 @@
-"""``pencil annotators``: who is right how often, and which rows need another opinion."""
+"""``pencil annotators``: how often each annotator is right, and which rows need another opinion."""
 
 import json
 from typing import Annotated
@@ -13,10 +13,12 @@ from pencil.terminal import counted, percent
 
 def annotators(
     run: RunPath,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Number of rows to list that need another opinion.")] = 10,
+    rows: Annotated[
+        int, typer.Option("--rows", min=0, help="Number of rows to list that most need another opinion.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Print how often each annotator is right, who answers at random, and which rows need another opinion most."""
+    """Print how often each annotator is right, who answers at random, and which rows most need another opinion."""
     from pencil.cli.show import say, table
     from pencil.runs.annotators import confusions_in_words
     from pencil.runs.directory import RunReader
@@ -25,7 +27,7 @@ def annotators(
     if found is None:
         raise RunError(
             f"the labels of {run} do not come from several annotators; expected one column for each, set with "
-            f"{setting('data.columns.label', ['ANN', 'BOB'])}, or one line per answer, set with "
+            f"{setting('data.columns.label', ['ANN', 'BOB'])}, or one line per vote, set with "
             f"{setting('data.columns.annotator', 'NAME')}."
         )
     if as_json:
@@ -43,4 +45,4 @@ def annotators(
         shown = table("key", "consensus", "probability", "answers", left=2)
         for row in found.rows.slice(0, rows).to_pylist():
             shown.add_row(row["key"], row["consensus"], percent(row["probability"]), f"{row['answers']:,}")
-        say("", "rows that need another opinion most", shown)
+        say("", "rows that most need another opinion", shown)

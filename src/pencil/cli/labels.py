@@ -113,8 +113,8 @@ def labels(
     additional columns, empty for rows outside the run. --only-changed, --suspects, --fix-first, --without-outliers and
     --min-confidence select among the rows of the run.
 
-    --without-outliers leaves out the rows that are unlike every class; with --reviewed, the rows that a person has
-    removed, and not those that a person has labelled.
+    --without-outliers leaves out the rows that are unlike every class. With --reviewed, rows that a person has removed
+    are left out too, and rows that a person has labelled are kept.
 
     In CSV, text that a spreadsheet program would run as a formula is prefixed with a quote (').
 
@@ -125,7 +125,7 @@ def labels(
     `pencil review RUN --import FILE` reads the answers.
 
     If the run's verdict is not reliable, files are written only after a person has reviewed every label that the run
-    proposes (--reviewed), or with --anyway. Lists of suspects, which are there to be looked at, are always written.
+    proposes (--reviewed), or with --anyway. Lists of suspects are always written: they are meant to be looked at.
     """
     import numpy as np
 

@@ -41,7 +41,8 @@ class Columns(BaseModel):
         One column (classes, distributions, or lists of the classes present), or one column per annotator; their votes
         become a distribution.
     annotator
-        Who gave the label, if the table has one line per answer; lines with the same key, or path, are one row.
+        The column that names the annotator, if the table has one line per vote; lines with the same key or path are
+        one row.
     probabilities
         One column per class instead of ``label``, which sum to 1 in every row.
     indicators

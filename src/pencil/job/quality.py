@@ -1,6 +1,6 @@
-"""Chooses between fast and better features, of photos or of texts, by the time that the better ones take here.
+"""Chooses between fast and better features of photos or texts, by how long the better ones take on this machine.
 
-Better features are used if they fit into the user's minutes: half of a time budget, otherwise :data:`PATIENCE`.
+Better features are used if they take at most half of the time budget, or :data:`PATIENCE` if there is no budget.
 """
 
 import time
@@ -29,9 +29,9 @@ PATIENCE = 10.0
 SHARE = 0.5
 """Fraction of a time budget that features may take."""
 SAMPLE, TIMED = 500, 32
-"""Rows that are looked up in the cache, and texts that are timed, to estimate the time of all."""
+"""Numbers of rows looked up in the cache and of texts timed, to estimate the time for all rows."""
 SECONDS = 1.0
-"""Approximate time to estimate the features of one network."""
+"""Approximate time spent on the estimate for one network."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Quality:
     Parameters
     ----------
     key
-        The key of the recipe that names them.
+        The key of the recipe that selects the features.
     rows
-        What they are features of, such as "3,000 images".
+        The rows that the features describe, such as "3,000 images".
     fast, best
-        The name of each, and its estimated seconds.
+        The names of the fast and of the better features, and the seconds that each are estimated to take.
     minutes
-        What the better ones may take.
+        The time that the better features may take.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Quality:
 
     @property
     def name(self) -> str:
-        """The chosen features."""
+        """The name of the chosen features."""
         return (self.best if self.best[1] <= 60 * self.minutes else self.fast)[0]
 
     def chosen(self, recipe: Recipe) -> Recipe:
@@ -67,7 +67,7 @@ class Quality:
         return recipe.model_copy(update={section: getattr(recipe, section).model_copy(update={field: self.name})})
 
     def describe(self) -> str:
-        """Return the choice in a sentence that says how to change it."""
+        """Return a sentence that states the choice and how to change it."""
         used, other = (self.best, self.fast) if self.name == self.best[0] else (self.fast, self.best)
         return (
             f"features of {self.rows}: {used[0]}, about {duration(used[1])} on this machine; {other[0]} would take "
@@ -76,7 +76,7 @@ class Quality:
 
 
 def choose_quality(recipe: Recipe, loaded: Splits, *, gpu: bool = False) -> Quality | None:
-    """Return the features to compute, by timing a few of them; None if there is no choice.
+    """Time a few features of each kind and return the choice; None if there is nothing to choose.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def choose_quality(recipe: Recipe, loaded: Splits, *, gpu: bool = False) -> Qual
 
 
 def _of_texts(recipe: Recipe, train: Examples, rows: int, minutes: float) -> Quality | None:
-    """Return the vectors of texts to compute; None if there is no choice."""
+    """Return the choice of text vectors; None if there is nothing to choose."""
     records, cache = train.inputs.records, recipe.data.cache
     assert records is not None
     columns = records.roles.of("text")
@@ -113,7 +113,7 @@ def _of_texts(recipe: Recipe, train: Examples, rows: int, minutes: float) -> Qua
 
 
 def _seconds_per_text(texts: Sequence[str], model: str, cache: str) -> float:
-    """Return the mean time of a text; vectors in the cache take none."""
+    """Return the mean time per text; vectors in the cache take no time."""
     folder, missing = sentence_folder(cache), 1.0
     if model == SENTENCES and folder is not None and folder.is_dir():
         digests = [text_digest(text) for text in texts]
@@ -126,7 +126,7 @@ def _seconds_per_text(texts: Sequence[str], model: str, cache: str) -> float:
 
 
 def _seconds_of_images(recipe: Recipe, train: Examples, rows: int) -> float:
-    """Return the time of the features of so many images; features in the cache take none."""
+    """Return the time for the features of this many images; features in the cache take no time."""
     size = image_size(recipe.data, train.inputs)
     data = recipe.data.model_copy(update={"resize": size or "none"})
     network = models.build(recipe.model, input_shape(data, train), train.num_classes, recipe.seed)
@@ -138,5 +138,5 @@ def _seconds_of_images(recipe: Recipe, train: Examples, rows: int) -> float:
 
 
 def _some(train: Examples) -> Examples:
-    """Return a sample of the rows, from the first to the last."""
+    """Return a sample of evenly spaced rows."""
     return train.subset(torch.from_numpy(evenly_spaced(len(train), SAMPLE)))

@@ -42,7 +42,7 @@ from pencil.runs.notebook import show_first
 from pencil.runs.results import build_label_table, describe_environment, row_evidence, summarize
 from pencil.runs.run import Run, open_run
 from pencil.runs.unread import find_unread, with_unread, without_unread
-from pencil.runs.verdict_facts import as_given
+from pencil.runs.verdict_facts import keep_given_labels
 from pencil.training import Observer, Outcome, Trainer
 from pencil.training.checkpointing import Checkpointer, StopRequest
 from pencil.training.cluster import check_engine
@@ -342,7 +342,7 @@ class Execution:
         outcome = replace(outcome, outlier_scores=scores, conflicts=conflicts)
         unread = find_unread(outcome, self.world.all_gather_object) if job.recipe.data.bad_rows == "skip" else {}
         splits, outcome = without_unread(every, outcome, unread)
-        outcome = as_given(splits, outcome, only_outliers=True)
+        outcome = keep_given_labels(splits, outcome, only_outliers=True)
         summary, outcome = summarize(splits, outcome, job.recipe, job.prepared.noise_rate, self.world)
         summary = with_unread(summary, every, unread)
         annotators = annotators_of(splits, outcome.judgement.consensus)

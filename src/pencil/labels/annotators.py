@@ -1,4 +1,4 @@
-"""Who is right if annotators disagree: the network's prediction and all votes together, and how good each annotator is.
+"""Who is right when annotators disagree, from the network's prediction and all votes, and how good each annotator is.
 
 The posterior of a row is the network's calibrated out-of-sample prediction times the likelihood of every vote.
 """
@@ -12,10 +12,10 @@ from pencil.data.given.votes import ENOUGH_ANNOTATORS, Crowd, Votes, dawid_skene
 
 NORMAL_95 = 1.96
 VOTE_WEIGHT = 0.8
-"""Exponent of the likelihood of votes beside a prediction: annotators are wrong about the same rows, so that their
-votes are not independent. On LabelMe it is worth 0.6 points, on film reviews and spam nothing."""
+"""Exponent of the likelihood of votes that are combined with a prediction: annotators tend to be wrong about the same
+rows, so their votes are not independent. On LabelMe it gains 0.6 points, on film reviews and spam nothing."""
 SHOWN_CONFUSIONS = 3
-"""Confusions that are listed for each annotator, the most frequent first."""
+"""Number of confusions listed for each annotator, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Annotator:
     answers
         The number of votes.
     agreement
-        The fraction of other annotators' votes on the same rows that are equal; None without such votes.
+        The fraction of other annotators' votes on the same rows that name the same class; None without such votes.
     accuracy
         The estimated fraction of right votes: their mean probability given the network and all votes.
     at_random
-        Whether the answers are significantly closer to chance than to the mean annotator.
+        Whether the votes are significantly closer to chance than to the mean accuracy.
     confusions
         The classes that this annotator mixes up most.
     """
@@ -57,7 +57,7 @@ class Annotator:
 
 @dataclass(frozen=True)
 class Consensus:
-    """The votes for some rows, what follows from them, and whether a network's predictions count too."""
+    """The votes for some rows, the resulting posteriors, and whether they include a network's predictions."""
 
     votes: Votes
     crowd: Crowd
@@ -78,7 +78,7 @@ def consensus(
     predictions
         Calibrated out-of-sample class probabilities of the rows, if a network has learned anything.
     weights
-        Exponent of the votes' likelihood: below 1 for rows whose prediction already contains part of their label.
+        Exponent of the likelihood of each row's votes: below 1 if its prediction already contains part of its label.
     """
     if predictions is None and len(votes.names) < ENOUGH_ANNOTATORS:
         fractions = votes.fractions(num_classes)
@@ -92,9 +92,9 @@ def consensus(
 def describe_annotators(votes: Votes, crowd: Crowd, classes: Sequence[str]) -> tuple[Annotator, ...]:
     """Return the statistics of every annotator who voted, the least accurate first.
 
-    Answers at random hit the consensus as often as two independent draws from the annotator's answers and the classes
-    of the rows agree. An annotator counts as random if the upper 95 % limit of the accuracy is below the midpoint of
-    that chance and the mean accuracy of all votes.
+    Chance is how often independent draws from the annotator's votes and from the classes of the rows agree. An
+    annotator answers at random if the upper 95 % limit of the accuracy is below the midpoint between chance and the
+    mean accuracy of all votes.
     """
     num_classes, count = len(classes), len(votes.names)
     answers = np.bincount(votes.annotators, minlength=count)
@@ -124,7 +124,7 @@ def describe_annotators(votes: Votes, crowd: Crowd, classes: Sequence[str]) -> t
 
 
 def _confusions(votes: Votes, crowd: Crowd, classes: Sequence[str], place: int) -> tuple[Confusion, ...]:
-    """Return the confusions of an annotator by the expected number of votes, at least one each."""
+    """Return the confusions of an annotator with at least one expected vote, the most votes first."""
     mine = votes.annotators == place
     expected = np.zeros((len(classes), len(classes)))
     np.add.at(expected.T, votes.labels[mine], crowd.probs[votes.rows[mine]])
@@ -144,9 +144,9 @@ def wilson_upper(rate: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def opinion_order(votes: Votes, crowd: Crowd) -> np.ndarray:
-    """Return the rows in the order in which another opinion helps most: the least certain consensus first.
+    """Return the rows, those that most need another opinion first: the rows with the least certain consensus.
 
-    Among rows of equal certainty, one with fewer votes comes first.
+    Among rows of equal certainty, rows with fewer votes come first.
     """
     counts = np.bincount(votes.rows, minlength=len(votes.keys))
     order: np.ndarray = np.lexsort((counts, crowd.probs.max(axis=1)))

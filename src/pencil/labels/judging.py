@@ -50,8 +50,8 @@ CONSISTENT = 0.5
 tuning columns, human labels with 41 % wrong are then 75 % right instead of 63 %, instance-dependent noise of 41 % on
 Fashion-MNIST 85 % instead of 76 %, and no column loses; without the condition clean Fashion-MNIST loses a point."""
 NEGLIGIBLE = 0.025
-"""A lower noise rate counts as none unless the likelihood excludes that no label is wrong. Of seven clean tuning runs,
-three then keep labels that they changed (up to 0.4 %), and no run with wrong labels loses."""
+"""A lower noise rate counts as zero unless the likelihood excludes zero. Three of seven clean tuning runs then keep
+labels that they changed before (up to 0.4 %), and no run with wrong labels loses."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ class Judgement:
     entry_noise
         For multi-label data: the noise model of entries; ``noise`` is its summary.
     rule
-        For single-label data: the rule behind it.
+        For single-label data: the rule behind the posterior.
     consensus
-        If the labels come from several annotators: what their votes say; the posteriors are then taken from it.
+        If the labels come from several annotators: their consensus, from which the posteriors are then taken.
     """
 
     posterior: Callable[[Tensor], Tensor]
@@ -277,7 +277,7 @@ def judge_rows(
 
 
 def with_votes(judgement: Judgement, votes: Votes, train: Evidence, held_out: Evidence | None) -> Judgement:
-    """Return the judgement with the votes of all annotators in place of the given labels that they gave.
+    """Return the judgement with the votes of all annotators in place of the given labels.
 
     Parameters
     ----------
@@ -431,9 +431,9 @@ def estimate_noise(
     is the midpoint of these two fractions, limited by what the likelihood supports, because a weak network disagrees
     with right labels too. Such a network loses now and then; wrong labels lose again and again. If most of the labels
     that lost in most visits lost in nearly all, the rate is at least the fraction of suspects
-    (:func:`suspect_fraction`), whatever the likelihood supports. If the likelihood does not exclude that no label is
-    wrong, the rate moves halfway to the labels that lost in nearly all visits, and a rate below ``NEGLIGIBLE`` is 0:
-    corrections of clean labels only do harm.
+    (:func:`suspect_fraction`), whatever the likelihood supports. If the likelihood does not exclude a rate of 0, the
+    rate moves halfway to the fraction of labels that lost in nearly all visits, and a rate below ``NEGLIGIBLE`` becomes
+    0, because corrections of clean labels can only do harm.
 
     The interval covers both fractions, the interval of the likelihood and, as its upper end, the disagreement with
     held-out labels: nothing in noisy labels excludes that the network is right wherever it disagrees. The rate itself

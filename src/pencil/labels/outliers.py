@@ -1,11 +1,11 @@
 """Outliers: rows that are unlike the rows of every class, by the distances between feature vectors.
 
-The mean distance to the nearest rows, the standard score, misses outliers that resemble each other, such as blank
-scans: their nearest rows are outliers too. Here a row has to be near a part of a class. Its distance is the distance to
-the nearest tenth of the rows of a class, for the nearest class; outliers with arbitrary labels are spread over the
-classes, so they are seldom a tenth of one. A first pass, with a quarter of each class, removes the farthest rows from
-the reference. A row is also unlike every class if it is among rows whose labels do not agree: if no class is more
-frequent among its neighbours than by chance.
+The usual score, the mean distance to the nearest rows, misses outliers that resemble each other, such as blank scans:
+their nearest rows are outliers too. Here an ordinary row has to be near a part of a class. The distance of a row to a
+class is the distance within which a tenth of the rows of that class lie, and the nearest class counts. Outliers with
+arbitrary labels are spread over the classes, so they seldom make up a tenth of one. A first pass, with a quarter of
+each class, removes the farthest rows from the reference. A row is also unlike every class if the labels of its
+neighbours do not agree: no class is more frequent among them than expected by chance.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,15 @@ QUARTER, TENTH = 0.25, 0.1
 """Fractions of a class in the first and the second pass. On 8 tuning draws of CIFAR-10 features with 5 % digits, noise
 or smooth colours, the lowest AUROC is 0.95; it is 0.91 with the first pass alone, and 0.00 with the 10 nearest rows."""
 LEAST = 5
-"""Minimum number of nearest rows, where a class has as many."""
+"""Minimum number of rows of a class that a row has to be near, if the class has that many."""
 TRIMMED = 0.2
-"""Fraction of the reference that the first pass removes, but at most half of a class: a rare class may be far away."""
+"""Fraction of the reference that the first pass removes; at most half of a class, as a rare class may be far away."""
 NEIGHBOURS, CHANCE = 50, 0.01
-"""Neighbours whose labels are counted, and the probability with which chance makes a class significantly frequent."""
+"""Number of neighbours whose labels are counted, and the probability that a class is too frequent by chance."""
 FARTHER = 2.0
-"""Rows whose neighbours' labels do not agree count this many deviations farther. On the tuning draws, 1.5 flags 65 % of
-the digits and none of the smooth colours; 2 flags all of both, and 4 % of the other rows (1 % without outliers)."""
+"""Standard deviations added to the log distance of rows whose neighbours' labels do not agree. On the tuning draws, 1.5
+flags 65 % of the digits and none of the smooth colours; 2 flags all of both, and 4 % of the other rows (1 % without
+outliers)."""
 ROWS = 1024
 """Number of rows compared with the reference at a time."""
 FLAGGED = 0.95
@@ -52,9 +53,9 @@ class Reference:
     members
         The rows of each class, without the farthest ones.
     codes
-        The class of each row, -1 for none; None if a row may have several classes, or none has any.
+        The class of each row, -1 for none; None if rows may have several classes, or if no row has a class.
     chance
-        The number of neighbours of each class that chance does not exceed.
+        For each class, the largest number of neighbours that chance explains.
     neighbours
         The number of neighbours whose labels are counted.
     """
@@ -105,7 +106,7 @@ class Reference:
 
 
 def members_of(labels: Tensor) -> list[Tensor]:
-    """Return the positions of the rows of each class that has two or more; of all rows if there is none."""
+    """Return the positions of the rows of each class with at least two rows; without such a class, of all rows."""
     classes = labels.unbind(1) if labels.ndim == 2 else [labels == code for code in labels.unique() if code >= 0]
     found = [mask.nonzero()[:, 0] for mask in classes]
     return [rows for rows in found if len(rows) > 1] or [torch.arange(len(labels))]
@@ -114,7 +115,7 @@ def members_of(labels: Tensor) -> list[Tensor]:
 def class_distances(
     vectors: Tensor, reference: Tensor, members: Sequence[Tensor], fraction: float, own: Tensor
 ) -> Tensor:
-    """Return the distance of each row to the nearest fraction of a class, for the nearest class.
+    """Return for each row the distance within which a fraction of a class lies, for the nearest class.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ def class_distances(
     members
         The reference rows of each class.
     fraction
-        The part of a class that a row should be near.
+        The fraction of a class that has to lie within the distance.
     own
         The position of each row in the reference, -1 if it is not part of it: a row is not its own neighbour.
     """
@@ -152,17 +153,17 @@ def _nearest(distances: Tensor, fraction: float) -> Tensor:
 def outlier_scores(distances: Tensor, disagree: Tensor) -> Tensor:
     """Return how unlike the rest each row is, 0 to 1; 0 for rows without a distance, which could not be read.
 
-    One minus the score is the expected fraction of ordinary rows among the rows with at least this score: the
-    logarithm of the distance of ordinary rows is taken as normal, with the wider of the two middle quarters as its
-    deviation, and the probability of the tail is divided by the fraction of rows found there (the rate of false
-    discoveries, Benjamini and Hochberg 1995).
+    One minus the score is the expected fraction of ordinary rows among the rows with at least this score. The
+    logarithm of the distance of ordinary rows is assumed to be normal, with a deviation from the wider of the two
+    middle quarters; the probability of its tail is divided by the fraction of rows found there (the false discovery
+    rate, Benjamini and Hochberg 1995).
 
     Parameters
     ----------
     distances
         The distance of each row to the nearest class; NaN if unknown.
     disagree
-        Whether the labels of its neighbours do not agree; these rows count as farther.
+        Whether the labels of each row's neighbours do not agree; these rows count as farther.
     """
     known = distances.isfinite()
     scores = torch.zeros(len(distances), dtype=torch.float64)

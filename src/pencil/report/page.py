@@ -31,16 +31,16 @@ from pencil.runs.wording import wording
 REPORT = "report.html"
 GENERATOR = "pencil report"
 ANNOTATORS_SHOWN = 20
-"""Annotators, and rows that need another opinion, on the page."""
+"""Number of annotators, and of rows that need another opinion, on the page."""
 RECIPE_SHOWN = 40_000
 """Maximum characters of a recipe on the page; a transition matrix of a thousand classes is not readable."""
 LEVELS = {"reliable": "good", "doubtful": "doubtful", "do not use the corrections": "bad"}
 """CSS class of each verdict."""
 OUTLIERS = (
-    "{:,} rows are unlike every class: a blurred, empty or foreign input. Their labels stay as given. Remove the ones "
-    "that belong to none of the classes."
+    "{:,} rows are unlike every class, such as blurred, empty or foreign inputs. Their labels stay as given. Remove "
+    "the rows that belong to none of the classes."
 )
-CONFLICTS = "{:,} rows have a duplicate, or nearly one, with another label: at least one of the labels is wrong."
+CONFLICTS = "{:,} rows have a duplicate or near-duplicate with another label: at least one of the labels is wrong."
 SCORES = (
     ("train_accuracy", "training rows, given labels"),
     ("validation_{}", "held out, noisy"),

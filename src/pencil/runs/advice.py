@@ -115,8 +115,7 @@ def _two_lists(summary: Summary) -> str:
 def _also(labels: LabelSummary) -> str:
     """Return a sentence about outliers and conflicts; empty if there are none."""
     found = describe_inputs(labels)
-    verb = agreed(labels.outliers or labels.conflicts or 0, "is", "are")  # agrees with the first of them
-    return f" There {verb} also {' and '.join(found)}." if found else ""
+    return f" Also found: {' and '.join(found)}." if found else ""
 
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:

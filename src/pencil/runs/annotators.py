@@ -40,10 +40,10 @@ class Annotators:
     people : tuple of Annotator
         The annotators, the least accurate first.
     rows : pyarrow.Table
-        The columns key, consensus, probability, answers and agreement of every row with votes. Rows that need another
-        opinion most come first.
+        The columns key, consensus, probability, answers (the number of votes) and agreement of every row with votes.
+        The rows that most need another opinion come first.
     with_network : bool
-        Whether the network's predictions count; otherwise the votes decide alone.
+        Whether the consensus includes the network's predictions; otherwise it comes from the votes alone.
     """
 
     people: "tuple[Annotator, ...]"
@@ -54,7 +54,7 @@ class Annotators:
         return f"Annotators({len(self.people)} annotators, {self.rows.num_rows:,} rows)"
 
     def to_dict(self, rows: int) -> dict[str, Any]:
-        """Return the annotators and the first rows that need another opinion as plain values, for JSON."""
+        """Return the annotators, and the rows that most need another opinion, as plain values for JSON."""
         return {
             "with_network": self.with_network,
             "annotators": [asdict(one) for one in self.people],
@@ -78,7 +78,7 @@ class Annotators:
         table.validate(full=True)
         header = parse_json((table.schema.metadata or {}).get(b"annotators", b"null"))
         if not table.schema.equals(SCHEMA) or not isinstance(header, dict):
-            raise ValueError("its columns or its metadata are not those of annotators")
+            raise ValueError("its columns or its metadata do not describe annotators")
         try:
             people = tuple(
                 Annotator(**{**one, "confusions": tuple(Confusion(**each) for each in one["confusions"])})
@@ -90,14 +90,14 @@ class Annotators:
 
 
 def annotators_of(splits: "Splits", judged: "Consensus | None") -> Annotators | None:
-    """Return the annotators of a run; None if labels do not come from several.
+    """Return the annotators of a run; None if labels do not come from several annotators.
 
     Parameters
     ----------
     splits
         The rows that were trained on, and held out.
     judged
-        The consensus of training; None if the votes decide alone, because labels are sharded.
+        The consensus of training; None if labels are sharded, so that the consensus comes from the votes alone.
     """
     from pencil.labels.annotators import consensus, describe_annotators, opinion_order
 

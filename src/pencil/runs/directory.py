@@ -263,7 +263,7 @@ class RunReader:
 
     @cached_property
     def annotators(self) -> Annotators | None:
-        """The consensus of annotators and the quality of each; None if labels do not come from several."""
+        """The consensus of the rows and the quality of each annotator; None without several annotators."""
         return self._read(ANNOTATORS, Annotators.read) if os.path.lexists(self.path / ANNOTATORS) else None
 
     def weights_path(self, epoch: str = "last") -> Path:

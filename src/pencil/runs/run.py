@@ -61,7 +61,7 @@ class Run:
         The inputs of the first rows to fix, by key and split, for a notebook; empty for a run that was opened from
         disk.
     annotators : Annotators or None
-        If labels come from several annotators: their consensus, and the quality of each.
+        If labels come from several annotators: the consensus of the rows and the quality of each annotator.
     """
 
     model: nn.Module

@@ -118,7 +118,7 @@ class LabelSummary(_Frozen):
         Labels of training and held-out rows worth a look: corrections, and further high issue scores. None for
         multi-label data and in files of earlier versions.
     outliers, conflicts : int or None
-        Rows of training and held-out rows that are unlike every class, and rows with a duplicate that has another
+        Numbers of training and held-out rows that are unlike every class, and that have a duplicate with another
         label; None in files of earlier versions.
     undecided, undecided_changed : int or None
         Entries of training and held-out rows that are present and absent with probabilities that differ by less than 20

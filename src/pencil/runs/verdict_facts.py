@@ -33,10 +33,10 @@ def settle(splits: Splits, outcome: Outcome, totals: RowTotals | None) -> tuple[
     """
     facts = collect_facts(splits, outcome, totals)
     verdict = decide(facts)
-    return (as_given(splits, outcome) if verdict.level == DO_NOT_USE else outcome), verdict, facts
+    return (keep_given_labels(splits, outcome) if verdict.level == DO_NOT_USE else outcome), verdict, facts
 
 
-def as_given(splits: Splits, outcome: Outcome, *, only_outliers: bool = False) -> Outcome:
+def keep_given_labels(splits: Splits, outcome: Outcome, *, only_outliers: bool = False) -> Outcome:
     """Return the outcome with every label as given, or only the labels of outliers, which are not relabelled."""
     form, rate = label_form(splits.train.multilabel), min(outcome.judgement.noise.rate, 0.49)
     flagged = {name: scores >= FLAGGED for name, scores in outcome.outlier_scores.items()}

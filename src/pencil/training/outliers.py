@@ -1,4 +1,4 @@
-"""The features of all rows of a run, and how unlike the rest each row is by them."""
+"""The outlier scores of all rows of a run, from their features."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,8 @@ from pencil.training.distributed import World
 from pencil.training.evaluation import predict_logits
 
 MOST, FEWEST, PAIRS = 10_000, 2_000, 5 * 10**8
-"""Rows are compared with at most ``MOST`` training rows; with fewer, at least ``FEWEST``, from ``PAIRS`` pairs on."""
+"""Rows are compared with at most ``MOST`` training rows; with fewer, but at least ``FEWEST``, if there would be more
+than ``PAIRS`` pairs."""
 BLOCK = 4096
 """Number of rows whose features are in memory at a time."""
 
@@ -69,7 +70,7 @@ def find_outliers(
 def _compare(
     part: Examples, reference: Reference, read: Read, places: Tensor | None, world: World
 ) -> tuple[Tensor, Tensor]:
-    """Compare rows with the reference; ``places`` are the rows that it consists of, if it is a part of these rows.
+    """Compare rows with the reference; ``places`` are its positions among these rows, None if it has none of them.
 
     Ranks take turns in blocks of a fixed size, so that the results do not depend on the number of ranks.
     """
@@ -94,7 +95,7 @@ def _labels(train: Examples) -> Tensor:
 
 
 def _of_backbone(inputs: Inputs, rows: Tensor) -> Tensor:
-    """Features as the backbone returned them: standardised ones separate outliers less well."""
+    """Features as the backbone returns them; standardised features separate outliers less well."""
     return normalize(_placed(inputs.raw(rows), len(rows)), dim=1)
 
 
@@ -117,7 +118,7 @@ def _of_network(model: nn.Module, compute: Compute) -> Read:
 
 
 def _standardised(inputs: Inputs, rows: Tensor) -> Read:
-    """Numbers in deviations from their mean; large ones count by their logarithm, because they are common in tables."""
+    """Numbers in standard deviations; large values are common in tables, so only their logarithm counts."""
 
     def values(inputs: Inputs, rows: Tensor) -> Tensor:
         return _placed(next(iter(inputs.batches([rows]))), len(rows))

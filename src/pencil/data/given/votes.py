@@ -1,4 +1,4 @@
-"""The votes of several annotators, and who is right: Dawid and Skene's model (1979), with shrunk confusion matrices."""
+"""The votes of several annotators, and the model of Dawid and Skene (1979) with shrunk confusion matrices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ SHRINKAGE = 4.0
 On simulated crowds 4 is better than 1, 2 and 8."""
 MEAN_SHRINKAGE = 100.0
 """Votes per true class by which the mean is shrunk towards equal errors in all classes, and rows by which the class
-prior is shrunk towards the frequencies of the votes. Without it, class prior and confusion matrices drive each other
-until one class is left, if there are few rows, or if annotators are rules that always name the same class."""
+prior is shrunk towards the frequencies of the votes. Without it, if there are few rows, or if annotators are rules that
+always name the same class, class prior and confusion matrices reinforce each other until one class is left."""
 ITERATIONS, TOLERANCE = 300, 1e-5
 TINY = 1e-10
-"""Votes that keep logarithms finite."""
+"""Added to counts of votes, to keep logarithms finite."""
 ENOUGH_ANNOTATORS = 3
-"""Of two annotators who disagree, votes alone do not tell who is right; vote fractions are used instead."""
+"""With fewer annotators, votes alone do not show who is right, so vote fractions are used instead."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Votes:
         return np.asarray(np.divide(counts, total, out=np.full_like(counts, np.nan), where=total > 0))
 
     def soft_labels(self, num_classes: int) -> np.ndarray:
-        """Return given labels (rows, classes): the posterior of Dawid and Skene's model, or vote fractions for two.
+        """Return given labels (rows, classes): the posterior of Dawid and Skene's model, or vote fractions.
 
-        NaN for a row without votes.
+        Vote fractions are returned if there are fewer than three annotators. NaN for a row without votes.
         """
         fractions = self.fractions(num_classes)
         if len(self.names) < ENOUGH_ANNOTATORS or num_classes < 2:
@@ -72,7 +72,7 @@ class Votes:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What votes, and a prediction for each row if there is one, say about rows and annotators.
+    """The posteriors of rows and the confusion matrices of annotators, from votes and possibly predictions.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ def dawid_skene(
     """Fit a confusion matrix to every annotator and a posterior to every row, by expectation maximisation.
 
     The posterior of a row is its prior times the likelihood of all its votes. An annotator who always names the same
-    class has the mean matrix of all: answers without a contrast do not determine a matrix.
+    class gets the mean matrix of all annotators, because such votes do not determine a matrix.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def dawid_skene(
         The number of classes.
     prior
         Class probabilities of each row before its votes, such as calibrated out-of-sample predictions, (rows,
-        classes). By default all rows have the same, which is estimated as in the paper.
+        classes). By default all rows have the same prior, which is estimated as in the paper.
     weights
         Exponent of the likelihood of each row's votes; 1 by default.
     shrinkage, mean_shrinkage

@@ -1,6 +1,6 @@
 """Sentence vectors of text: all-MiniLM-L6-v2 from an optional package, run with plain torch and cached on disk.
 
-Only the weights and the tokenizer of the package are read, after their SHA-256 was checked; its code is not run.
+Only the weights and the tokenizer of the package are read, after checking their SHA-256; its code is not run.
 """
 
 import importlib.util
@@ -32,11 +32,11 @@ SHA256 = {
 }
 WIDTH, HIDDEN, LAYERS, HEADS, VOCABULARY, POSITIONS = 384, 1536, 6, 12, 30_522, 512
 LONGEST = 128
-"""Maximum number of tokens of a text that are read, as when the model was trained."""
+"""Maximum number of tokens read from a text, as in the training of the model."""
 CHARACTERS = 20_000
-"""Maximum number of characters of a text that are tokenized, more than :data:`LONGEST` tokens need."""
+"""Maximum number of characters tokenized from a text; :data:`LONGEST` tokens need fewer."""
 BATCH, CHUNK = 16, 512
-"""Number of texts that are encoded, and saved, at a time."""
+"""Numbers of texts that are encoded and that are saved at a time."""
 
 
 class SentenceNetwork(nn.Module):
@@ -64,7 +64,7 @@ class SentenceNetwork(nn.Module):
 def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a Hugging Face BertModel under the names of :class:`SentenceNetwork`.
 
-    All texts are first segments, so that the embedding of that segment is added to the positions.
+    Every text is a first segment, so the embedding of that segment is added to the positions.
     """
     segment = weights["embeddings.token_type_embeddings.weight"][0]
     found = {
@@ -153,7 +153,7 @@ class Sentences:
     Parameters
     ----------
     folder
-        Of a :class:`~pencil.data.inputs.feature_store.FeatureStore`; None computes all vectors.
+        The folder of a :class:`~pencil.data.inputs.feature_store.FeatureStore`; None does not keep vectors.
     report
         Called as ``report(done, total)`` while vectors are computed.
     """
@@ -185,12 +185,12 @@ def text_digest(text: str) -> bytes:
 
 
 def sentence_folder(cache_setting: str) -> Path | None:
-    """Return where sentence vectors are kept with this ``data.cache``; None if they are not."""
+    """Return the folder of sentence vectors with this ``data.cache``; None if they are not kept."""
     return store_folder(cache_setting, f"minilm-{SHA256[WEIGHTS][:16]}")
 
 
 @contextmanager
 def kept_sentences(cache_setting: str, report: Callable[[int, int], None] | None = None) -> Iterator[Sentences]:
-    """Keep vectors as ``data.cache`` sets, or only as long as this context: rows are encoded more than once."""
+    """Keep vectors as set by ``data.cache``, else until the context ends, because rows are encoded more than once."""
     with TemporaryDirectory() as temporary:
         yield Sentences(sentence_folder(cache_setting) or Path(temporary) / "minilm", report)

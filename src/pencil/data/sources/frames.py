@@ -189,7 +189,10 @@ def as_votes(y: Any) -> dict[str, pa.Array] | None:
         found = {str(name): pa.array(_one_label_each(column)) for name, column in y.items()}
         if len({len(column) for column in found.values()}) != 1:
             sizes = ", ".join(f"{name}: {len(column)}" for name, column in found.items())
-            raise DataError(f"the annotators in y have different numbers of labels ({sizes}); pass None for a gap.")
+            raise DataError(
+                f"the annotators in y have different numbers of labels ({sizes}); expected one per row; pass None "
+                "where there is no vote."
+            )
         return found
     if not is_frame(y):
         return None

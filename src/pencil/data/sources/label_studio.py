@@ -1,4 +1,4 @@
-"""The JSON export of a Label Studio project: the answers of all annotators, one line each, as a table."""
+"""The JSON export of a Label Studio project: the votes of all annotators as a table, one line per vote."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +29,7 @@ def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
     Raises
     ------
     DataError
-        If the file is not an export, or an answer is not one choice.
+        If the file is not an export, or an annotation does not have exactly one choice.
     """
     try:
         tasks = parse_json(read_regular(path))
@@ -44,7 +44,7 @@ def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
         )
     lines = [line for task in tasks for line in _lines(path, task)]
     if not lines:
-        raise DataError(f"{path} has no answers; expected at least one annotation; export the project again.")
+        raise DataError(f"{path} has no tasks; expected at least one; export the project again.")
     names = dict.fromkeys(name for line in lines for name in line)
     table = pa.table({name: [line.get(name) for line in lines] for name in names})
     columns = {KEY: KEY, ANNOTATOR: ANNOTATOR, LABEL: LABEL} | settings.columns.model_dump(exclude_none=True)
@@ -54,7 +54,7 @@ def read(path: Path, settings: DataSettings, *, new: bool = False) -> Rows:
 
 
 def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a line for each answer to a task, and one without a label if there is none."""
+    """Yield a line for each annotation of a task; one line without a label if there is none."""
     number = task.get("id")
     fields: dict[str, Any] = {KEY: str(task["data"].get(KEY, number))}
     for name, value in task["data"].items():
@@ -68,8 +68,8 @@ def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         choices = [choice for one in results for choice in (one.get("value") or {}).get("choices", ())]
         if len(choices) != 1:
             raise DataError(
-                f"{path}: an answer to task {number} has {len(choices)} choices; expected one class; remove the answer "
-                "or let annotators choose one."
+                f"{path}: an annotation of task {number} has {len(choices)} choices; expected one class; remove the "
+                "annotation, or let annotators choose one class."
             )
         yield {**fields, ANNOTATOR: _name(answer.get("completed_by")), LABEL: str(choices[0])}
     if not answers:
@@ -77,5 +77,5 @@ def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _name(person: Any) -> str:
-    """Return who answered: an id, or an object with an email address."""
+    """Return the name of an annotator, who is an id or an object with an email address."""
     return str(person.get("email") or person.get("id")) if isinstance(person, dict) else str(person)

@@ -148,12 +148,12 @@ def label_cells(where: str, table: pa.Table, columns: Columns, settings: DataSet
 def one_row_each(
     table: pa.Table, columns: Columns, labels: LabelCells, bad: BadRows
 ) -> tuple[pa.Table, LabelCells, np.ndarray | None]:
-    """Return a table with one line per answer as one line per row: the first, the answers, and the line numbers."""
+    """Return a table of one line per vote as one line per row (the first), the votes, and the line numbers."""
     name = columns.key or columns.path or usual_column(table, PATH_COLUMNS)
     if name is None or labels.form != "label" or columns.annotator is None:
         raise DataError(
-            f"{bad.where} has one line per answer (data.columns.annotator), but no key, or several label columns; "
-            "expected one label column and the row that it answers; name them with "
+            f"{bad.where} has one line per vote (data.columns.annotator), but no key, or several label columns; "
+            "expected one label column, and one key column that identifies the row; name them with "
             f"{setting('data.columns.key', 'NAME')} and {setting('data.columns.label', 'NAME')}."
         )
     keys, people = (table[one].combine_chunks().dictionary_encode() for one in (name, columns.annotator))
@@ -161,7 +161,7 @@ def one_row_each(
         if column.null_count:
             raise DataError(
                 f"column {one!r} of {bad.where} is empty in {counted(column.null_count, 'line')}; expected the row and "
-                "the annotator of every answer; fill the cells or remove the lines."
+                "the annotator of every vote; fill the cells or remove the lines."
             )
     answered = keys.indices.to_numpy(), people.indices.to_numpy()
     first = np.unique(answered[0], return_index=True)[1]
