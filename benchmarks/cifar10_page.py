@@ -24,7 +24,7 @@ def figures(run: RunData) -> dict[str, Any]:
     correct = {name: getattr(labels, f"correct_{name}") for name in ("before", "after")}
     return {
         "method": run.recipe.method["name"],
-        "noise": "none" if noise is None or not noise.model_dump().get("rate", 1) else noise.kind,
+        "noise": "none" if noise is None or getattr(noise, "rate", None) == 0 else noise.kind,
         "seed": run.recipe.seed,
         "epochs": len(run.metrics),
         "test": 100 * last["test_accuracy"],
