@@ -182,7 +182,7 @@ def test_label_studio_export(data, tmp_path):
     assert run.annotators.rows.num_rows == voted and run.summary.data.rows["unlabelled"] == 61 - voted
     tasks[0]["annotations"][0]["result"][0]["value"]["choices"] = ["cat", "dog"]
     (tmp_path / "export.json").write_text(json.dumps(tasks))
-    with pytest.raises(DataError, match="answer to task 0 has 2 choices"):
+    with pytest.raises(DataError, match="task 0 has 2 choices"):
         package.fit("mlp", tmp_path / "export.json", epochs=1)
     (tmp_path / "export.json").write_text("{}")
     with pytest.raises(DataError, match="not a list of tasks"):
