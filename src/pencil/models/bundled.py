@@ -1,14 +1,13 @@
 """Pretrained weights that are installed with pencil, so that images need no network connection."""
 
-from importlib import resources
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pencil.data.inputs.packages import checked_folder
 from pencil.errors import ModelError
 from pencil.models.frozen import SMALLEST
-from pencil.models.weights import file_digest
 
 
 class Bundle(NamedTuple):
@@ -66,20 +65,12 @@ def load_bundled(network: nn.Module, name: str) -> None:
         If the package is missing, the file is not the expected one, or a tensor does not fit.
     """
     bundle = BUNDLES[name]
-    try:
-        with resources.as_file(resources.files(bundle.package) / bundle.file) as path:
-            seen = file_digest(path)
-            if seen != bundle.sha256:
-                raise ModelError(
-                    f"the weights of {name} in the package {bundle.package} have the SHA-256 {seen}; expected "
-                    f"{bundle.sha256}; reinstall the package."
-                )
-            weights = torch.load(path, map_location="cpu", weights_only=True)
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise ModelError(
-            f"the weights of {name} are not installed: {error}; expected the package {bundle.package}, which is "
-            "a dependency of pencil; install it."
-        ) from error
+    missing = ModelError(
+        f"the weights of {name} are not installed; expected the package {bundle.package}, which is a dependency of "
+        "pencil; install it."
+    )
+    folder = checked_folder(bundle.package, {bundle.file: bundle.sha256}, missing)
+    weights = torch.load(folder / bundle.file, map_location="cpu", weights_only=True)
     own = network.state_dict()
     pairs = [(target, source) for target, source in zip(own, weights, strict=False) if not source.startswith("_fc.")]
     fitted = {target: _as_fitting(weights[source], own[target]) for target, source in pairs}

