@@ -9,6 +9,8 @@ import pytest
 from commands import pencil
 
 import pencil as package
+from pencil.data.read import load
+from pencil.data.settings import DataSettings
 from pencil.errors import DataError, RunError
 from pencil.runs.annotators import Annotators
 from pencil.runs.directory import RunReader
@@ -156,6 +158,39 @@ def test_a_missing_file_of_the_manifest_is_damage(home, tmp_path):
     (tmp_path / "broken/annotators.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError, match=r"annotators\.parquet"):
         RunReader(tmp_path / "broken").annotators  # noqa: B018
+
+
+VALUES = [{"type": "choices", "value": one} for one in (["cat"], "cat", 7, {"choices": 7})]
+
+
+@pytest.mark.parametrize("result", [7, "cat", ["cat"], [{"type": "choices"}], *([one] for one in VALUES)])
+def test_junk_in_a_label_studio_export_is_one_message(result, tmp_path):
+    task = {"id": 3, "data": {"text": "meow"}, "annotations": [{"completed_by": 1, "result": result}]}
+    (tmp_path / "export.json").write_text(json.dumps([task]))
+    with pytest.raises(DataError, match="task 3 has 0 choices; expected one class"):
+        package.fit("mlp", tmp_path / "export.json", epochs=1)
+
+
+def test_tasks_without_annotations_do_not_count_as_an_annotator(tmp_path):
+    """Two people who disagree: vote fractions, not the model that needs three annotators."""
+    names = [("cat", "dog"), ("cat", "cat"), ("dog", "dog"), ()]
+    tasks = [
+        {
+            "id": row,
+            "data": {"text": f"text {row}"},
+            "annotations": [
+                {"completed_by": who, "result": [{"type": "choices", "value": {"choices": [label]}}]}
+                for who, label in enumerate(labels)
+            ],
+        }
+        for row, labels in enumerate(names * 4)
+    ]
+    tasks.append({"id": 99, "data": {"text": "junk"}, "annotations": 7})
+    (tmp_path / "export.json").write_text(json.dumps(tasks))
+    train = load(DataSettings(source=str(tmp_path / "export.json"))).train
+    assert train.votes.names == ("0", "1")
+    fractions = {key: labels.tolist() for key, labels in zip(train.keys, train.given_labels, strict=True)}
+    assert fractions["0"] == [0.5, 0.5] and fractions["1"] == [1.0, 0.0] and fractions["2"] == [0.0, 1.0]
 
 
 def test_label_studio_export(data, tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from pencil.data.sources.label_studio import LOCAL_FILES
 from pencil.errors import RunError
 from pencil.export.answers import Answer
 from pencil.export.contents import Contents, Row
@@ -16,7 +17,6 @@ from pencil.runs.label_table import LabelTable
 TASKS, CONFIG = "tasks.json", "config.xml"
 CHOICES = "label"
 """The name of the choices in the labelling interface and in the answers."""
-LOCAL_FILES = "/data/local-files/?d="
 
 
 def save_label_studio(labels: LabelTable, contents: Contents, out: Path, version: str) -> str:

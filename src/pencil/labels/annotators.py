@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pencil.data.given.votes import ENOUGH_ANNOTATORS, Crowd, Votes, dawid_skene
+from pencil.data.given.votes import Crowd, Votes, dawid_skene
+from pencil.labels.chance import wilson_upper
 
-NORMAL_95 = 1.96
 VOTE_WEIGHT = 0.8
 """Exponent of the likelihood of votes that are combined with a prediction: annotators tend to be wrong about the same
 rows, so their votes are not independent. On LabelMe it gains 0.6 points, on film reviews and spam nothing."""
@@ -80,7 +80,7 @@ def consensus(
     weights
         Exponent of the likelihood of each row's votes: below 1 if its prediction already contains part of its label.
     """
-    if predictions is None and len(votes.names) < ENOUGH_ANNOTATORS:
+    if predictions is None and not votes.show_who_is_right:
         fractions = votes.fractions(num_classes)
         known = np.where(np.isnan(fractions), 1 / num_classes, fractions)
         return Crowd(known, dawid_skene(votes, num_classes, known).confusion, known.mean(axis=0))
@@ -104,7 +104,7 @@ def describe_annotators(votes: Votes, crowd: Crowd, classes: Sequence[str]) -> t
     named = cells.reshape(count, num_classes) / np.maximum(answers, 1)[:, None]
     chance = named @ crowd.class_prior
     limit = (chance + (right.mean() if len(right) else 0.0)) / 2
-    at_random = wilson_upper(accuracy, answers) < limit
+    at_random = wilson_upper(accuracy, np.maximum(answers, 1)) < limit
     others = votes.counts(num_classes)
     same = others[votes.rows, votes.labels] - 1
     pairs = np.bincount(votes.annotators, others.sum(axis=1)[votes.rows] - 1, count)
@@ -133,14 +133,6 @@ def _confusions(votes: Votes, crowd: Crowd, classes: Sequence[str], place: int) 
     order = np.argsort(-expected, axis=None, kind="stable")[:SHOWN_CONFUSIONS]
     pairs = [divmod(cell, len(classes)) for cell in order.tolist() if expected.flat[cell] >= 1]
     return tuple(Confusion(classes[true], classes[said], float(rates[true, said])) for true, said in pairs)
-
-
-def wilson_upper(rate: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return the upper end of the 95 % Wilson interval of a rate in this many trials."""
-    n, z = np.maximum(count, 1), NORMAL_95
-    spread = z * np.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    upper: np.ndarray = (rate + z * z / (2 * n) + spread) / (1 + z * z / n)
-    return upper
 
 
 def opinion_order(votes: Votes, crowd: Crowd) -> np.ndarray:

@@ -1,15 +1,27 @@
 """Whether a network has learned anything: agreement with held-out labels, and the ranking of rows, beyond chance."""
 
+from typing import TypeVar
+
+import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from pencil.labels.noise_model import SIGNIFICANT
+from pencil.labels.noise_model import NORMAL_95, SIGNIFICANT
 
 ENOUGH = 0.05
 """With very few rows nothing is significant; there, a value this far above chance is enough."""
 CLEARLY = 3.0
 """Standard errors by which a ranking must exceed chance: the test is repeated after every epoch."""
+
+Numbers = TypeVar("Numbers", float, np.ndarray)
+
+
+def wilson_upper(rate: Numbers, count: Numbers) -> Numbers:
+    """Return the upper end of the 95 % Wilson interval of a rate in this many trials."""
+    spread = NORMAL_95 * (rate * (1 - rate) / count + NORMAL_95**2 / (4 * count * count)) ** 0.5
+    upper: Numbers = (rate + NORMAL_95**2 / (2 * count) + spread) / (1 + NORMAL_95**2 / count)
+    return upper
 
 
 def is_chance(logits: Tensor, given: Tensor, enough: float = 1.0) -> bool:

@@ -16,12 +16,11 @@ from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.data.given.votes import Votes
 from pencil.labels.annotators import Consensus
 from pencil.labels.annotators import consensus as find_consensus
-from pencil.labels.chance import is_chance, learned_classes
+from pencil.labels.chance import is_chance, learned_classes, wilson_upper
 from pencil.labels.dynamics import Evidence
 from pencil.labels.entry_noise import EntryNoise
 from pencil.labels.matching import match_held_out, match_quantiles, relative_ranks, summarize_posterior
 from pencil.labels.noise_model import (
-    NORMAL_95,
     NoiseModel,
     calibrated,
     fit_noise,
@@ -513,6 +512,4 @@ def _ordered(rows: Evidence | Survey, given: Tensor, rate: float) -> Tensor:
 
 def upper_limit(wrong: Tensor) -> float:
     """Return the upper end of the 95 % Wilson interval of a fraction."""
-    n, p, z = len(wrong), float(wrong.double().mean()), NORMAL_95
-    centre, spread = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
-    return float(min(1.0, (centre + spread) / (1 + z * z / n)))
+    return min(1.0, wilson_upper(float(wrong.double().mean()), len(wrong)))

@@ -40,6 +40,11 @@ class Votes:
     keys: np.ndarray
     names: tuple[str, ...]
 
+    @property
+    def show_who_is_right(self) -> bool:
+        """Whether enough annotators voted to compare them with each other."""
+        return len(np.unique(self.annotators)) >= ENOUGH_ANNOTATORS
+
     def of(self, keys: np.ndarray) -> "Votes":
         """Return the votes for the rows with these keys, in this order; the annotators stay the same."""
         order = np.argsort(keys)
@@ -65,7 +70,7 @@ class Votes:
         Vote fractions are returned if there are fewer than three annotators. NaN for a row without votes.
         """
         fractions = self.fractions(num_classes)
-        if len(self.names) < ENOUGH_ANNOTATORS or num_classes < 2:
+        if not self.show_who_is_right or num_classes < 2:
             return fractions
         return np.where(np.isnan(fractions), np.nan, dawid_skene(self, num_classes).probs)
 

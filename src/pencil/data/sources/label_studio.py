@@ -62,10 +62,11 @@ def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
             fields["path"] = unquote(value.removeprefix(LOCAL_FILES))
         elif isinstance(value, str | int | float) and name not in (ANNOTATOR, LABEL, KEY):
             fields[name] = value
-    answers = [one for one in task.get("annotations") or () if isinstance(one, dict) and not one.get("was_cancelled")]
+    answers = [one for one in _objects(task.get("annotations")) if not one.get("was_cancelled")]
     for answer in answers:
-        results = [one for one in answer.get("result") or () if isinstance(one, dict) and one.get("type") == "choices"]
-        choices = [choice for one in results for choice in (one.get("value") or {}).get("choices", ())]
+        results = [one.get("value") for one in _objects(answer.get("result")) if one.get("type") == "choices"]
+        lists = [value.get("choices") for value in results if isinstance(value, dict)]
+        choices = [choice for one in lists if isinstance(one, list) for choice in one]
         if len(choices) != 1:
             raise DataError(
                 f"{path}: an annotation of task {number} has {len(choices)} choices; expected one class; remove the "
@@ -73,7 +74,12 @@ def _lines(path: Path, task: dict[str, Any]) -> Iterator[dict[str, Any]]:
             )
         yield {**fields, ANNOTATOR: _name(answer.get("completed_by")), LABEL: str(choices[0])}
     if not answers:
-        yield {**fields, ANNOTATOR: "nobody", LABEL: None}
+        yield {**fields, ANNOTATOR: None, LABEL: None}
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    """Return the objects in a list; none if it is not a list."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _name(person: Any) -> str:

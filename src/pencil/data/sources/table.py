@@ -157,13 +157,15 @@ def one_row_each(
             f"{setting('data.columns.key', 'NAME')} and {setting('data.columns.label', 'NAME')}."
         )
     keys, people = (table[one].combine_chunks().dictionary_encode() for one in (name, columns.annotator))
-    for one, column in ((name, keys), (columns.annotator, people)):
-        if column.null_count:
+    anonymous = pc.and_(people.is_null(), labels.given[0].is_valid())
+    for one, empty in ((name, keys.is_null()), (columns.annotator, anonymous)):
+        count = pc.sum(empty).as_py()
+        if count:
             raise DataError(
-                f"column {one!r} of {bad.where} is empty in {counted(column.null_count, 'line')}; expected the row and "
-                "the annotator of every vote; fill the cells or remove the lines."
+                f"column {one!r} of {bad.where} is empty in {counted(count, 'line')}; expected the row and the "
+                "annotator of every vote; fill the cells or remove the lines."
             )
-    answered = keys.indices.to_numpy(), people.indices.to_numpy()
+    answered = keys.indices.to_numpy(), people.indices.fill_null(-1).to_numpy()
     first = np.unique(answered[0], return_index=True)[1]
     clean = None if labels.clean is None else [column.take(first) for column in labels.clean]
     names = tuple(str(one) for one in people.dictionary.to_pylist())
