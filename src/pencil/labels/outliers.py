@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from scipy.special import bdtrc
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pencil.labels.matching import relative_ranks
 
@@ -100,8 +99,9 @@ class Reference:
             found[part] = _to_classes(distances, self.members, TENTH)
             if self.codes is not None:
                 nearest = self.codes[distances.topk(self.neighbours, largest=False).indices]
-                counts = one_hot(nearest + 1, len(self.chance) + 1).sum(dim=1)[:, 1:]
-                disagree[part] = (counts <= self.chance).all(dim=1)
+                counts = torch.zeros(len(part), len(self.chance) + 1, dtype=nearest.dtype)
+                counts.scatter_add_(1, nearest + 1, torch.ones_like(nearest))
+                disagree[part] = (counts[:, 1:] <= self.chance).all(dim=1)
         return found, disagree
 
 
