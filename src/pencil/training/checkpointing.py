@@ -63,7 +63,7 @@ class CheckpointStore(Protocol):
 
 
 class Checkpointer:
-    """The trainer's ``on_pause``: saves training every so many minutes or epochs, and saves and stops it on request.
+    """The trainer's ``on_pause``: saves training at fixed intervals, and saves and stops it on request.
 
     The processes of ``world`` decide together.
     """

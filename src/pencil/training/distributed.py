@@ -295,8 +295,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     The launcher owns the rendezvous store, so no other program can take its port before the processes use it. The
     processes have their own session: a terminal signals only the launcher, which passes the signal on to each
     process once. When one fails, the others lose contact and exit, or are killed after a grace period. When the
-    launcher dies, they save and stop. The exit code is that of the process that failed: 128 + N if signal N killed
-    it.
+    launcher dies, they save and stop. The command exits with the code of the process that failed: 128 + N if
+    signal N killed it.
     """
     if processes < 1:
         raise RecipeError(f"--processes is {processes}; expected at least 1.")

@@ -198,7 +198,7 @@ def _read_rows(examples: Examples, workers: int, max_pixels: int) -> _Rows:
 def find_conflicts(parts: Sequence[Examples]) -> list[torch.Tensor] | None:
     """Return a mask of the rows of each part with a duplicate or near-duplicate that has another label.
 
-    None if the inputs are not in memory, or if there are so many rows that only a sample could be compared.
+    None if the inputs are not in memory, or if there are too many rows to compare all of them.
     """
     if any(part.inputs.in_memory is None for part in parts) or sum(map(len, parts)) > MOST_ROWS:
         return None

@@ -66,7 +66,7 @@ def class_names(
     Raises
     ------
     DataError
-        If there is no label, or nobody knows whether -1 is a class.
+        If all labels are missing, or if -1 may be a class or a missing label.
     """
     if declared is not None:
         return as_class_names(declared)

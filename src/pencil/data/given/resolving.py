@@ -155,7 +155,7 @@ def _as_label(row: int, label: Any) -> Any:
 
 
 def as_named(indices: np.ndarray, names: Sequence[str]) -> np.ndarray:
-    """Return the integers of a dataset as the names that it has for them; None for -1, which is no label.
+    """Return the integers of a dataset as the names that it has for them; None for -1, a missing label.
 
     Raises
     ------

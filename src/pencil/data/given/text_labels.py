@@ -21,8 +21,8 @@ NOT_A_NUMBER = r"(?i)^\s*[+-]?nan\s*$"
 def label_values(columns: Sequence[Any], classes: Sequence[str] | None = None) -> list[Any]:
     """Return label columns that were read as text, as integers where nothing that is written gets lost.
 
-    ``01`` and ``1``, or ``250.0`` and ``250.00``, stay two classes. ``nan`` among numbers is no label. Where all are
-    truth values, the classes are ``false`` and ``true``.
+    ``01`` and ``1``, or ``250.0`` and ``250.00``, stay two classes. ``nan`` among numbers is a missing label. Where all
+    are truth values, the classes are ``false`` and ``true``.
 
     Parameters
     ----------
