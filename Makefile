@@ -10,7 +10,7 @@ CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends ch
 COVERAGE ?= --cov
 LOCKED := $(filter Linux,$(shell uname -s))
 
-.PHONY: help setup demo browser test test-slow lint format bench docs reference lock clean
+.PHONY: help setup demo browser test test-slow lint format bench docs reference surface lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -74,6 +74,9 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link is an err
 
 reference: $(READY)  ## write docs/reference from the docstrings and the command line
 	$(BIN)/python docs/write_reference.py docs/reference
+
+surface: $(READY)  ## write tests/surface.txt: the names, options and recipe keys that version 1 promises
+	$(BIN)/python tests/surface.py
 
 lock: $(READY)  ## pin what is installed now, all of it and what a run needs
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
