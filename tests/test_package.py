@@ -92,11 +92,6 @@ def test_what_is_built_runs_the_demo_in_an_empty_environment(built, tmp_path, ki
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     wheels = os.environ.get(WHEELS)
     pip = [python, "-m", "pip", "install", "--quiet", "--no-index", *(["--find-links", wheels] if wheels else [])]
-    if kind == "*.tar.gz":
-        pip.append("--no-build-isolation")
-        subprocess.run(
-            [*pip[:-1], "setuptools"], env=clean, capture_output=True
-        )  # the next command says what is missing
     done = subprocess.run([*pip, str(package)], env=clean, capture_output=True, text=True)
     if done.returncode and not wheels:
         pytest.skip(f"pip finds no wheels offline; set {WHEELS} to a folder with them: {done.stderr.strip()[-200:]}")
