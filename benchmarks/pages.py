@@ -90,19 +90,20 @@ def as_markdown(rows: list[list[str]]) -> str:
 
 def chosen(table: Tree, figures: list[Tree]) -> list[Tree]:
     """Return the entries of this table: those with the values of ``only`` and at least one of its measures."""
-    measures = [table["measure"]] if "measure" in table else [name for name, _ in table["measures"]]
+    measures = [table["measure"]] if "measure" in table else [name for name, *_ in table["measures"]]
     only = table.get("only", {}).items()
     return [one for one in figures if all(one.get(k) == v for k, v in only) and any(name in one for name in measures)]
 
 
 def listed(table: Tree, figures: list[Tree]) -> str:
     """Return a table with a row for each entry and a column for each measure."""
-    keys, measures, digits = table["rows"], table["measures"], table.get("digits", 1)
-    rows = [[*keys, *(title for _, title in measures), "runs"]]
+    keys, usual = table["rows"], table.get("digits", 1)
+    measures = [(name, title, *(digits or [usual])) for name, title, *digits in table["measures"]]
+    rows = [[*keys, *(title for _, title, _ in measures), "runs"]]
     for entry in chosen(table, figures):
-        values = [entry.get(name) for name, _ in measures]
-        runs = max(len(value["by_seed"]) for value in values if isinstance(value, dict))
-        rows.append([*(entry.get(key, "") for key in keys), *(cell(one, digits, False) for one in values), str(runs)])
+        shown = [cell(entry.get(name), digits, False) for name, _, digits in measures]
+        runs = max(len(entry[name]["by_seed"]) for name, _, _ in measures if isinstance(entry.get(name), dict))
+        rows.append([*(entry.get(key, "") for key in keys), *shown, str(runs)])
     return as_markdown(rows)
 
 
@@ -220,7 +221,8 @@ def index(found: dict[str, Tree]) -> str:
         where += ", **not the current version**" if outdated(name, found) else ""
         seeds = str(len(seeds_of(found[name]))) if found[name]["seeded"] else "-"
         for claim in experiment["claims"]:
-            text = PLACE.sub(lambda place: formatted(place, found), claim)
+            numbers = numbers_of(claim, found)
+            text = f"{experiment['title']}: a part was not measured" if numbers is None else filled(claim, numbers)
             rows.append([text, where, seeds, page, command])
     return as_markdown(rows) + "\n"
 
@@ -260,14 +262,29 @@ def look_up(path: str, found: dict[str, Tree]) -> float:
         return counts(table, found[name]["figures"])[measure]
     measure, _, part = measure.partition(".")
     fits = [one for one in found[name]["figures"] if measure in one and set(values) <= set(map(str, one.values()))]
-    if len(fits) != 1:
-        raise LookupError(f"{path!r} names {len(fits)} figures of {name}; expected one.")
-    return float(fits[0][measure][part or "mean"])
+    value = fits[0][measure][part or "mean"] if len(fits) == 1 else None
+    if value is None:  # also the deviation of a single run
+        raise LookupError(f"{path!r} names {len(fits)} figures of {name}; expected one, with a deviation if asked for.")
+    return float(value)
 
 
 def formatted(place: re.Match[str], found: dict[str, Tree]) -> str:
     """Return the figure of a place in a sentence, by default with one decimal."""
     return format(look_up(place[1], found), place[2] or ".1f")
+
+
+def numbers_of(claim: str, found: dict[str, Tree]) -> list[str] | None:
+    """Return the figures of a sentence; None if one of them was not measured."""
+    try:
+        return [formatted(place, found) for place in PLACE.finditer(claim)]
+    except LookupError:
+        return None
+
+
+def filled(claim: str, numbers: list[str]) -> str:
+    """Return a sentence with its figures."""
+    left = iter(numbers)
+    return PLACE.sub(lambda _: next(left), claim)
 
 
 def find_claim(text: str, claim: str) -> re.Match[str] | None:
@@ -282,10 +299,9 @@ def with_numbers(text: str, claim: str, found: dict[str, Tree]) -> str:
     match = find_claim(text, claim)
     if match is None:
         return text
-    try:
-        numbers = [formatted(place, found) for place in PLACE.finditer(claim)]
-    except LookupError as error:
-        print(f"not updated: {claim!r}: {error}")
+    numbers = numbers_of(claim, found)
+    if numbers is None:
+        print(f"no figure yet for: {claim}")
         return text
     for group in range(len(numbers), 0, -1):
         text = text[: match.start(group)] + numbers[group - 1] + text[match.end(group) :]

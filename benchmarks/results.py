@@ -177,6 +177,8 @@ def publish(name: str, files: list[Path], origin: Tree, site: Path) -> None:
     """Write the figures of an experiment, one entry per line, and copy its drawings."""
     experiment = experiments()[name]
     found = [record for path in files for record in records(path)]
+    names = experiment.get("rename", {})
+    found = [{key: names.get(value, value) for key, value in record.items()} for record in found]
     figures = grouped(found, experiment["keys"], experiment["keep"])
     seeded = any("seed" in record for record in found)
     head = json.dumps({"experiment": name, **origin, "seeded": seeded}, indent=1).removesuffix("\n}")
