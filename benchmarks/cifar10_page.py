@@ -30,7 +30,9 @@ def figures(run: RunData) -> dict[str, Any]:
         "test": 100 * last["test_accuracy"],
         "labels": {name: None if value is None else 100 * value for name, value in correct.items()},
         "average precision": None if labels.detection is None else 100 * labels.detection.average_precision,
-        "noise rate": "-" if rate is None else f"{rate.estimate:.1%} ({rate.low:.1%} to {rate.high:.1%})",
+        "noise rate": "-"
+        if rate is None
+        else "{:.1f} ({:.1f} to {:.1f})".format(*(100 * one for one in (rate.estimate, rate.low, rate.high))),
         "verdict": summary.verdict.level if summary.verdict else None,
         "minutes": sum(record["seconds"] for record in run.metrics) / 60,
         "curves": {name: [record.get(name) for record in run.metrics] for name in CURVES},
