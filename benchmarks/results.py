@@ -99,7 +99,9 @@ def run_experiment(experiment: Tree, out: Path, jobs: int, data: Path | None, co
     missing = missing_files(experiment, data)
     without = [name for name in experiment.get("needs", []) if name in missing]
     groups = expanded(experiment[commands], experiment.get("seeds", []))
-    groups = [[one for one in group if not (without and "{data}" in one)] for group in groups]
+    if without:
+        some = any("{data}" in one for group in groups for one in group)
+        groups = [[one for one in group if some and "{data}" not in one] for group in groups]
     if not any(groups):
         print(f"  skipped: it needs {', '.join(without)} in the folder of --data")
         return None
@@ -275,7 +277,7 @@ def main() -> None:
             parser.error("--take needs --commit and one --only NAME")
         tree = git("rev-parse", "--short=12", f"{options.commit}:src/pencil")
         date = git("show", "--no-patch", "--format=%cd", "--date=format:%Y-%m-%dT%H:%M", options.commit)
-        facts = {"machine": machine(), "left_out": [], "complete": not failed_cells(options.take)}
+        facts = {"machine": None, "left_out": [], "complete": not failed_cells(options.take)}
         publish(names[0], options.take, {"commit": options.commit, "code": tree, "date": date, **facts}, options.site)
         write_pages(options.site)
     else:

@@ -55,8 +55,8 @@ def test_a_new_number_is_noticed():
     assert changed != text and pages.with_numbers(changed, pages.claims()["README.md"][1], FIGURES) == text
 
 
-def test_the_whole_index_of_results_is_complete():
-    """All pages of results are complete except the two whose prose still tells of single measurements."""
+def test_pages_cover_all_experiments_and_experiments_fit_into_six_hours():
+    """Numbers are checked on all pages of results except two, whose prose tells of single measurements by hand."""
     prose = {"docs/results/detection.md", "docs/results/cifar10.md"}
     assert {f"docs/results/{page.name}" for page in (ROOT / "docs/results").glob("*.md")} - prose < set(COMPLETE)
     shown = {part[2].split(".")[0] for page in PAGES for part in pages.BLOCK.finditer(page.read_text(encoding="utf-8"))}
