@@ -94,24 +94,23 @@ def missing_files(experiment: Tree, data: Path | None) -> list[str]:
     return [name for name in asked if data is None or not (data / name).exists()]
 
 
+def needed_files(experiment: Tree, data: Path | None) -> list[str]:
+    """Return the missing files without which an experiment is skipped, or runs partly."""
+    return [name for name in missing_files(experiment, data) if name in experiment.get("needs", [])]
+
+
 def run_experiment(experiment: Tree, out: Path, jobs: int, data: Path | None, commands: str) -> list[str] | None:
-    """Run the commands of an experiment; return the files that were left out, or None if it failed or needs files."""
-    missing = missing_files(experiment, data)
-    without = [name for name in experiment.get("needs", []) if name in missing]
+    """Run the commands of an experiment; return the files that were not there, or None if a command failed."""
     groups = expanded(experiment[commands], experiment.get("seeds", []))
-    if without:
-        some = any("{data}" in one for group in groups for one in group)
-        groups = [[one for one in group if some and "{data}" not in one] for group in groups]
-    if not any(groups):
-        print(f"  skipped: it needs {', '.join(without)} in the folder of --data")
-        return None
+    if needed_files(experiment, data) and commands != "miniature":
+        groups = [[one for one in group if "{data}" not in one] for group in groups]
     out.mkdir(parents=True, exist_ok=True)
     places = {"out": out, "jobs": jobs, "data": data, "repo": ROOT}
     for group in groups:
         with ThreadPoolExecutor(1 if experiment.get("timed") else jobs) as pool:
             if not all(pool.map(lambda one: run_command(one, places, data or out), group)):
                 return None
-    return missing
+    return missing_files(experiment, data)
 
 
 # Figures
@@ -236,9 +235,13 @@ def measure(names: list[str], options: argparse.Namespace) -> bool:
         started, out = time.monotonic(), options.work.resolve() / now / name
         if options.fresh:
             shutil.rmtree(out, ignore_errors=True)
-        print(f"{name}: {experiments()[name]['minutes']} minutes", flush=True)
-        kind = "miniature" if options.miniature else "commands"
-        left_out = run_experiment(experiments()[name], out, options.jobs, options.data, kind)
+        experiment, kind = experiments()[name], "miniature" if options.miniature else "commands"
+        needed = needed_files(experiment, options.data)
+        if needed and kind == "commands" and not experiment.get("partly"):
+            print(f"{name}: skipped, because it needs {', '.join(needed)} in the folder of --data")
+            continue
+        print(f"{name}: {experiment['minutes']} minutes", flush=True)
+        left_out = run_experiment(experiment, out, options.jobs, options.data, kind)
         failed = [] if left_out is None else failed_cells(result_files(out))
         for line in failed:
             print(f"  failed: {line}", file=sys.stderr)
