@@ -10,7 +10,7 @@ CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends ch
 COVERAGE ?= --cov
 LOCKED := $(filter Linux,$(shell uname -s))
 
-.PHONY: help setup demo browser test test-lowest lowest-lock test-slow lint format bench docs reference surface lock clean
+.PHONY: help setup demo browser test test-lowest lowest-lock test-slow lint format results docs reference surface lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -76,12 +76,8 @@ format: $(READY)  ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## what correction, data, attention, checkpoints and many processes cost beside plain training
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/automatic.py
-	$(BIN)/python benchmarks/data.py
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/scaling.py
+results: $(READY)  ## measure everything that the pages claim, in six hours; DATA= names a folder of files that pencil lacks
+	$(BIN)/python benchmarks/results.py $(if $(DATA),--data $(DATA))
 
 docs: $(READY)  ## the documentation as a site in site/; a broken link is an error
 	$(BIN)/python docs/stage.py build/docs

@@ -1,6 +1,6 @@
 """The consensus of annotators on real votes: majority, Dawid-Skene, CROWDLAB and pencil, on the same predictions.
 
-    python benchmarks/annotators.py FOLDER [--out FILE]
+    python benchmarks/annotators.py FOLDER [--out FILE] [--seeds 0 1 2] [--epochs 40]
 
 FOLDER holds ``labelme.npz`` (x, votes with -1 for none, gold), ``sentiment.csv`` (row, text, gold) with
 ``sentiment_votes.csv`` (row, annotator, label), and ``spam.csv`` (text, rule0 ..., gold); what is missing is left out.
@@ -28,7 +28,6 @@ import pencil
 from pencil.data.given.votes import Votes, dawid_skene
 from pencil.labels.annotators import consensus, describe_annotators
 
-SEEDS = (0, 1, 2)
 TEMPERATURES = np.exp(np.linspace(-1.5, 2.0, 36))
 ANSWERS = 20
 """Annotators with at least this many answers are ranked."""
@@ -89,11 +88,11 @@ def calibrated(probs: np.ndarray, soft: np.ndarray) -> np.ndarray:
 
 
 def rank(names: tuple[str, ...], estimates: dict[str, float], votes: Votes, gold: np.ndarray) -> float:
-    """Spearman's correlation of the estimated with the true accuracy."""
+    """Spearman's correlation of the estimated with the true accuracy of annotators, in per cent."""
     answers = np.bincount(votes.annotators, minlength=len(names))
     true = np.bincount(votes.annotators, votes.labels == gold[votes.rows], len(names)) / np.maximum(answers, 1)
     many = np.flatnonzero(answers >= ANSWERS)
-    return float(spearmanr(true[many], [estimates[names[one]] for one in many])[0])
+    return 100 * float(spearmanr(true[many], [estimates[names[one]] for one in many])[0])
 
 
 def crowdlab(table: pd.DataFrame, probs: np.ndarray) -> tuple[np.ndarray, dict[str, float]]:
@@ -105,63 +104,62 @@ def crowdlab(table: pd.DataFrame, probs: np.ndarray) -> tuple[np.ndarray, dict[s
     return labels, {str(name): float(one) for name, one in quality.items()}
 
 
-def measure(name: str, x: object, table: pd.DataFrame, gold: np.ndarray) -> Iterator[dict[str, object]]:
+Line = dict[str, str | int | float]
+
+
+def measure(
+    name: str, x: object, table: pd.DataFrame, gold: np.ndarray, seeds: list[int], epochs: int
+) -> Iterator[Line]:
+    """Yield a line for each method and seed: labels right in per cent, and the ranking of annotators."""
     votes, classes, gold = as_votes(table), int(table.max().max()) + 1, gold.astype(int)
     names = tuple(map(str, range(classes)))
     covered = votes.counts(classes).any(axis=1)
 
-    def right(probs: np.ndarray) -> float:
-        return round(100 * float((probs.argmax(axis=1) == gold)[covered].mean()), 2)
+    def line(method: str, seed: int, probs: np.ndarray, people: dict[str, float] | None = None) -> Line:
+        right = 100 * float((probs.argmax(axis=1) == gold)[covered].mean())
+        found: Line = {"data": name, "method": method, "seed": seed, "right": right}
+        return found if people is None else found | {"rank": rank(votes.names, people, votes, gold)}
 
     counts = votes.counts(classes)
-    majority = np.mean([right(counts + 0.5 * np.random.default_rng(seed).random(counts.shape)) for seed in range(10)])
     plain, soft = dawid_skene(votes, classes, shrinkage=0, mean_shrinkage=0), dawid_skene(votes, classes)
-    yield {
-        "data": name,
-        "majority": round(float(majority), 2),
-        "Dawid-Skene": right(plain.probs),
-        "shrunk": right(soft.probs),
-    }
-    sparse = table[covered].reset_index(drop=True)
-    for seed in SEEDS:
+    for seed in seeds:  # ties of the majority are broken at random; the two models do not depend on the seed
+        yield line("majority vote", seed, counts + 0.5 * np.random.default_rng(seed).random(counts.shape))
+        yield line("Dawid-Skene, as in the paper", seed, plain.probs)
+        yield line("votes alone with shrinkage: the given labels", seed, soft.probs)
         probs = folds(x, soft.probs, seed)
-        theirs, quality = crowdlab(sparse, probs[covered])
+        theirs, quality = crowdlab(table[covered].reset_index(drop=True), probs[covered])
         ours = consensus(votes, classes, calibrated(probs, soft.probs))
         people = {one.name: one.accuracy for one in describe_annotators(votes, ours, names)}
-        yield {
-            "data": name, "seed": seed, "predictions": "folds", "network": right(probs),
-            "crowdlab": round(100 * float((theirs == gold[covered]).mean()), 2), "pencil": right(ours.probs),
-            "rank crowdlab": round(rank(votes.names, quality, votes, gold), 3),
-            "rank pencil": round(rank(votes.names, people, votes, gold), 3),
-        }  # fmt: skip
-        yield {"data": name, "seed": seed, "predictions": "run", **of_run(x, table, votes, gold, seed)}
+        yield line("folds: the predictions alone", seed, probs)
+        whole = np.zeros_like(probs)
+        whole[np.flatnonzero(covered), theirs] = 1
+        yield line("folds: CROWDLAB", seed, whole, quality)
+        yield line("folds: pencil", seed, ours.probs, people)
+        yield of_run(x, table, votes, gold, seed, epochs) | {"data": name, "method": "run: pencil", "seed": seed}
 
 
-def of_run(x: object, table: pd.DataFrame, votes: Votes, gold: np.ndarray, seed: int) -> dict[str, object]:
-    """The consensus of a whole run with default settings."""
+def of_run(x: object, table: pd.DataFrame, votes: Votes, gold: np.ndarray, seed: int, epochs: int) -> Line:
+    """The consensus of a whole run."""
     columns = {str(one): [None if label != label else int(label) for label in table[one]] for one in table}
     inputs = pd.DataFrame({"text": x}) if isinstance(x, list) else x
-    run = pencil.fit("mlp", (inputs, columns), seed=seed, epochs=40, progress=False)
+    run = pencil.fit("mlp", (inputs, columns), seed=seed, epochs=epochs, progress=False)
     rows = run.annotators.rows.to_pydict()
     people = {one.name: one.accuracy for one in run.annotators.people}
     right = [int(label) == gold[int(key)] for key, label in zip(rows["key"], rows["consensus"], strict=True)]
-    verdict = None if run.summary.verdict is None else run.summary.verdict.level
-    return {
-        "pencil": round(100 * float(np.mean(right)), 2),
-        "rank pencil": round(rank(votes.names, people, votes, gold), 3),
-        "verdict": verdict,
-        "with network": run.annotators.with_network,
-    }
+    verdict = "none" if run.summary.verdict is None else run.summary.verdict.level
+    return {"right": 100 * float(np.mean(right)), "rank": rank(votes.names, people, votes, gold), "verdict": verdict}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--out", type=Path, help="Also write the lines here, as JSON.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=40, help="of the runs of pencil")
     chosen = parser.parse_args()
     lines = []
     for source in sources(chosen.folder):
-        for line in measure(*source):
+        for line in measure(*source, chosen.seeds, chosen.epochs):
             lines.append(line)
             print(json.dumps(line), flush=True)
     if chosen.out is not None:

@@ -2,8 +2,8 @@
 
     python benchmarks/cifar10_page.py FOLDER RUN [RUN ...]
 
-Prints a row of the table for each run directory, and writes FOLDER/results.json (all figures and curves) and an SVG of
-the test accuracy and of the labels right per epoch for the runs with symmetric noise of 50 %.
+Prints the figures of each run directory, and writes FOLDER/results.json (all figures and curves) and an SVG of the
+test accuracy and of the labels right per epoch for the runs with symmetric noise of 50 %.
 """
 
 import argparse
@@ -29,9 +29,12 @@ def figures(run: RunData) -> dict[str, Any]:
         "epochs": len(run.metrics),
         "test": 100 * last["test_accuracy"],
         "labels": {name: None if value is None else 100 * value for name, value in correct.items()},
-        "noise_rate": None if rate is None else [100 * one for one in (rate.estimate, rate.low, rate.high)],
+        "average precision": None if labels.detection is None else 100 * labels.detection.average_precision,
+        "noise rate": "-"
+        if rate is None
+        else "{:.1f} ({:.1f} to {:.1f})".format(*(100 * one for one in (rate.estimate, rate.low, rate.high))),
         "verdict": summary.verdict.level if summary.verdict else None,
-        "seconds": sum(record["seconds"] for record in run.metrics),
+        "minutes": sum(record["seconds"] for record in run.metrics) / 60,
         "curves": {name: [record.get(name) for record in run.metrics] for name in CURVES},
     }
 

@@ -1,12 +1,9 @@
-"""How fast features of a frozen backbone are computed, and how well labels are judged with them.
+"""How fast features of a frozen backbone are computed.
 
     python benchmarks/features.py [--pixels 224] [--images 128] [--rounds 3]
-    python benchmarks/features.py --compare images.npz [--models efficientnet_lite0 efficientnet_lite2]
 
-Speed: pencil's way beside plain PyTorch and onnxruntime. All ways run in turn, several times; the best of each counts.
-Ratios are to plain PyTorch in batches of 32.
-
-Comparison: whole runs of pencil on images ``x``, given labels ``given`` and true labels ``gold`` (-1: unknown).
+pencil's way beside plain PyTorch and onnxruntime. All ways run in turn, several times; the best of each counts. Ratios
+are to plain PyTorch in batches of 32.
 """
 
 import argparse
@@ -15,14 +12,10 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
-import pencil
 from pencil.models import FrozenNetwork, ModelSettings, build
 from pencil.training.compute import THREAD_ROWS, in_threads
 
@@ -33,16 +26,7 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, default=224)
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--compare", type=Path)
-    parser.add_argument("--models", nargs="+", default=["efficientnet_lite0", "efficientnet_lite2"])
-    parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
-    if options.compare is not None:
-        with np.load(options.compare) as file:
-            images, given, gold = (file[name] for name in ("x", "given", "gold"))
-        ways = {name: {"model.name": name, "model.train": "head"} for name in options.models}
-        compare("auto", (images, given), given, gold, options.seeds, ways)
-        return
     shape = (3, options.pixels, options.pixels)
     settings = ModelSettings(name="efficientnet_lite0", pretrained=True, train="head")
     network = build(settings, shape, 10, seed=0).eval()
@@ -66,39 +50,6 @@ def main() -> None:
     print("| way | images/s | ratio |\n|---|---|---|")
     for name, spent in seconds.items():
         print(f"| {name} | {options.images / spent:.0f} | {first / spent:.2f} |")
-
-
-def compare(
-    model: str, data: Any, given: np.ndarray, gold: np.ndarray, seeds: int, ways: dict[str, dict[str, str]]
-) -> None:
-    """Train with each of these settings, on features that the first seed computes, and print a table.
-
-    Rows whose true label is -1 are trained on, but not judged. Seconds are of the processor, because they do not depend
-    on what else runs on the machine.
-    """
-    known = gold != -1
-    wrong = (given != gold)[known]
-    print(f"{len(given):,} rows, {1 - wrong.mean():.1%} of the given labels right, {seeds} seeds\n")
-    print("| features | labels right, % | AP | CPU seconds of features | of a run |\n|---|---|---|---|---|", flush=True)
-    for name, settings in ways.items():
-        right, precision, seconds = [], [], []
-        with tempfile.TemporaryDirectory() as cache:
-            for seed in range(seeds):
-                started = time.process_time()
-                run = pencil.fit(
-                    model,
-                    data,
-                    seed=seed,
-                    settings={**settings, "data.cache": cache, "data.workers": 0},
-                    progress=False,
-                )
-                seconds.append(time.process_time() - started)
-                labels = run.labels.to_pandas()
-                labels = labels.assign(row=labels["key"].astype(int)).sort_values("row")[known]
-                right.append(100 * (labels["corrected"].to_numpy().astype(gold.dtype) == gold[known]).mean())
-                precision.append(average_precision_score(wrong, labels["issue_score"]))
-        figures = " | ".join(f"{np.mean(part):.{digits}f}" for part, digits in ((right, 1), (precision, 3)))
-        print(f"| {name} | {figures} | {seconds[0] - min(seconds[1:]):.0f} | {min(seconds[1:]):.0f} |", flush=True)
 
 
 def batched(network: nn.Module, rows: int) -> Callable[[Tensor], Tensor]:

@@ -1,6 +1,6 @@
 """The cost of label correction: ratios of times, interleaved in one process, median over repeats.
 
-    python benchmarks/overhead.py [--repeats N] [--json]
+    python benchmarks/overhead.py [--repeats N] [--out FILE] [--quick]
 
 1. a correction step relative to a cross-entropy step of the same trainer; also a step of the authors' published code
    (label matrix in NumPy float64, gather, convert, autograd through the labels, copy back), and as a control a second
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from operator import truediv
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ MODELS = {  # backbone, shape of the inputs, rows, repeats
 VECTORS = {"MLP, 50,000 vectors": ("mlp", (64,), 50_000, 40)}
 CLASSES = (10, 100, 1000)
 
-Row = dict[str, str | int | float]
+Row = dict[str, str | float]
 
 
 class Timing(NamedTuple):
@@ -124,7 +125,7 @@ def step_case(name: str, classes: int, repeats_scale: float) -> Row:
     )
     return {
         "model": name,
-        "classes": classes,
+        "classes": str(classes),
         "cross_entropy_ms": 1e3 * timings["cross_entropy"].seconds,
         "control_ratio": timings["control"].ratio,
         "correction_ratio": timings["correction"].ratio,
@@ -171,7 +172,7 @@ def store_case(classes: int, repeats_scale: float) -> Row:
 
     timings = interleaved({"update": update, "copy": lambda: target.copy_(source)}, max(4, round(30 * repeats_scale)))
     return {
-        "classes": classes,
+        "classes": str(classes),
         "rows_per_s": 16 * batch / timings["update"].seconds,
         "update_gb_per_s": moved / timings["update"].seconds / 1e9,
         "copy_gb_per_s": moved / timings["copy"].seconds / 1e9,
@@ -181,22 +182,27 @@ def store_case(classes: int, repeats_scale: float) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=float, default=1.0, help="scale the number of repeats")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--out", type=Path, help="also append the lines to this file")
+    parser.add_argument("--quick", action="store_true", help="only the first network and number of classes")
     options = parser.parse_args()
     torch.manual_seed(0)
-    results = {
-        "steps": [step_case(name, classes, options.repeats) for name in MODELS for classes in CLASSES],
-        "epochs": [epoch_case(name, options.repeats) for name in MODELS | VECTORS],
-        "store": [store_case(classes, options.repeats) for classes in CLASSES],
+    networks, numbers = (list(MODELS)[:1], CLASSES[:1]) if options.quick else (list(MODELS), CLASSES)
+    cases = {
+        "step": [(step_case, name, classes) for name in networks for classes in numbers],
+        "epoch": [(epoch_case, name) for name in (networks if options.quick else [*MODELS, *VECTORS])],
+        "store": [(store_case, classes) for classes in numbers],
     }
-    if options.json:
-        print(json.dumps(results))
-        return
-    for title, rows in results.items():
-        print(f"\n{title}")
-        print("  ".join(f"{key:>20}" for key in rows[0]))
-        for row in rows:
-            print("  ".join(f"{v:>20}" if isinstance(v, str | int) else f"{v:>20,.3f}" for v in row.values()))
+    for part, found in cases.items():
+        for case, *arguments in found:
+            write_line({"part": part, **case(*arguments, options.repeats)}, options.out)
+
+
+def write_line(line: Row, path: Path | None) -> None:
+    """Print a line of JSON, and append it to a file."""
+    print(json.dumps(line), flush=True)
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
