@@ -1,13 +1,16 @@
 """The official labels that look most wrong: the pictures of docs/gallery.md. No noise is added.
 
     python benchmarks/gallery.py digits fashion_mnist
-    python benchmarks/gallery.py cifar10 --root FOLDER_OF_CIFAR_10 --model efficientnet_lite2
+    python benchmarks/gallery.py cifar10 --root FOLDER_OF_CIFAR_10 --model efficientnet_lite0 --rows 20000
+    python benchmarks/gallery.py cifar10 --root FOLDER_OF_CIFAR_10 --model efficientnet_lite0 --rows 20000 \\
+        --labels human.npy --name cifar10-human
 
 A dataset is one that `pencil train` knows by name. Its training and test images are joined, so that every official label
-is judged, and a run with all defaults is trained on them (``--model`` trains the head of a pretrained network instead;
-its features are kept in pencil's cache). The labels with the highest issue scores become a contact sheet,
-DATASET.jpg, and DATASET.json says which rows these are and what the run said, both in ``--out``. Runs are kept in
-``--runs``; a run that is there already is drawn again without training.
+can be judged, and a run with pencil's default method is trained on them (``--model`` trains the head of a pretrained
+network; its features are kept in pencil's cache). ``--labels`` has other labels for the first images, class indices, in
+place of the official ones. The labels with the highest issue scores become a contact sheet, NAME.jpg, and NAME.json says
+which rows these are and what the run said, both in ``--out``. Runs are kept in ``--runs``; a run that is there already is
+drawn again without training.
 """
 
 import argparse
@@ -29,12 +32,15 @@ QUALITY = 85
 """Of the JPEG file: enlarged pictures stay sharp, and twenty of them take less than 100 KB."""
 
 
-def joined(name: str, root: Path | None, rows: int | None) -> Examples:
+def joined(name: str, options: argparse.Namespace) -> Examples:
     """Return the training and test images of a dataset as one set, with their own keys."""
-    splits = load(DataSettings(source=name, root=root))
+    splits, rows = load(DataSettings(source=name, root=options.root)), options.rows
     parts = [part for part in (splits.train, splits.test) if part is not None]
     images = np.concatenate([part.inputs.raw(part.rows).values.numpy() for part in parts])
     labels, keys = (np.concatenate([getattr(part, field) for part in parts]) for field in ("given_labels", "keys"))
+    if options.labels is not None:
+        given = np.load(options.labels, allow_pickle=False)
+        labels[: len(given)] = given
     return from_arrays(images[:rows], labels[:rows], classes=splits.train.classes, keys=keys[:rows])
 
 
@@ -93,14 +99,16 @@ def main() -> None:
     parser.add_argument("--model", help="a pretrained network whose head is trained")
     parser.add_argument("--rows", type=int, help="only the first rows")
     parser.add_argument("--epochs", type=int, help="fewer epochs than the default")
+    parser.add_argument("--labels", type=Path, help="an npy file of other labels")
+    parser.add_argument("--name", help="of the run and the files, by default the dataset's")
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/gallery"))
     parser.add_argument("--out", type=Path, default=Path("docs/pictures/gallery"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.datasets:
-        examples = joined(name, options.root, options.rows)
+    for dataset in options.datasets:
+        name, examples = options.name or dataset, joined(dataset, options)
         run = trained(examples, options.runs / name, options)
         found = most_suspicious(run, options.count)
         contact_sheet(examples, found).save(options.out / f"{name}.jpg", quality=QUALITY, optimize=True)
