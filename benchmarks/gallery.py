@@ -5,12 +5,12 @@
     python benchmarks/gallery.py cifar10 --root FOLDER_OF_CIFAR_10 --model efficientnet_lite0 --rows 20000 \\
         --labels human.npy --name cifar10-human
 
-A dataset is one that `pencil train` knows by name. Its training and test images are joined, so that every official label
-can be judged, and a run with pencil's default method is trained on them (``--model`` trains the head of a pretrained
-network; its features are kept in pencil's cache). ``--labels`` has other labels for the first images, class indices, in
-place of the official ones. The labels with the highest issue scores become a contact sheet, NAME.jpg, and NAME.json says
-which rows these are and what the run said, both in ``--out``. Runs are kept in ``--runs``; a run that is there already is
-drawn again without training.
+A dataset is one that `pencil train` knows by name. Its training and test images are joined, so that every official
+label can be judged, and a run with pencil's default method is trained on them (``--model`` trains the head of a
+pretrained network; its features are kept in pencil's cache). ``--labels`` has other labels for the first images, class
+indices, in place of the official ones. The labels with the highest issue scores become a contact sheet, NAME.jpg, and
+NAME.json says which rows these are and what the run said, both in ``--out``. Runs are kept in ``--runs``; a run that is
+there already is drawn again without training.
 """
 
 import argparse

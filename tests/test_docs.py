@@ -173,6 +173,26 @@ def default_in_words(value) -> str:
     return words
 
 
+def test_the_gallery_says_what_the_runs_said():
+    """Each JSON file beside a picture is a row of the page's table; the reader's counts add up."""
+    page = (ROOT / "docs/gallery.md").read_text()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3] == "| ["]
+    rows = {tuple(row[5:] + row[1:2]): row for row in cells}
+    pictures = sorted((ROOT / "docs/pictures/gallery").glob("*.json"))
+    assert len(rows) == len(cells) == len(pictures)
+    for path in pictures:
+        run = json.loads(path.read_text())
+        rate, low, high = (f"{100 * one:.1f}" for one in run["noise_rate"])
+        said = (
+            run["verdict"],
+            f"{rate} % ({low} to {high} %)",
+            *(f"{run[name]:,}" for name in ("corrections", "suspects")),
+        )
+        row = rows[*said, f"{run['rows']:,}"]
+        assert sum(map(int, row[2:5])) == len(run["first"]) == 20
+        assert path.with_suffix(".jpg").stat().st_size < 150_000 and f"pictures/gallery/{path.stem}.jpg" in page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page):
     for target, anchor in LINK.findall(page.read_text()):
