@@ -249,7 +249,7 @@ def _mind_verdict(
         return
     from pencil.export.labels import count_unseen
 
-    unseen = count_unseen(chosen, [one.where for one in decisions or ()])
+    unseen = count_unseen(chosen, [one.where for one in decisions or () if not one.entry])
     if not unseen and (decisions or refuse):
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"

@@ -7,8 +7,9 @@ import numpy as np
 import pyarrow as pa
 
 from pencil.arrow_arrays import matrix
-from pencil.decisions import Decision, presence
+from pencil.decisions import ENTRY_KINDS, Decision, presence
 from pencil.errors import RunError
+from pencil.runs.entry_columns import with_entries
 from pencil.runs.label_columns import ENTRY_SCORES, PROBS, SUSPECTS, TOP
 from pencil.runs.label_table import LabelTable
 
@@ -37,7 +38,29 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
     merged["confidence"] = _changed_at(table["confidence"], picked, 1.0)
     for name, values in merged.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
-    return LabelTable(table.append_column("reviewed", pa.array(reviewed)))
+    merged_rows = LabelTable(table.append_column("reviewed", pa.array(reviewed)))
+    answers = [decision for decision in decisions if decision.decision in ENTRY_KINDS]
+    return _merge_entries(merged_rows, answers) if answers else merged_rows
+
+
+def _merge_entries(labels: LabelTable, answers: list[Decision]) -> LabelTable:
+    """Return the table of multi-label data with the answers about single entries; their rows are not reviewed."""
+    code = {name: number for number, name in enumerate(labels.classes)}
+    rows_of = labels.find_rows(answer.where for answer in answers)
+    for answer in answers:
+        if not labels.multilabel or answer.where not in rows_of or answer.entry not in code:
+            raise RunError(
+                f"a review asks whether {answer.entry!r} is in {answer.key!r} ({answer.split}), which is not an entry of "
+                "the label table; expected reviews of this run."
+            )
+    rows = np.array(sorted(set(rows_of.values())), dtype=np.int64)
+    part = labels.take(rows)
+    given, present, wrong, suspect = part.given_probs, part.probs.copy(), part.entry_scores.copy(), part.suspect_entries
+    for answer in answers:
+        at = int(np.searchsorted(rows, rows_of[answer.where])), code[answer.entry]
+        present[at] = answer.decision == "present"
+        suspect[at] = wrong[at] = present[at] != (given[at] > 0.5)
+    return LabelTable(with_entries(labels, rows, present, wrong, suspect))
 
 
 def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:

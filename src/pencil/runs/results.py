@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pencil._version import __version__
-from pencil.arrow_arrays import matrix
+from pencil.arrow_arrays import list_names, matrix
 from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import has_tie, most_probable
 from pencil.data.inputs.base import Inputs
@@ -485,8 +485,7 @@ def _candidates(examples: Examples, undecided: Tensor) -> dict[str, Any]:
 
 
 def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
-    offsets = np.concatenate([[0], entries.sum(dim=1).cumsum(dim=0).numpy()]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(classes).take(pa.array(entries.nonzero()[:, 1].numpy())))
+    return list_names(entries.numpy(), classes)
 
 
 def _matrix(values: Tensor) -> pa.FixedSizeListArray:

@@ -228,7 +228,8 @@ class AuditSummary(_Frozen):
     Attributes
     ----------
     population, rows : int
-        The number of labels that the audit covers, and the number of audited labels.
+        The number of labels that the audit covers, and the number of audited labels: rows, or entries of multi-label
+        data.
     cannot_tell, no_class : int
         The number of answers "cannot tell", which widen the intervals, and "none of the classes", which count the given
         and the corrected label as wrong.
@@ -237,7 +238,10 @@ class AuditSummary(_Frozen):
     changes_right : Interval or None
         The precision of the changes: the fraction of changed labels that are right. None if no label changed.
     decision : AuditedDecision or None
-        How labels were decided again; None if the labels of training remain in use.
+        How labels were decided again; None if the labels of training remain in use. For multi-label data, how entries
+        whose class is not named were.
+    named_decision : AuditedDecision or None
+        For multi-label data, how entries whose class is named were decided again.
     labels : LabelSummary or None
         What happened to the labels, as decided by the audit.
     verdict : VerdictSummary or None
@@ -252,6 +256,7 @@ class AuditSummary(_Frozen):
     corrected_right: Interval
     changes_right: Interval | None = None
     decision: AuditedDecision | None = None
+    named_decision: AuditedDecision | None = None
     labels: LabelSummary | None = None
     verdict: VerdictSummary | None = None
 
