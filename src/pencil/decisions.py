@@ -195,7 +195,7 @@ def parse_line(line: bytes) -> Decision:
     if (label is None) != (kind in WITHOUT_LABEL):
         raise ValueError(f"label is {label!r} for {kind}")
     entry = found.get("entry", "")
-    if kind in ENTRY_KINDS and not entry or entry and kind not in (*ENTRY_KINDS, "skip", "undo"):
+    if (kind in ENTRY_KINDS and not entry) or (entry and kind not in (*ENTRY_KINDS, "skip", "undo")):
         raise ValueError(f"entry is {entry!r} for {kind}")
     audit = found.get("audit", False)
     if not isinstance(audit, bool):

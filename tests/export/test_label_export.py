@@ -109,7 +109,17 @@ def test_every_format_says_the_same(tmp_path):
     about_equal([json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()], expected)
     with (tmp_path / "e.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["key", "split", "class", "given", "corrected", "confidence", "changed", "issue_score", "suspect"]
+    assert list(rows[0]) == [
+        "key",
+        "split",
+        "class",
+        "given",
+        "corrected",
+        "confidence",
+        "changed",
+        "issue_score",
+        "suspect",
+    ]
     for row, wanted in zip(rows, expected, strict=True):
         assert (row["key"], row["class"], row["changed"]) == (wanted["key"], wanted["class"], str(wanted["changed"]))
         if wanted["given"] is None:

@@ -45,7 +45,7 @@ class Questions(ABC):
     kinds : ndarray
         The kind of each unit, from 0.
     population : ndarray
-        The units that the audit covers: those that a person has not pinned, without unlabelled rows and unknown entries.
+        The units that the audit covers: not pinned by a person, not unlabelled, and no unknown entries.
     nouns : tuple of str
         What a unit is called, in singular and plural.
     words : dict

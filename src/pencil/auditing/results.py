@@ -24,7 +24,8 @@ from pencil.runs.summary import AuditedDecision, AuditSummary, Interval, LabelSu
 class Answers:
     """The answered prefix of a sample: for each unit the code of a value, NO_CLASS or CANNOT_TELL.
 
-    Units are rows, or entries of multi-label data. Skipped units count as CANNOT_TELL, so that leaving out hard ones does not improve the result.
+    Units are rows, or entries of multi-label data. Skipped units count as CANNOT_TELL, so that leaving out hard ones
+    does not improve the result.
     """
 
     sample: AuditSample
@@ -132,8 +133,8 @@ def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
     """
     if answers.missing:
         raise RunError(
-            f"only {len(answers.codes)} {answers.questions.nouns[1]} are answered; expected {answers.missing} more; continue with "
-            f"`pencil audit {answers.sample.run}`."
+            f"only {len(answers.codes)} {answers.questions.nouns[1]} are answered; expected {answers.missing} more; "
+            f"continue with `pencil audit {answers.sample.run}`."
         )
     sample, questions, decided = answers.sample, answers.questions, decide(answers)
     wrong = answers.differs(decided.corrected)

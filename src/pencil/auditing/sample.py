@@ -164,8 +164,8 @@ def plan_sample(
         return sample
     if rows < stages[-1]:
         raise RunError(
-            f"--rows is {rows}, but {counted(stages[-1], *questions.nouns)} {agreed(stages[-1], 'is', 'are')} already drawn; "
-            "expected at least as many."
+            f"--rows is {rows}, but {counted(stages[-1], *questions.nouns)} {agreed(stages[-1], 'is', 'are')} already "
+            "drawn; expected at least as many."
         )
     return sample.extended(rows)
 

@@ -79,11 +79,9 @@ def audit(
         if not results:
             with Blind(run, sample) as blind:
                 if sheet is not None:
-                    echo(
-                        f"{counted(write_sheet(blind, sheet), *sample.questions.nouns)} written to {sheet}; fill in the "
-                        f"column {sample.questions.columns[-1]}",
-                        err=True,
-                    )
+                    written = counted(write_sheet(blind, sheet), *sample.questions.nouns)
+                    column = sample.questions.columns[-1]
+                    echo(f"{written} written to {sheet}; fill in the column {column}", err=True)
                     return
                 if answers is not None:
                     echo(counted(import_sheet(blind, answers), "new answer"), err=True)
@@ -124,8 +122,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
     found = record(run, answered)
     if found is None:
         echo(
-            f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are needed for a first "
-            f"result; continue with `pencil audit {run}`",
+            f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are needed "
+            f"for a first result; continue with `pencil audit {run}`",
             err=True,
         )
         if as_json:  # empty output could be mistaken for a result
@@ -175,9 +173,7 @@ def _decision_words(found: "AuditSummary") -> str:
     return "as trained: the answers agree with what training decided"
 
 
-def _target_words(
-    run: Path, found: "AuditSummary", target: float, needed: int | None, nouns: tuple[str, str]
-) -> str:
+def _target_words(run: Path, found: "AuditSummary", target: float, needed: int | None, nouns: tuple[str, str]) -> str:
     if needed is None:
         estimate = f"{100 * found.corrected_right.estimate:.1f} %"
         return f"target {100 * target:g} %: cannot be reached; the estimate of {estimate} is below it"

@@ -259,9 +259,7 @@ def _mind_verdict(
         f"{unseen:,} of its proposed labels {are} not reviewed; expected a reliable run, or a decision about each"
     )
     added = " and add --reviewed" if decisions is None else ""
-    remedy = (
-        f"review its labels with `pencil review {run}`{added}, or measure their accuracy with `pencil audit {run}`"
-    )
+    remedy = f"review its labels with `pencil review {run}`{added}, or measure their accuracy with `pencil audit {run}`"
     if refuse:
         raise RunError(f"{seen}; {expected}; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)

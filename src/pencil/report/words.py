@@ -76,7 +76,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
     found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
-    found += _confidence(run, counts)
+    found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
         found.append(
@@ -146,7 +146,7 @@ def _unlabelled(run: RunData) -> list[str]:
     ]
 
 
-def _confidence(run: RunData, counts: Counts) -> list[str]:
+def _confidence(counts: Counts) -> list[str]:
     found = []
     if counts.changed and counts.median is not None:
         fraction = page_percent(counts.confident / counts.changed)

@@ -50,8 +50,8 @@ def _merge_entries(labels: LabelTable, answers: list[Decision]) -> LabelTable:
     for answer in answers:
         if not labels.multilabel or answer.where not in rows_of or answer.entry not in code:
             raise RunError(
-                f"a review asks whether {answer.entry!r} is in {answer.key!r} ({answer.split}), which is not an entry of "
-                "the label table; expected reviews of this run."
+                f"a review asks whether {answer.entry!r} is in {answer.key!r} ({answer.split}), which is not an entry "
+                "of the label table; expected reviews of this run."
             )
     rows = np.array(sorted(set(rows_of.values())), dtype=np.int64)
     part = labels.take(rows)

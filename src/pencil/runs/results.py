@@ -81,9 +81,7 @@ def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     found = evidence(judgement.issue_scores, outcome.dynamics, "train", judgement.entry_scores)
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, evidence(
-        judgement.held_out_issue_scores, held_out, "validation", judgement.held_out_entry_scores
-    )
+    return found, evidence(judgement.held_out_issue_scores, held_out, "validation", judgement.held_out_entry_scores)
 
 
 def build_label_table(
