@@ -131,8 +131,9 @@ class AuditSession:
             If a row is not in the sample, or an answer is not a class. No answer is taken over then.
         """
         questions, short, new = self.sample.questions, self._short_names(), []
-        units = dict(zip(self.sample.all_where(), self.sample.units.tolist(), strict=True))
-        places: dict[Row, int] = {**units, **{name: units[unit] for unit, name in short.items()}}
+        places: dict[Row, int] = {}
+        for name, unit in zip(self.sample.all_where(), self.sample.units.tolist(), strict=True):
+            places[name] = places[short.get(name, name)] = unit
         for row, label in answers.items():
             if row not in places:
                 raise RunError(

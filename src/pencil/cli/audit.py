@@ -122,8 +122,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
     found = record(run, answered)
     if found is None:
         echo(
-            f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are needed "
-            f"for a first result; continue with `pencil audit {run}`",
+            f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are "
+            f"needed for a first result; continue with `pencil audit {run}`",
             err=True,
         )
         if as_json:  # empty output could be mistaken for a result
