@@ -1,10 +1,12 @@
 """The sample of an audit: a stratified random sample that can be extended without redrawing it.
 
-Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
+Strata are changed and kept rows, each cut into bins of confidence. The units of multi-label data are entries instead of
+rows; named and unnamed entries have separate strata. Half of the sample goes to the strata in proportion
 to their size, so that no answer has more than about twice its proportional weight, independently of the network; a
 quarter goes to rows that the network considers doubtful, and a quarter to changed rows.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -52,7 +54,7 @@ class Strata:
         return found
 
 
-def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
+def build_strata(changed: np.ndarray, confidence: np.ndarray, kinds: np.ndarray | None = None) -> Strata:
     """Return the strata: changed and kept rows, each in bins of confidence of about the same expected error.
 
     Parameters
@@ -61,11 +63,16 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
         Whether each label was changed.
     confidence : ndarray
         The probability of each corrected label.
+    kinds : ndarray, optional
+        The kind of each row, from 0: kinds have separate strata and share the bins.
     """
+    kinds = np.zeros(len(changed), dtype=np.int64) if kinds is None else kinds
     of_row = np.zeros(len(changed), dtype=np.int64)
     groups: list[tuple[bool, float]] = []
-    for flag, bins in ((False, KEPT_BINS), (True, CHANGED_BINS)):
-        rows = np.flatnonzero(changed == flag)
+    present = np.unique(kinds).tolist()
+    for flag, kind in itertools.product((False, True), present):
+        bins = (CHANGED_BINS if flag else KEPT_BINS) // len(present)
+        rows = np.flatnonzero((changed == flag) & (kinds == kind))
         rows = rows[np.argsort(confidence[rows], kind="stable")]
         for part in _cut(rows, _doubt(confidence[rows]), bins):
             of_row[part] = len(groups)
