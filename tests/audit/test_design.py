@@ -41,17 +41,20 @@ def greedy(strata, rows):
     """The same rule, one row after the other."""
     sizes = strata.sizes
     spread = sizes * strata.doubt
-    changes = spread * strata.changed
-    claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
+    changes, close = spread * strata.changed, sizes * (strata.doubt**2 - 0.01 + 1e-6)
+    claims = 0.5 * sizes / sizes.sum() + 0.4 * close / close.sum() + 0.1 * changes / changes.sum()
+    if strata.earlier:
+        claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
     drawn = np.minimum(2, sizes)
     while drawn.sum() < rows:
         drawn[np.where(drawn < sizes, claims / (drawn + 0.5), -1).argmax()] += 1
     return drawn
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("rows", [25, 60, 100, 400])
-def test_allocation_is_that_of_seats(rows):
-    strata = build_strata(*rows_of(500))
+def test_allocation_is_that_of_seats(rows, earlier):
+    strata = build_strata(*rows_of(500), earlier=earlier)
     turns = allocate(strata, rows)
     assert np.bincount(turns).tolist() == greedy(strata, rows).tolist()
     assert turns.tolist() == allocate(strata, 500)[:rows].tolist()  # a larger sample takes no row back

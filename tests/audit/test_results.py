@@ -1,6 +1,7 @@
 """From answers to results, and into the files of a run."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_a_sample_is_not_drawn_twice(run, words, change):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b'{"format": 3, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
+    [b"", b"[]", b"{}", b'{"format": 4, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
      b'{"format": 1, "seed": true, "stages": [100], "rows": []}',
      b'{"format": 1, "seed": 0, "stages": [], "rows": []}',
      b'{"format": 1, "seed": 0, "stages": [100, 50], "rows": []}',
@@ -167,17 +168,18 @@ def test_a_damaged_design_is_refused(run, content):
         open_sample(run)
 
 
-def test_an_audit_of_format_1_keeps_its_random_stream(run):
+@pytest.mark.parametrize("form", [1, 2])
+def test_an_audit_of_an_earlier_format_keeps_its_allocation_and_random_stream(run, form):
     truth = make_run(run)
     sample = open_sample(run)
-    assert json.loads((run / DESIGN).read_text())["format"] == 2
-    old = draw_sample(sample.strata, (100,), 0, own_stream=False)
+    assert json.loads((run / DESIGN).read_text())["format"] == 3
+    old = draw_sample(replace(sample.strata, earlier=True), (100,), 0, own_stream=form != 1)
     assert old.tolist() != sample.places.tolist()
     rows = [[sample.labels.keys[row].as_py(), "train"] for row in sample.population[old].tolist()]
-    (run / DESIGN).write_text(json.dumps({"format": 1, "seed": 0, "stages": [100], "rows": rows}))
+    (run / DESIGN).write_text(json.dumps({"format": form, "seed": 0, "stages": [100], "rows": rows}))
     assert open_sample(run).places.tolist() == old.tolist()
     more = answer_all(run, truth, rows=150)
-    assert more.places[:100].tolist() == old.tolist() and json.loads((run / DESIGN).read_text())["format"] == 1
+    assert more.places[:100].tolist() == old.tolist() and json.loads((run / DESIGN).read_text())["format"] == form
     assert measure(read_answers(run, open_sample(run)))[0].rows == 150
 
 

@@ -1,8 +1,9 @@
 """The sample of an audit: a stratified random sample that can be extended without redrawing it.
 
 Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
-to their size, so that no answer has more than about twice its proportional weight, independently of the network; a
-quarter goes to rows that the network considers doubtful, and a quarter to changed rows.
+to their size, so that no answer has more than about twice its proportional weight, independently of the network. Most
+of the other half goes to rows whose labels are a close decision, because their answers tell where labels should change,
+and a tenth of the sample to changed rows.
 """
 
 from collections.abc import Sequence
@@ -19,6 +20,10 @@ LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
 """Minimum rows of a bin, and minimum rows drawn from a stratum."""
 DOUBT = 0.01
 """Added to the variance predicted by the network, so that no stratum counts as certain."""
+CLOSE, CHANGED = 0.4, 0.1
+"""Fractions of the sample for close decisions and for changed rows."""
+CERTAIN = 1e-6
+"""How close a certain decision counts, where p (1 - p) of its confidence p is 0: if all are certain, sizes decide."""
 STREAM = int.from_bytes(b"audit")
 """Separates the random numbers of the sample from those of other programs, such as injected noise of the same seed."""
 
@@ -35,16 +40,29 @@ class Strata:
         Whether each stratum contains changed labels.
     doubt : ndarray
         The standard deviation that the network predicts for a row of each stratum.
+    earlier : bool
+        Allocate rows as in audits of format 1 and 2: a quarter to doubtful rows, and a quarter to changed rows.
     """
 
     of_row: np.ndarray
     changed: np.ndarray
     doubt: np.ndarray
+    earlier: bool = False
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """The number of rows of each stratum."""
         return np.bincount(self.of_row, minlength=len(self.changed))
+
+    @cached_property
+    def claims(self) -> np.ndarray:
+        """The fraction of the sample that each stratum should get."""
+        sizes, spread = self.sizes, self.sizes * self.doubt
+        changes = spread * self.changed if self.changed.any() else sizes.astype(float)
+        close = sizes * (self.doubt**2 - DOUBT + CERTAIN)
+        parts = ((spread, 0.25), (changes, 0.25)) if self.earlier else ((close, CLOSE), (changes, CHANGED))
+        claims: np.ndarray = 0.5 * sizes / sizes.sum() + sum(share * part / part.sum() for part, share in parts)
+        return claims
 
     def means(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of a per-row value in each stratum."""
@@ -52,7 +70,7 @@ class Strata:
         return found
 
 
-def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
+def build_strata(changed: np.ndarray, confidence: np.ndarray, *, earlier: bool = False) -> Strata:
     """Return the strata: changed and kept rows, each in bins of confidence of about the same expected error.
 
     Parameters
@@ -61,6 +79,8 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
         Whether each label was changed.
     confidence : ndarray
         The probability of each corrected label.
+    earlier : bool
+        See :class:`Strata`.
     """
     of_row = np.zeros(len(changed), dtype=np.int64)
     groups: list[tuple[bool, float]] = []
@@ -70,7 +90,8 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
         for part in _cut(rows, _doubt(confidence[rows]), bins):
             of_row[part] = len(groups)
             groups.append((flag, float(np.sqrt((_doubt(confidence[part]) ** 2).mean()))))
-    return Strata(of_row, np.array([flag for flag, _ in groups]), np.array([doubt for _, doubt in groups]))
+    flags, doubts = (np.array(values) for values in zip(*groups, strict=True))
+    return Strata(of_row, flags, doubts, earlier)
 
 
 def _doubt(confidence: np.ndarray) -> np.ndarray:
@@ -102,12 +123,9 @@ def allocate(strata: Strata, rows: int) -> np.ndarray:
         Number of rows to draw; at most all rows.
     """
     sizes = strata.sizes
-    spread = sizes * strata.doubt
-    changes = spread * strata.changed if strata.changed.any() else sizes.astype(float)
-    claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
     stratum = np.repeat(np.arange(len(sizes)), np.minimum(sizes, rows))
     number = np.concatenate([np.arange(min(size, rows)) for size in sizes])
-    turn = claims[stratum] / (number + 0.5)
+    turn = strata.claims[stratum] / (number + 0.5)
     first = np.where(number < LEAST_IN_STRATUM, number, LEAST_IN_STRATUM)
     order: np.ndarray = stratum[np.lexsort((stratum, -turn, first))][:rows]
     return order

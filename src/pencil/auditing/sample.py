@@ -15,8 +15,9 @@ from pencil.runs.label_table import LabelTable
 from pencil.terminal import agreed, counted
 
 DESIGN = "audit.json"
-FORMAT, SHARED_STREAM = 2, 1
-"""The format of ``audit.json``, and the earlier format, whose samples share the random stream of their seed."""
+FORMAT, MORE_CHANGES, SHARED_STREAM = 3, 2, 1
+"""The format of ``audit.json``, and the earlier ones: their samples have more changed rows, and those of format 1 share
+the random stream of their seed."""
 COLUMNS = ("corrected", "confidence", "given_probability", "changed", "issue_score", "mean_margin", "distribution")
 ALL_OFFERED = 10
 """Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
@@ -174,7 +175,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
     if not (
         isinstance(tree, dict)
-        and tree.get("format") in (FORMAT, SHARED_STREAM)
+        and tree.get("format") in (FORMAT, MORE_CHANGES, SHARED_STREAM)
         and _is_count(tree.get("seed"))
         and isinstance(tree.get("rows"), list)
         and isinstance(tree.get("stages"), list)
@@ -214,7 +215,7 @@ def _draw(run: Path | None, labels: LabelTable, stages: tuple[int, ...], seed: i
         raise RunError(
             "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
         )
-    strata = build_strata(labels.changed[population], confidences(labels)[population])
+    strata = build_strata(labels.changed[population], confidences(labels)[population], earlier=form < FORMAT)
     places = draw_sample(strata, stages, seed, own_stream=form != SHARED_STREAM)
     return AuditSample(run, labels, population, strata, places, seed, stages, form)
 
