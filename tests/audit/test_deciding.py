@@ -58,8 +58,7 @@ MEAN, DEVIATION = np.array([0.0, 1.0, 0.0]), np.array([5.0, 0.2, 2.5])
 def log_posterior(parameters, inputs, wrong):
     """The density that the fit maximises, row by row: independent normal priors, and a sigmoid with a floor."""
     total = sum(
-        -0.5 * ((one - mean) / deviation) ** 2
-        for one, mean, deviation in zip(parameters, MEAN, DEVIATION, strict=True)
+        -0.5 * ((one - mean) / deviation) ** 2 for one, mean, deviation in zip(parameters, MEAN, DEVIATION, strict=True)
     )
     for row, is_wrong in zip(inputs.tolist(), wrong.tolist(), strict=True):
         plain = 1 / (1 + math.exp(-sum(a * b for a, b in zip(row, parameters, strict=True))))

@@ -42,7 +42,7 @@ def greedy(strata, rows):
     sizes = strata.sizes
     spread = sizes * strata.doubt
     changes, close = spread * strata.changed, sizes * (strata.doubt**2 - 0.01 + 1e-6)
-    claims = 0.5 * sizes / sizes.sum() + 0.4 * close / close.sum() + 0.1 * changes / changes.sum()
+    claims = 0.5 * sizes / sizes.sum() + 0.3 * close / close.sum() + 0.2 * changes / changes.sum()
     if strata.earlier:
         claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
     drawn = np.minimum(2, sizes)

@@ -146,7 +146,9 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
     known = wrong > 0
     named = (answers == scores.runner_up)[known].astype(np.float64)
     runner_up, _ = _fit(scores.runner_up_inputs[known], named, RUNNER_UP_MEAN, RUNNER_UP_DEVIATION)
-    return Decider(float(shift - rank * centre / spread), float(trust), float(rank / spread), *runner_up.tolist(), weight)
+    return Decider(
+        float(shift - rank * centre / spread), float(trust), float(rank / spread), *runner_up.tolist(), weight
+    )
 
 
 def _fit(inputs: np.ndarray, outcome: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, float]:

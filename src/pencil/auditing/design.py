@@ -3,7 +3,7 @@
 Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
 to their size, so that no answer has more than about twice its proportional weight, independently of the network. Most
 of the other half goes to rows whose labels are a close decision, because their answers tell where labels should change,
-and a tenth of the sample to changed rows.
+and a fifth of the sample to changed rows.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
 """Minimum rows of a bin, and minimum rows drawn from a stratum."""
 DOUBT = 0.01
 """Added to the variance predicted by the network, so that no stratum counts as certain."""
-CLOSE, CHANGED = 0.4, 0.1
+CLOSE, CHANGED = 0.3, 0.2
 """Fractions of the sample for close decisions and for changed rows."""
 CERTAIN = 1e-6
 """How close a certain decision counts, where p (1 - p) of its confidence p is 0: if all are certain, sizes decide."""
