@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from scipy.stats import t
 from simulated import COLUMNS, DECIDED, WIDE, simulate
 
 from pencil.auditing.estimate import Fraction, audited_fraction, fraction_interval
 
 
 def wilson(count, rows):
-    z = 1.959963984540054
+    z = t.ppf(0.975, rows - 1)
     centre = (count + z**2 / 2) / (rows + z**2)
     half = z / (rows + z**2) * np.sqrt(count * (rows - count) / rows + z**2 / 4)
     return centre - half, centre + half
@@ -46,7 +47,7 @@ def on_a_grid(seen, drawn, weights):
         place = np.argmax(np.where(near, likelihood, -np.inf))
         best = first.flat[place], second.flat[place]
         variance = sum(w**2 * r * (1 - r) / n for w, r, n in zip(weights, best, drawn, strict=True))
-        if (wanted - estimate) ** 2 <= 1.96**2 * variance:
+        if (wanted - estimate) ** 2 <= t.ppf(0.975, drawn.sum() - 1) ** 2 * variance:
             inside.append(wanted)
     return min(inside), max(inside)
 

@@ -17,8 +17,8 @@ from pencil.runs.label_table import LabelTable
 from pencil.terminal import agreed, counted
 
 DESIGN = "audit.json"
-FORMAT, SHARED_STREAM = 2, 1
-"""The format of ``audit.json``, and the earlier format, whose samples share the random stream of their seed."""
+FORMAT = 3
+"""The format of ``audit.json``."""
 COLUMNS = ("corrected", "confidence", "changed", "issue_score", "distribution")
 ROWS_ONLY, ENTRIES_ONLY = ("given_probability", "mean_margin"), (GIVEN_PROBS,)
 """Further columns of single-label and of multi-label data."""
@@ -44,8 +44,6 @@ class AuditSample:
         The seed of the sample.
     stages : tuple of int
         The sample size after each session that drew rows.
-    format : int
-        The format of ``audit.json``, which determines the random stream.
     """
 
     run: Path | None
@@ -54,7 +52,6 @@ class AuditSample:
     places: np.ndarray
     seed: int
     stages: tuple[int, ...]
-    format: int = FORMAT
 
     @property
     def labels(self) -> LabelTable:
@@ -87,12 +84,12 @@ class AuditSample:
 
     def extended(self, rows: int) -> "AuditSample":
         """Return the sample with this many rows; it begins with the rows of this one."""
-        return _draw(self.run, self.questions, (*self.stages, rows), self.seed, self.format)
+        return _draw(self.run, self.questions, (*self.stages, rows), self.seed)
 
     def to_tree(self) -> dict[str, Any]:
         """Return the content of ``audit.json``."""
         rows = [list(name) for name in self.all_where()]
-        return {"format": self.format, "seed": self.seed, "stages": list(self.stages), "rows": rows}
+        return {"format": FORMAT, "seed": self.seed, "stages": list(self.stages), "rows": rows}
 
 
 def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> AuditSample:
@@ -154,7 +151,7 @@ def plan_sample(
             f"the seed is {seed}, but the audit of {run} was drawn with seed {stored['seed']}; leave out the seed to "
             "continue it."
         )
-    sample = _draw(run, questions, tuple(stages), stored["seed"], stored["format"])
+    sample = _draw(run, questions, tuple(stages), stored["seed"])
     if [list(name) for name in sample.all_where()] != stored["rows"]:
         raise RunError(
             f"the rows in {DESIGN} of {run} do not match its seed and the labels; expected the files of one run; "
@@ -180,9 +177,14 @@ def read_design(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
+    if isinstance(tree, dict) and tree.get("format") in range(1, FORMAT):
+        raise RunError(
+            f"{path} has format {tree['format']}, of a version before 1.0, whose sample was drawn in another way; expected "
+            f"format {FORMAT}; remove the file and start again with `pencil audit {run}`."
+        )
     if not (
         isinstance(tree, dict)
-        and tree.get("format") in (FORMAT, SHARED_STREAM)
+        and tree.get("format") == FORMAT
         and _is_count(tree.get("seed"))
         and isinstance(tree.get("rows"), list)
         and isinstance(tree.get("stages"), list)
@@ -212,10 +214,8 @@ def _enough(rows: int) -> int:
     return rows
 
 
-def _draw(
-    run: Path | None, questions: Questions, stages: tuple[int, ...], seed: int, form: int = FORMAT
-) -> AuditSample:
+def _draw(run: Path | None, questions: Questions, stages: tuple[int, ...], seed: int) -> AuditSample:
     values = questions.changed, questions.confidence, questions.kinds
     strata = build_strata(*(one[questions.population] for one in values))
-    places = draw_sample(strata, stages, seed, own_stream=form != SHARED_STREAM)
-    return AuditSample(run, questions, strata, places, seed, stages, form)
+    places = draw_sample(strata, stages, seed)
+    return AuditSample(run, questions, strata, places, seed, stages)

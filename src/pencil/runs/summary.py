@@ -220,6 +220,8 @@ class AuditedDecision(_Frozen):
     trust: float
     rank: float
     runner_up_shift: float
+    runner_up_trust: float = 1.0
+    weight: float = 1.0
 
 
 class AuditSummary(_Frozen):
