@@ -4,8 +4,8 @@
 
 Digits, wine and two Gaussians are always included. ``--features`` is a file as for benchmarks/detection.py; columns
 whose noise needs annotators' labels ``human`` are left out if it has none. ``--real`` are files with inputs ``x``, the
-labels ``human`` that people gave, and clean labels ``y``. Runs are kept in ``--runs`` and not trained again. Answers are
-right. Coverage: how many of 100 audits of 100 rows have the truth inside their 95 % interval.
+labels ``human`` that people gave, and clean labels ``y``. Runs are kept in ``--runs`` and not trained again. Answers
+are right. Coverage: how many of 100 audits of 100 rows have the truth inside their 95 % interval.
 """
 
 import argparse
@@ -114,9 +114,9 @@ def main():
         mean, worst = found[2 * number : 2 * number + 2]
         print(
             f"{answers} answers: mean {mean.mean():.2f}; within half a point of the best cut in "
-            f"{(mean >= best - 0.5).sum()} of {len(mean)} columns; below auto on average in {(mean < auto - 0.05).sum()}, "
-            f"at most by {(auto - mean).max():.2f}; single audits lose more than half a point in "
-            f"{(worst < auto - 0.5).sum()}, at most {(auto - worst).max():.2f}"
+            f"{(mean >= best - 0.5).sum()} of {len(mean)} columns; below auto on average in "
+            f"{(mean < auto - 0.05).sum()}, at most by {(auto - mean).max():.2f}; single audits lose more "
+            f"than half a point in {(worst < auto - 0.5).sum()}, at most {(auto - worst).max():.2f}"
         )
     for name, values in coverage.items():
         print(f"coverage, {name}: mean {np.nanmean(values):.1f}, lowest column {np.nanmin(values):.1f}")

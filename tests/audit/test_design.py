@@ -81,7 +81,7 @@ def test_the_sample_is_seeded_and_extended_without_change():
 
 
 def test_the_sample_does_not_follow_noise_that_was_injected_with_its_seed():
-    """Noise that is injected with ``default_rng(seed)`` would decide which rows a sample of the same stream contains."""
+    """Noise injected with ``default_rng(seed)`` would decide which rows a sample of the same stream contains."""
     strata = build_strata(np.zeros(2000, dtype=bool), np.linspace(0.5, 1, 2000))
     found = []
     for seed in range(30):

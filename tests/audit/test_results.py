@@ -1,14 +1,12 @@
 """From answers to results, and into the files of a run."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from audit_runs import answer_all, make_run, make_timid_run
 
 from pencil.auditing.blind import Blind
-from pencil.auditing.design import draw_sample
 from pencil.auditing.results import collect, decide, measure, read_answers, record, rows_needed
 from pencil.auditing.sample import DESIGN, open_sample
 from pencil.decisions import History, pinned_labels, read_lines, read_reviews
