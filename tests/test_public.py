@@ -6,6 +6,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 from surface import FILE, surface
@@ -127,3 +128,13 @@ def test_categories_can_be_told_apart():
     with pytest.warns(pencil.MethodWarning, match="held-out rows"):
         pencil.fit("mlp", (x[:20], y[:20] % 2), epochs=3, progress=False, settings={"data.validation": 0.1})
     assert issubclass(pencil.DataWarning, pencil.PencilWarning) and issubclass(pencil.PencilWarning, UserWarning)
+
+
+def test_the_command_line_prints_a_warning_once(tmp_path):
+    """It is logged too, but the command line has no handler for log records."""
+    x, y = digits()
+    np.savez(tmp_path / "few.npz", x=x[:20], y=y[:20] % 2)
+    command = [sys.executable, "-m", "pencil", "train", "few.npz", "--epochs", "3", "--out", "run"]
+    command += ["--set", "data.validation=0.1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr.count("held-out rows, but there are") == 1 and "training starts" not in done.stderr

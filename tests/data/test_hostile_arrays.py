@@ -18,7 +18,6 @@ from pencil.data import from_arrays
 from pencil.data.sources.arrays import as_input_tensor
 from pencil.data.sources.npz import as_size, memory_limit
 from pencil.data.sources.torch_dataset import from_dataset
-from pencil.errors import DataWarning
 
 VALUES = np.arange(12.0).reshape(4, 3)
 Y = [0, 1, 0, 1]
@@ -190,7 +189,7 @@ def test_members_that_are_not_asked_for_are_never_read(tmp_path):
 
 def test_an_array_twice_or_encrypted_or_of_another_compression_is_refused(tmp_path):
     path = archive(tmp_path / "d.npz", x=VALUES, y=Y)
-    with pytest.warns(DataWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as more:
+    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "a") as more:
         more.writestr("x.npy", npy(VALUES * 0))
     with pytest.raises(DataError, match="contains the array 'x' more than once"):
         from_npz(path)
