@@ -4,8 +4,8 @@
 
 Digits, wine and two Gaussians are always included. ``--features`` is a file as for benchmarks/detection.py; columns
 whose noise needs annotators' labels ``human`` are left out if it has none. ``--real`` are files with inputs ``x``, the
-labels ``human`` that people gave, and clean labels ``y``. Runs are kept in ``--runs`` and not trained again. Answers are
-right. Coverage: how many of 100 audits of 100 rows have the truth inside their 95 % interval.
+labels ``human`` that people gave, and clean labels ``y``. Runs are kept in ``--runs`` and not trained again. Answers
+are right. Coverage: how many of 100 audits of 100 rows have the truth inside their 95 % interval.
 """
 
 import argparse
@@ -32,12 +32,6 @@ QUANTITIES = ("corrected", "given", "changes")
 
 def datasets(options):
     """Yield the name, the data and the noises of each dataset."""
-    if options.features:
-        with np.load(options.features) as file:
-            data = {name: file[name] for name in file.files}
-        for title, rows, noises in (("features", None, IMAGES), ("features, 2,000 rows", 2000, FEW)):
-            part = {name: values[:rows] for name, values in data.items()}
-            yield title, part, [kind for kind in noises if "human" in part or not kind.startswith("human")]
     digits, wine, rng = load_digits(), load_wine(), np.random.default_rng([options.seed, 95])
     yield "digits", {"x": digits.data, "y": digits.target}, DIGITS
     yield "wine", {"x": wine.data, "y": wine.target}, ("symmetric 0.055",)
@@ -46,6 +40,12 @@ def datasets(options):
     for path in options.real:
         with np.load(path) as file:
             yield path.stem, {name: file[name] for name in file.files}, ("human",)
+    if options.features:
+        with np.load(options.features) as file:
+            data = {name: file[name] for name in file.files}
+        for title, rows, noises in (("features, 2,000 rows", 2000, FEW), ("features", None, IMAGES)):
+            part = {name: values[:rows] for name, values in data.items()}
+            yield title, part, [kind for kind in noises if "human" in part or not kind.startswith("human")]
 
 
 def trained(folder, title, data, kind, seed):
@@ -114,9 +114,9 @@ def main():
         mean, worst = found[2 * number : 2 * number + 2]
         print(
             f"{answers} answers: mean {mean.mean():.2f}; within half a point of the best cut in "
-            f"{(mean >= best - 0.5).sum()} of {len(mean)} columns; below auto on average in {(mean < auto - 0.05).sum()}, "
-            f"at most by {(auto - mean).max():.2f}; single audits lose more than half a point in "
-            f"{(worst < auto - 0.5).sum()}, at most {(auto - worst).max():.2f}"
+            f"{(mean >= best - 0.5).sum()} of {len(mean)} columns; below auto on average in "
+            f"{(mean < auto - 0.05).sum()}, at most by {(auto - mean).max():.2f}; single audits lose more "
+            f"than half a point in {(worst < auto - 0.5).sum()}, at most {(auto - worst).max():.2f}"
         )
     for name, values in coverage.items():
         print(f"coverage, {name}: mean {np.nanmean(values):.1f}, lowest column {np.nanmin(values):.1f}")

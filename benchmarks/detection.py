@@ -26,7 +26,6 @@ from pencil.bench.decisions import audited
 from pencil.data.noise import circular_matrix, flip, flip_by_instance, map_matrix, symmetric_matrix
 from pencil.labels.reading import bin_totals, calibration
 
-
 CLASS_MAP = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
 """CIFAR-10's classes that "map" confuses, as is common: truck with automobile, bird with airplane, ..."""
 
