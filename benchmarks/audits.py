@@ -32,12 +32,6 @@ QUANTITIES = ("corrected", "given", "changes")
 
 def datasets(options):
     """Yield the name, the data and the noises of each dataset."""
-    if options.features:
-        with np.load(options.features) as file:
-            data = {name: file[name] for name in file.files}
-        for title, rows, noises in (("features", None, IMAGES), ("features, 2,000 rows", 2000, FEW)):
-            part = {name: values[:rows] for name, values in data.items()}
-            yield title, part, [kind for kind in noises if "human" in part or not kind.startswith("human")]
     digits, wine, rng = load_digits(), load_wine(), np.random.default_rng([options.seed, 95])
     yield "digits", {"x": digits.data, "y": digits.target}, DIGITS
     yield "wine", {"x": wine.data, "y": wine.target}, ("symmetric 0.055",)
@@ -46,6 +40,12 @@ def datasets(options):
     for path in options.real:
         with np.load(path) as file:
             yield path.stem, {name: file[name] for name in file.files}, ("human",)
+    if options.features:
+        with np.load(options.features) as file:
+            data = {name: file[name] for name in file.files}
+        for title, rows, noises in (("features, 2,000 rows", 2000, FEW), ("features", None, IMAGES)):
+            part = {name: values[:rows] for name, values in data.items()}
+            yield title, part, [kind for kind in noises if "human" in part or not kind.startswith("human")]
 
 
 def trained(folder, title, data, kind, seed):

@@ -146,8 +146,8 @@ def test_intervals_cover(column):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", DECIDED)
 def test_intervals_cover_labels_that_the_answers_decide(case):
-    """Measured with 400 audits: 92.2 to 96.8 %, less chance; changes are covered less often, down to 90.8 %."""
+    """Measured with 400 audits: at least 93 %, less chance."""
     covered = simulate(DECIDED[case], audits=400)
-    assert 0.91 <= covered["corrected"] <= 0.98 and 0.91 <= covered["given"] <= 0.98
-    if case != "no ranking, noise 40 %":  # which changes labels in 9 audits only
-        assert covered["changes"] >= 0.89
+    assert covered["corrected"] >= 0.915 and covered["given"] >= 0.915
+    if case != "no ranking, noise 40 %":  # which changes labels in few audits, those whose answers happen to suggest it
+        assert covered["changes"] >= 0.915

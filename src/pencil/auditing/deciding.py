@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import expit
 
 FEWEST = 30
 """Minimum number of answers for a decision."""
@@ -140,14 +141,19 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
     inputs = scores.inputs.copy()
     inputs[:, 2] = (inputs[:, 2] - centre) / spread
     (shift, trust, rank), evidence = _fit(inputs, wrong, PRIOR_MEAN, PRIOR_DEVIATION)
-    weight = float(_sigmoid(evidence - _log_likelihood(inputs, wrong, PRIOR_MEAN) - OWN_ODDS))
+    weight = float(expit(evidence - _log_likelihood(inputs, wrong, PRIOR_MEAN) - OWN_ODDS))
     if weight < LEAST_WEIGHT:
         return Decider()
     known = wrong > 0
     named = (answers == scores.runner_up)[known].astype(np.float64)
     runner_up, _ = _fit(scores.runner_up_inputs[known], named, RUNNER_UP_MEAN, RUNNER_UP_DEVIATION)
     return Decider(
-        float(shift - rank * centre / spread), float(trust), float(rank / spread), *runner_up.tolist(), weight
+        shift=float(shift - rank * centre / spread),
+        trust=float(trust),
+        rank=float(rank / spread),
+        runner_up_shift=float(runner_up[0]),
+        runner_up_trust=float(runner_up[1]),
+        weight=weight,
     )
 
 
