@@ -98,7 +98,7 @@ def test_each_kind_is_decided_as_a_problem_of_two_classes(run):
         both = np.stack([1 - present, present], axis=1)
         fitted = fit_decider(
             Scores.of(both[asked], np.full(len(asked), kind), scores[asked]),
-            np.full(len(asked), kind), truth.ravel()[asked].astype(int),
+            np.full(len(asked), kind), truth.ravel()[asked].astype(int), np.array([1.0, 0.3, 0.3]),
         )  # fmt: skip
         assert fitted == decided.deciders[kind] and fitted.used
         chosen = mine & ~np.isnan(given)

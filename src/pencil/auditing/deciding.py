@@ -107,7 +107,9 @@ class Scores:
         return cls(inputs, runner_up, np.clip(share, 0, 1))
 
 
-def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decider:
+def fit_decider(
+    scores: Scores, given: np.ndarray, answers: np.ndarray, deviation: np.ndarray = PRIOR_DEVIATION
+) -> Decider:
     """Return the decider that a person's answers support.
 
     Rows are sampled by their confidence and by whether they changed, which the inputs of the model contain. The
@@ -119,11 +121,13 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
         The scores of the answered rows.
     given, answers : ndarray
         The given class of each row, and the class that the person named (-1 for none of the classes).
+    deviation : ndarray
+        The standard deviations of the prior of shift, trust and rank.
     """
     wrong = (given != answers).astype(np.float64)
     if len(wrong) < FEWEST:
         return Decider()
-    found = _most_probable(scores.inputs, wrong)
+    found = _most_probable(scores.inputs, wrong, deviation)
     gain = _log_likelihood(scores.inputs, wrong, found) - _log_likelihood(scores.inputs, wrong, PRIOR_MEAN)
     if gain <= len(found):  # Akaike's criterion: one unit of log-likelihood for each parameter
         return Decider()
@@ -136,15 +140,15 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
     return Decider(fitted.shift, fitted.trust, fitted.rank, shift, used=True)
 
 
-def _most_probable(inputs: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+def _most_probable(inputs: np.ndarray, wrong: np.ndarray, deviation: np.ndarray = PRIOR_DEVIATION) -> np.ndarray:
     """Return the parameters with the largest posterior density; slopes are not negative."""
 
     def objective(tried: np.ndarray) -> tuple[float, np.ndarray]:
         plain = _sigmoid(inputs @ tried)
         probs = FLOOR + (1 - 2 * FLOOR) * plain
         slope = (1 - 2 * FLOOR) * plain * (1 - plain)
-        distance = (tried - PRIOR_MEAN) / PRIOR_DEVIATION
-        gradient = -inputs.T @ (slope * (wrong / probs - (1 - wrong) / (1 - probs))) + distance / PRIOR_DEVIATION
+        distance = (tried - PRIOR_MEAN) / deviation
+        gradient = -inputs.T @ (slope * (wrong / probs - (1 - wrong) / (1 - probs))) + distance / deviation
         return 0.5 * float(distance @ distance) - _log_likelihood(inputs, wrong, tried), gradient
 
     bounds = [(None, None), (0, None), (0, None)]
