@@ -12,7 +12,7 @@ from test_audit_page import Browser, everything
 import pencil
 from pencil.auditing.blind import Blind
 from pencil.auditing.deciding import Scores, fit_decider
-from pencil.auditing.questions import questions_of
+from pencil.auditing.questions import ENTRY_DEVIATION, questions_of
 from pencil.auditing.results import Answers, decide, measure, read_answers, record
 from pencil.auditing.sample import open_sample, plan_sample
 from pencil.decisions import History, pinned_labels, read_lines, read_reviews
@@ -98,7 +98,7 @@ def test_each_kind_is_decided_as_a_problem_of_two_classes(run):
         both = np.stack([1 - present, present], axis=1)
         fitted = fit_decider(
             Scores.of(both[asked], np.full(len(asked), kind), scores[asked]),
-            np.full(len(asked), kind), truth.ravel()[asked].astype(int),
+            np.full(len(asked), kind), truth.ravel()[asked].astype(int), ENTRY_DEVIATION,
         )  # fmt: skip
         assert fitted == decided.deciders[kind] and fitted.used
         chosen = mine & ~np.isnan(given)

@@ -121,7 +121,9 @@ class Scores:
         return cls(inputs, runner_up, np.stack([ones, _logit(share)], axis=1))
 
 
-def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decider:
+def fit_decider(
+    scores: Scores, given: np.ndarray, answers: np.ndarray, deviation: np.ndarray = PRIOR_DEVIATION
+) -> Decider:
     """Return the decider that a person's answers support.
 
     Rows are sampled by their confidence and by whether they changed, which the inputs of the model contain. The
@@ -133,6 +135,8 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
         The scores of the answered rows.
     given, answers : ndarray
         The given class of each row, and the class that the person named (-1 for none of the classes).
+    deviation : ndarray
+        The prior deviations of shift, trust and rank.
     """
     wrong = (given != answers).astype(np.float64)
     if len(wrong) < FEWEST:
@@ -140,7 +144,7 @@ def fit_decider(scores: Scores, given: np.ndarray, answers: np.ndarray) -> Decid
     centre, spread = scores.inputs[:, 2].mean(), max(scores.inputs[:, 2].std(), LEAST_SPREAD)
     inputs = scores.inputs.copy()
     inputs[:, 2] = (inputs[:, 2] - centre) / spread
-    (shift, trust, rank), evidence = _fit(inputs, wrong, PRIOR_MEAN, PRIOR_DEVIATION)
+    (shift, trust, rank), evidence = _fit(inputs, wrong, PRIOR_MEAN, deviation)
     weight = float(expit(evidence - _log_likelihood(inputs, wrong, PRIOR_MEAN) - OWN_ODDS))
     if weight < LEAST_WEIGHT:
         return Decider()

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pencil.auditing.deciding import Decider, Scores, fit_decider
+from pencil.auditing.deciding import PRIOR_DEVIATION, Decider, Scores, fit_decider
 from pencil.decisions import REVIEWS, Decision, Unit, Where, now
 from pencil.errors import RunError
 from pencil.runs.audited import parts_of
@@ -23,6 +23,10 @@ ALL_OFFERED = 10
 """Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
 OFFERED, PROBABLE = 8, 4
 """Number of classes offered if there are many; half are probable classes, half are random."""
+ENTRY_DEVIATION = np.array([0.7, 0.2, 0.25])
+"""Prior deviations of the deciders of entries. Named and unnamed entries share the answers, so each decider has about
+half of them: with the wider prior of rows, the worst of 20 audits of 100 answers loses 2.7 points of right entries on
+four tuning runs; with this prior it loses 0.4."""
 ENTRY_ANSWERS = ("absent", "present")
 """Kinds of decisions about an entry, by code."""
 
@@ -52,6 +56,8 @@ class Questions(ABC):
         Answers in a sheet or in Python that do not name a value, and their kinds of decisions.
     columns : tuple of str
         The columns of a sheet; the last one is for the answer.
+    deviation : ndarray
+        The prior deviations of the deciders.
     """
 
     labels: LabelTable
@@ -65,6 +71,7 @@ class Questions(ABC):
     nouns: ClassVar[tuple[str, str]]
     words: ClassVar[dict[str, str]]
     columns: ClassVar[tuple[str, ...]]
+    deviation: ClassVar[np.ndarray] = PRIOR_DEVIATION
 
     @property
     def changed(self) -> np.ndarray:
@@ -88,7 +95,7 @@ class Questions(ABC):
             mine = (self.kinds[units] == kind) & (self.given[units] >= 0)
             probs, scores = self.evidence(units[mine])
             given = self.given[units[mine]].astype(np.int64)
-            fitted.append(fit_decider(Scores.of(probs, given, scores), given, answers[mine]))
+            fitted.append(fit_decider(Scores.of(probs, given, scores), given, answers[mine], self.deviation))
         return tuple(fitted)
 
     @abstractmethod
@@ -249,6 +256,7 @@ class EntryQuestions(Questions):
     names = "no", "yes"
     words: ClassVar[dict[str, str]] = {"cannot tell": "skip"}
     columns = "key", "split", "class", "answer"
+    deviation = ENTRY_DEVIATION
 
     def __init__(self, labels: LabelTable):
         given, probs, self.labels = labels.given_probs.ravel(), labels.probs.ravel(), labels
