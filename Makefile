@@ -10,7 +10,7 @@ CHROMIUM := timeout 150 apt-get install --yes --quiet --no-install-recommends ch
 COVERAGE ?= --cov
 LOCKED := $(filter Linux,$(shell uname -s))
 
-.PHONY: help setup demo browser test test-slow lint format results docs reference lock clean
+.PHONY: help setup demo browser test test-lowest lowest-lock test-slow lint format results docs reference surface lock clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -48,6 +48,22 @@ browser:  ## chromium for the tests of the review page, where root and apt can i
 test: $(READY) browser  ## all tests except the slow ones, with their coverage (COVERAGE= leaves it out)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses=auto $(COVERAGE)  # a process for each core, a thread in each
 
+LOWEST := .venv-lowest
+LOWEST_TESTS := tests/test_public.py tests/test_golden.py tests/labels/test_losses.py tests/labels/test_store.py \
+  tests/data/test_delimited.py tests/recipe/test_recipe.py tests/runs/test_directory.py tests/runs/test_label_table.py \
+  tests/report tests/review/test_decisions.py tests/audit/test_signals.py
+
+# The oldest versions that pyproject.toml allows, except torch and torchvision: the oldest that were at hand as CPU builds.
+# On a CPU install PyTorch's CPU builds of those two into .venv-lowest first. Photos are left out: they need a torchvision
+# that fits the build of torch. Old libraries on newer ones warn of deprecations, which are not errors here.
+test-lowest:  ## a part of the tests with the oldest allowed versions, in .venv-lowest
+	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install --quiet --disable-pip-version-check -r requirements-lowest.lock
+	OMP_NUM_THREADS=1 PYTHONPATH=src $(LOWEST)/bin/python -m pytest -m "not slow" -W ignore::DeprecationWarning $(LOWEST_TESTS)
+
+lowest-lock: $(READY)  ## write requirements-lowest.lock from pyproject.toml and the other lock files
+	$(BIN)/python .ci/write_lowest_lock.py
+
 test-slow: $(READY)  ## the slow tests: full-size figures
 	$(BIN)/python -m pytest -m slow --timeout=3600
 
@@ -71,9 +87,12 @@ docs: $(READY)  ## the documentation as a site in site/; a broken link is an err
 reference: $(READY)  ## write docs/reference from the docstrings and the command line
 	$(BIN)/python docs/write_reference.py docs/reference
 
+surface: $(READY)  ## write tests/surface.txt: the names, options and recipe keys that version 1 promises
+	$(BIN)/python tests/surface.py
+
 lock: $(READY)  ## pin what is installed now, all of it and what a run needs
 	$(BIN)/pip freeze --all --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
 	$(BIN)/python .ci/write_run_lock.py
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache src/*.egg-info
+	rm -rf $(VENV) $(LOWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site .cache src/*.egg-info

@@ -16,21 +16,28 @@ import warnings
 import numpy as np
 import torch
 from cleanlab.filter import find_label_issues
+from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, f1_score
 from sklearn.model_selection import StratifiedKFold, cross_val_predict
 
 import pencil
 from pencil.bench.decisions import audited
-from pencil.data.noise import circular_matrix, flip, flip_by_instance, symmetric_matrix
+from pencil.data.noise import circular_matrix, flip, flip_by_instance, map_matrix, symmetric_matrix
 from pencil.labels.reading import bin_totals, calibration
+
+CLASS_MAP = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
+"""CIFAR-10's classes that "map" confuses, as is common: truck with automobile, bird with airplane, ..."""
 
 
 def noisy_labels(kind, data, seed):
+    """Return the labels of a kind of noise and its rate: clean, human, human-like, instance, map, margin, ..."""
     name, _, rate = kind.partition(" ")
-    clean, classes, rate = data["y"], int(data["y"].max()) + 1, float(rate or 0)
+    clean, classes, rate = data["y"].astype(np.int64), int(data["y"].max()) + 1, float(rate or 0)
+    if name == "clean":
+        return clean
     if name == "human":
-        given = data["human"].copy()
+        given = data["human"].astype(np.int64)
         wrong = np.random.default_rng(seed).permutation(np.flatnonzero(given != clean))
         if rate:
             right = wrong[round(rate * len(clean)) :]
@@ -38,7 +45,42 @@ def noisy_labels(kind, data, seed):
         return given
     if name == "instance":
         return flip_by_instance(clean, data["x"], classes, rate, seed).labels
+    if name in ("margin", "human-like"):
+        return {"margin": flip_by_margin, "human-like": add_mistakes}[name](clean, data, rate, seed)
+    if name == "map":
+        return flip(clean, map_matrix(classes, rate, CLASS_MAP), seed).labels
     return flip(clean, {"symmetric": symmetric_matrix, "circular": circular_matrix}[name](classes, rate), seed).labels
+
+
+def predictions(x, labels, components):
+    """Return the 3-fold predictions of a logistic regression of these labels on so many principal components of x."""
+    x = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
+    if components < x.shape[1]:
+        x = PCA(components, random_state=0).fit_transform(x)
+    return cross_val_predict(LogisticRegression(C=0.1, max_iter=200), x, labels, cv=3, method="predict_proba")
+
+
+def flip_by_margin(clean, data, rate, seed):
+    """Polynomial-margin noise (Zhang et al. 2021, type I): rows near a boundary of a model get its next best class."""
+    probs, rows = predictions(data["x"], clean, 128), np.arange(len(clean))
+    own = probs[rows, clean]
+    probs[rows, clean] = -1
+    other = probs.argmax(axis=1)
+    risk = (1 - np.clip(own - probs[rows, other], 0, 1) ** 2) / 2
+    factors = np.geomspace(1e-3, 1e4, 2000)
+    factor = factors[np.searchsorted([np.minimum(1, one * risk).mean() for one in factors], rate)]
+    return np.where(np.random.default_rng(seed).random(len(clean)) < factor * risk, other, clean)
+
+
+def add_mistakes(clean, data, rate, seed):
+    """Annotators' labels with further mistakes, drawn from a weak model of the annotators."""
+    given, rng = data["human"].astype(np.int64), np.random.default_rng(seed)
+    cumulative = predictions(data["x"], given, 32).cumsum(axis=1)
+    drawn = (cumulative[:, :-1] < rng.random(len(clean))[:, None]).sum(axis=1)
+    new = rng.permutation(np.flatnonzero((drawn != clean) & (given == clean)))
+    new = new[: max(0, round(rate * len(clean)) - int((given != clean).sum()))]
+    given[new] = drawn[new]
+    return given
 
 
 def cross_validated(x, given, strength, seed):

@@ -14,8 +14,8 @@ from pencil.data.examples import Splits
 from pencil.files import digest
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import LABELS, LISTED
-from pencil.runs.results import build_label_table
-from pencil.runs.summary import DataSummary, LabelSummary, Summary
+from pencil.runs.results import build_label_table, summarize_labels
+from pencil.runs.summary import DataSummary, Summary
 
 ANIMALS = ("cat", "dog", "bird")
 
@@ -57,20 +57,37 @@ def make_run(path, classes=ANIMALS, rows=400, overconfident=False, keys=None, se
     return truth
 
 
+def make_entry_run(path, classes=("sea", "sky", "sun"), rows=300, bias=-3.0, keys=None, seed=0, pinned=None):
+    """A run of multi-label data; returns which classes each row has.
+
+    One in eight entries is wrong. The network ranks them well, but believes too
+    many of them (``bias``). Every seventh entry of the first class is unknown.
+    """
+    rng = np.random.default_rng(seed)
+    truth = rng.random((rows, len(classes))) < 0.35
+    named = truth ^ (rng.random(truth.shape) < 0.125)
+    odds = bias + 4.0 * (named != truth) + 0.8 * rng.normal(size=truth.shape)
+    wrong = 1 / (1 + np.exp(-odds))
+    given = named.astype(np.float32)
+    given[::7, 0] = np.nan
+    _write(path, rng, given, np.where(named, 1 - wrong, wrong), classes, keys=keys, pinned=pinned)
+    return truth
+
+
 def _write(path, rng, given, probs, classes, keys=None, pinned=None):
-    rows, believed = len(given), probs.argmax(axis=1)
+    rows, multilabel = len(given), given.ndim == 2
     x = rng.integers(0, 256, (rows, 8, 8)).astype(np.uint8)
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
-    examples = from_arrays(x, given, classes=classes, keys=keys)
+    examples = from_arrays(x, given, classes=classes, keys=keys, multilabel=multilabel)
     labels = build_label_table(Splits(examples), torch.from_numpy(probs), None)
     if pinned is not None:
         labels = LabelTable(labels.table.append_column("pinned", pa.array(pinned)))
     write_run(path, labels, data)
     summary = Summary(
         method="auto", seed=0, seconds=1.0, epochs=1, best_epoch=1,
-        labels=LabelSummary(rows=rows, changed=int((believed != given).sum())),
-        data=DataSummary(rows={"train": rows}, classes=classes, multilabel=False, input_shape=(1, 8, 8),
+        labels=summarize_labels(examples, torch.from_numpy(probs)),
+        data=DataSummary(rows={"train": rows}, classes=classes, multilabel=multilabel, input_shape=(1, 8, 8),
                          input_type="uint8"),
     )  # fmt: skip
     (path / "summary.json").write_text(summary.to_json())

@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 import warnings
 from fractions import Fraction
@@ -81,6 +82,8 @@ def workplace(tmp_path):
         Image.fromarray(image).save(tmp_path / "photos" / name / f"{i}.png")
         (tmp_path / "album" / name).mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).resize((72, 72)).save(tmp_path / "album" / name / f"{i}.png")
+        (tmp_path / "clothes" / name).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tmp_path / "clothes" / name / f"{i}.png")
         lines.append(f"photos/{name}/{i}.png,{name}")
     (tmp_path / "crawl.csv").write_text("\n".join(lines))
     tickets = ["priority,hours,customer,message,label"]
@@ -106,7 +109,19 @@ def test_console_commands_run_one_after_the_other(code, workplace):
                 words[words.index("--budget") + 1] = "2s"
             elif words[0] == "train":
                 words += ["--epochs", "3"]
-            pencil(*words, cwd=workplace)
+            if words[0] in ("review", "audit") and "--import" not in words:
+                opens_a_page(words, workplace)
+            else:
+                pencil(*words, cwd=workplace)
+
+
+def opens_a_page(words, folder):
+    """The command serves its page until it is stopped; a person would be at it now."""
+    command = [sys.executable, "-m", "pencil", *words, "--no-browser"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        address = server.stdout.readline()
+        server.kill()
+        assert address.startswith("http://127.0.0.1:"), server.stderr.read()
 
 
 @pytest.mark.parametrize(("page", "without"), [("fidelity.md", 5), ("security.md", 9)])
@@ -156,6 +171,26 @@ def default_in_words(value) -> str:
         case _:
             words = f"{value:g}" if float(f"{value:g}") == value else str(Fraction(value).limit_denominator(100))
     return words
+
+
+def test_the_gallery_says_what_the_runs_said():
+    """Each JSON file beside a picture is a row of the page's table; the reader's counts add up."""
+    page = (ROOT / "docs/gallery.md").read_text()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3] == "| ["]
+    rows = {tuple(row[5:] + row[1:2]): row for row in cells}
+    pictures = sorted((ROOT / "docs/pictures/gallery").glob("*.json"))
+    assert len(rows) == len(cells) == len(pictures)
+    for path in pictures:
+        run = json.loads(path.read_text())
+        rate, low, high = (f"{100 * one:.1f}" for one in run["noise_rate"])
+        said = (
+            run["verdict"],
+            f"{rate} % ({low} to {high} %)",
+            *(f"{run[name]:,}" for name in ("corrections", "suspects")),
+        )
+        row = rows[*said, f"{run['rows']:,}"]
+        assert sum(map(int, row[2:5])) == len(run["first"]) == 20
+        assert path.with_suffix(".jpg").stat().st_size < 150_000 and f"pictures/gallery/{path.stem}.jpg" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

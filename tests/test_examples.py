@@ -1,5 +1,6 @@
 """Every example runs, says what it claims, and is short."""
 
+import csv
 import importlib
 import json
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+
+from pencil.data.datasets.small import DEBIAN_FASHION_MNIST
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -45,20 +48,33 @@ def run_notebook(path):
     return names
 
 
-def test_quickstart_notebook(tmp_path, monkeypatch, capsys):
+def test_tutorial_notebook(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with plt.ioff(), plt.rc_context({"backend": "Agg"}):
-        run = run_notebook(EXAMPLES / "quickstart.ipynb")["run"]
+        names = run_notebook(EXAMPLES / "tutorial.ipynb")
+        run, audit, again = names["run"], names["audit"], names["again"]
         (figure,) = map(plt.figure, plt.get_fignums())
         assert len(figure.axes) == 10
         plt.close(figure)
     labels = run.summary.labels
     assert labels.correct_after > labels.correct_before + 0.15
     assert f"right before: {labels.correct_before:.1%}" in capsys.readouterr().out
+    assert audit.noise_rate.low < 1 - labels.correct_before < audit.noise_rate.high
+    assert len(again.labels.suspects()) < len(run.labels.suspects()) / 2
     to_fix = len(run.labels.to_fix())  # held-out rows too
     assert (tmp_path / "to-fix.csv").read_text().count("\n") == to_fix + 1
     assert len(json.loads((tmp_path / "tasks" / "tasks.json").read_text())) == to_fix
-    assert "examples/quickstart.ipynb" in (EXAMPLES.parent / "docs" / "integrations.md").read_text()
+    assert "examples/tutorial.ipynb" in (EXAMPLES.parent / "docs" / "integrations.md").read_text()
+
+
+@pytest.mark.skipif(not DEBIAN_FASHION_MNIST.exists(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_clothes(example, tmp_path):
+    wrong = example("clothes").main(photos_per_class=20, wrong=0.1)
+    with (tmp_path / "truth.csv").open() as file:
+        truth = {row["photo"]: row["class"] for row in csv.DictReader(file)}
+    photos = list((tmp_path / "clothes").rglob("*.png"))
+    assert len(photos) == len(truth) == 140
+    assert sum(photo.parent.name != truth[photo.name] for photo in photos) == wrong == 14
 
 
 def test_own_loop(example, capsys):

@@ -1,13 +1,21 @@
 """Small whole runs with known results: a change that moves them is a change of behaviour."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+from commands import pencil
+from sklearn.datasets import load_digits
 
-from pencil import recipe
+from pencil import open_run, recipe
 from pencil.job import run_recipe
+from pencil.runs.directory import RunReader
+from pencil.runs.layout import FORMAT
+from pencil.runs.manifest import verify
 
 
 def demo(tmp_path, seed):
@@ -51,3 +59,64 @@ def test_a_small_run_stays_within_its_band():
     assert last["test_accuracy"] == pytest.approx(GOLDEN["test_accuracy"], abs=0.03)
     assert last["labels_correct"] == pytest.approx(GOLDEN["labels_correct"], abs=0.02)
     assert last["label_entropy"] == pytest.approx(GOLDEN["label_entropy"], abs=0.06)
+
+
+VERSION_1 = Path(__file__).parent / "golden" / "format-2"
+"""An audited run as version 1.0.0 wrote it, without its report: 120 digits, 30 % symmetric noise, an MLP of width 16.
+It is never written again: every version 1.x must read it. (The name of the machine's system was shortened.)"""
+
+
+@pytest.fixture
+def first(tmp_path):
+    return shutil.copytree(VERSION_1, tmp_path / "run")  # commands may add a report
+
+
+def test_every_version_1_reads_the_format_of_1_0(first):
+    assert FORMAT == 2, "a new format needs a reader for format 2 as well, until version 2 (docs/stability.md)"
+    assert all(status.ok for status in verify(first))
+    run, reader = open_run(first), RunReader(first)
+    assert reader.environment["pencil"] == "1.0.0" and run.summary.method == "pencil" and run.recipe.seed == 1
+    assert len(run.labels.train) == 96 and len(run.labels.held_out) == 24 and len(run.metrics) == 16
+    assert run.summary.audit.rows == 40
+    assert open_run(first, epoch="best", as_trained=True).labels.changed.sum() == 44
+
+
+COMMANDS = {
+    "labels": ("--only-changed", "--anyway", "--json"),
+    "report": (),
+    "show": ("--json",),
+    "evaluate": ("--json",),
+    "audit": ("--results", "--json"),
+    "check": (),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_reads_runs_reads_the_format_of_1_0(first, tmp_path, command):
+    said = pencil(command, first, *COMMANDS[command], cwd=tmp_path).stdout
+    if command == "labels":
+        assert len(said.splitlines()) == 5 and json.loads(said.splitlines()[0])["changed"]
+    elif command == "evaluate":
+        last = json.loads((first / "metrics.jsonl").read_text().splitlines()[-1])
+        assert json.loads(said)["accuracy"] == pytest.approx(last["test_accuracy"])
+    elif command == "audit":
+        assert json.loads(said)["rows"] == 40
+    elif command == "show":
+        assert json.loads(said)["verdict"]["level"] == "doubtful"
+    elif command == "report":
+        assert "pencil" in (first / "report.html").read_text(encoding="utf-8")
+
+
+def test_predict_reads_the_format_of_1_0(first, tmp_path):
+    np.save(tmp_path / "new.npy", load_digits().images[:3].astype(np.uint8))
+    said = pencil("predict", first, "new.npy", "--json", cwd=tmp_path).stdout
+    assert len(said.splitlines()) == 3
+
+
+def test_a_run_of_an_earlier_format_is_refused_with_what_to_do(first, tmp_path):
+    environment = json.loads((first / "environment.json").read_text()) | {"format": 1, "pencil": "0.1.0"}
+    (first / "environment.json").write_text(json.dumps(environment))
+    for command in COMMANDS:
+        if command != "check":
+            said = pencil(command, first, *COMMANDS[command], cwd=tmp_path, code=2).stderr
+            assert "has format 1" in said and "open the run with pencil 0.1.0, or train again" in said

@@ -1,15 +1,22 @@
 import ast
+import email
+import json
+import os
 import runpy
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import venv
 import zipfile
 from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+import pencil
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +44,72 @@ def test_the_wheel_holds_recipes_types_licence_and_command(tmp_path):
     assert not [name for name in names if name.startswith("tests")]
 
 
-@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-run.lock"])
+WHEELS = "PENCIL_TEST_WHEELS"
+"""Names a folder with a wheel of everything that pencil needs; by default pip looks where it is configured to."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder with the wheel and the source distribution, as `python -m build` makes them of a clone."""
+    pytest.importorskip("build", reason="build is not installed; run `make setup`")
+    folder = tmp_path_factory.mktemp("build")
+    kept = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+    for name in kept:
+        shutil.copy(ROOT / name, folder)
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "dist"
+
+
+@pytest.mark.slow
+def test_the_metadata_is_complete(built):
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("METADATA")]
+        found = email.message_from_string(archive.read(name).decode())
+    assert found["Name"] == "pencil-labels" and found["Version"] == pencil.__version__
+    assert found["License-Expression"] == "Apache-2.0" and found["Requires-Python"] == ">=3.11" and found["Keywords"]
+    assert found["Description-Content-Type"] == "text/markdown" and "# pencil" in found.get_payload()
+    classifiers = found.get_all("Classifier")
+    assert "Typing :: Typed" in classifiers and "Development Status :: 4 - Beta" in classifiers
+    (source,) = built.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "src/pencil/py.typed"} <= names
+    assert not [name for name in names if name.startswith("tests")]  # they need the rest of a clone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
+def test_what_is_built_runs_the_demo_in_an_empty_environment(built, tmp_path, kind):
+    """Offline: pip may use the wheels of a folder and nothing else."""
+    (package,) = built.glob(kind)
+    venv.create(tmp_path / "empty", with_pip=True)
+    python = str(tmp_path / "empty" / "bin" / "python")
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    wheels = os.environ.get(WHEELS)
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", *(["--find-links", wheels] if wheels else [])]
+    done = subprocess.run([*pip, str(package)], env=clean, capture_output=True, text=True)
+    if done.returncode and not wheels:
+        pytest.skip(f"pip finds no wheels offline; set {WHEELS} to a folder with them: {done.stderr.strip()[-200:]}")
+    assert done.returncode == 0, done.stderr
+    command = [str(tmp_path / "empty" / "bin" / "pencil"), "demo", "--out", "demo", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = {summary["method"]: summary for summary in json.loads(done.stdout)}
+    assert results["auto"]["test_accuracy"]["last"] > results["cross_entropy"]["test_accuracy"]["last"]
+
+
+def test_the_lowest_lock_is_the_lower_end_of_the_ranges():
+    writer = runpy.run_path(str(ROOT / ".ci/write_lowest_lock.py"))
+    assert writer["lowest_pins"]() == (ROOT / "requirements-lowest.lock").read_text().splitlines(), "make lowest-lock"
+    assert not [name for name in pins("requirements-lowest.lock") if name.startswith(("nvidia", "cuda"))]
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-run.lock", "requirements-lowest.lock"])
 def test_the_lock_files_are_plain_pins(lock):
     for line in (ROOT / lock).read_text().splitlines():
         name, _, version = line.partition("==")

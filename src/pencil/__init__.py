@@ -4,6 +4,7 @@ Three depths: :func:`fit` does the whole job; :class:`LabelStore` and :func:`pen
 :class:`PencilClassifier` is the same for scikit-learn.
 """
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,18 @@ from pencil._version import __version__
 
 if TYPE_CHECKING:
     from pencil.auditing.session import AuditSession, audit
-    from pencil.errors import DataError, ModelError, PencilError, RecipeError, RunError, Stopped, TrainingError
+    from pencil.errors import (
+        DataError,
+        DataWarning,
+        MethodWarning,
+        ModelError,
+        PencilError,
+        PencilWarning,
+        RecipeError,
+        RunError,
+        Stopped,
+        TrainingError,
+    )
     from pencil.fitting import fit
     from pencil.integrations.sklearn import PencilClassifier
     from pencil.labels.issues import Issues, find_issues
@@ -28,7 +40,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "auditing.session": ("AuditSession", "audit"),
-    "errors": ("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
+    "errors": (
+        *("DataError", "ModelError", "PencilError", "RecipeError", "RunError", "Stopped", "TrainingError"),
+        *("DataWarning", "MethodWarning", "PencilWarning"),
+    ),
     "integrations.sklearn": ("PencilClassifier",),
     "fitting": ("fit",),
     "labels.issues": ("Issues", "find_issues"),
@@ -36,16 +51,20 @@ _HOMES = {
     "labels.losses": ("compatibility_loss", "cross_entropy", "entropy_loss", "forward_kl", "inverse_kl", "pencil_loss"),
     "runs.run": ("Run", "open_run"),
 }
+logging.getLogger("pencil").addHandler(logging.NullHandler())  # nothing is printed until a program adds a handler
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "AuditSession",
     "DataError",
+    "DataWarning",
     "Issues",
     "LabelStore",
+    "MethodWarning",
     "ModelError",
     "PencilClassifier",
     "PencilError",
+    "PencilWarning",
     "RecipeError",
     "Run",
     "RunError",

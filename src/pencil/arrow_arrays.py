@@ -57,3 +57,9 @@ def indices(array: Any) -> np.ndarray:
 def matrix(column: pa.ChunkedArray, width: int) -> np.ndarray:
     """Return a column of lists of one length as a matrix."""
     return numbers(pc.list_flatten(column)).reshape(len(column), width)
+
+
+def list_names(chosen: np.ndarray, names: Sequence[str]) -> pa.ListArray:
+    """Return a list of names per row, given a mask (rows, names)."""
+    offsets = np.concatenate([[0], chosen.sum(axis=1).cumsum()]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), strings(names).take(positions(chosen.nonzero()[1])))

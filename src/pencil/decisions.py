@@ -1,6 +1,7 @@
 """``reviews.jsonl``: a person's decisions about the labels of a run, one line for each.
 
-The last line about a row counts; ``undo`` withdraws it, and the previous line counts again.
+The last line about a row counts; ``undo`` withdraws it, and the previous line counts again. An audit of multi-label
+data asks about single entries: such a line is about one class of its row.
 """
 
 import json
@@ -17,14 +18,18 @@ from pencil.errors import RunError
 from pencil.files import atomic_write, parse_json, read_regular, refuse_irregular, refuse_links
 
 REVIEWS = "reviews.jsonl"
-KINDS = ("accept", "reject", "other", "none", "skip", "undo")
-WITHOUT_LABEL = ("none", "skip", "undo")
+ENTRY_KINDS = ("present", "absent")
+"""Decisions about an entry of multi-label data: the class is in the row, or it is not."""
+KINDS = ("accept", "reject", "other", "none", "skip", "undo", *ENTRY_KINDS)
+WITHOUT_LABEL = ("none", "skip", "undo", *ENTRY_KINDS)
 """Decisions without a label; ``none`` means that the row belongs to none of the classes."""
 
 Label = str | tuple[str, ...]
 """A class, or the set of classes of multi-label data."""
 Where = tuple[str, str]
 """Key and split, which together identify a row."""
+Unit = tuple[str, ...]
+"""What a decision is about: key and split of a row, followed by the class of an entry."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,10 @@ class Decision:
     key, split : str
         The row, as in the label table.
     decision : str
-        ``accept``, ``reject``, ``other``, ``none``, ``skip`` or ``undo``.
+        ``accept``, ``reject``, ``other``, ``none``, ``skip`` or ``undo``; ``present``, ``absent``, ``skip`` or
+        ``undo`` for an entry.
     label : str, tuple of str or None
-        The label from now on; None for ``none``, ``skip`` and ``undo``.
+        The label from now on; None for ``none``, ``skip`` and ``undo``, and for an entry.
     given, corrected : str, tuple of str or None
         The labels that the person saw (in an audit they are hidden).
     time : str
@@ -48,6 +54,8 @@ class Decision:
     lot : str
         The name of the lot, which was accepted as a whole after the person saw some of its rows; empty for a single
         row.
+    entry : str
+        The class that an audit of multi-label data asked about; empty if the decision is about the row.
     """
 
     key: str
@@ -59,6 +67,12 @@ class Decision:
     time: str
     audit: bool = False
     lot: str = ""
+    entry: str = ""
+
+    @property
+    def unit(self) -> Unit:
+        """What the decision is about."""
+        return (*self.where, self.entry) if self.entry else self.where
 
     @property
     def where(self) -> Where:
@@ -72,7 +86,7 @@ class Decision:
 
 
 FIELDS = tuple(field.name for field in fields(Decision))
-OPTIONAL = ("audit", "lot")
+OPTIONAL = ("audit", "lot", "entry")
 """Fields that are omitted when empty."""
 
 
@@ -82,15 +96,15 @@ def now() -> str:
 
 
 def read_reviews(path: Path | str) -> list[Decision]:
-    """Return the decisions that count, in order: the last decision about each row, without withdrawn ones."""
+    """Return the decisions that count, in order: the last decision about each row or entry, without withdrawn ones."""
     return History.read(Path(path)).standing()
 
 
 class History:
-    """All decisions of a file, by row; the last decision about a row counts."""
+    """All decisions of a file, by row or entry; the last decision about each counts."""
 
     def __init__(self) -> None:
-        self._of_row: dict[Where, list[tuple[int, Decision]]] = {}
+        self._made: dict[Unit, list[tuple[int, Decision]]] = {}
         self._count = 0
 
     @classmethod
@@ -102,37 +116,43 @@ class History:
         return found
 
     def add(self, decision: Decision) -> None:
-        """Add a decision; an undo removes the last one about its row."""
-        made = self._of_row.setdefault(decision.where, [])
+        """Add a decision; an undo removes the last one about its row or entry."""
+        made = self._made.setdefault(decision.unit, [])
         if decision.decision != "undo":
             self._count += 1
             made.append((self._count, decision))
         elif made:
             made.pop()
         if not made:
-            del self._of_row[decision.where]
+            del self._made[decision.unit]
 
-    def get(self, where: Where) -> Decision | None:
-        """Return the decision that counts for a row, or None."""
-        return self._of_row[where][-1][1] if where in self._of_row else None
+    def get(self, unit: Unit) -> Decision | None:
+        """Return the decision that counts for a row or an entry, or None."""
+        return self._made[unit][-1][1] if unit in self._made else None
 
     def last(self) -> Decision | None:
-        """Return the newest decision that was not withdrawn."""
-        return max((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0], default=(0, None))[1]
+        """Return the newest decision about a row that was not withdrawn."""
+        newest = (made[-1] for made in self._made.values() if not made[-1][1].entry)
+        return max(newest, key=lambda numbered: numbered[0], default=(0, None))[1]
 
     def of_lot(self, lot: str) -> list[Decision]:
         """Return the decisions of a lot that still count, i.e. whose rows were not decided again later."""
-        return [made[-1][1] for made in self._of_row.values() if made[-1][1].lot == lot]
+        return [made[-1][1] for made in self._made.values() if made[-1][1].lot == lot]
 
-    def audited(self) -> dict[Where, Decision]:
-        """Return the last audit answer about each row, even if a later review decided otherwise."""
-        answers = ((where, [one for _, one in made if one.audit]) for where, made in self._of_row.items())
-        return {where: found[-1] for where, found in answers if found}
+    def audited(self) -> dict[Unit, Decision]:
+        """Return the last audit answer about each row or entry, even if a later review decided otherwise."""
+        answers = ((unit, [one for _, one in made if one.audit]) for unit, made in self._made.items())
+        return {unit: found[-1] for unit, found in answers if found}
 
     def standing(self) -> list[Decision]:
-        """Return the decisions that count, in the order they were made."""
-        latest = sorted((made[-1] for made in self._of_row.values()), key=lambda numbered: numbered[0])
-        return [decision for _, decision in latest]
+        """Return the decisions that count, in the order they were made.
+
+        A decision about a row replaces earlier answers about its entries.
+        """
+        latest = {unit: made[-1] for unit, made in self._made.items()}
+        of_rows = {unit: number for unit, (number, decision) in latest.items() if not decision.entry}
+        standing = [one for one in latest.values() if not of_rows.get(one[1].where, 0) > one[0]]
+        return [decision for _, decision in sorted(standing, key=lambda numbered: numbered[0])]
 
 
 def read_lines(path: Path) -> Iterator[Decision]:
@@ -166,7 +186,7 @@ def parse_line(line: bytes) -> Decision:
     found = parse_json(line)
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}")
-    for name in ("key", "split", "time", "lot"):
+    for name in ("key", "split", "time", "lot", "entry"):
         if not isinstance(found.get(name, ""), str):
             raise ValueError(f"{name} is {str(found[name])[:40]!r}; expected text")
     key, kind, label = found["key"], found["decision"], _label(found.get("label"))
@@ -174,12 +194,15 @@ def parse_line(line: bytes) -> Decision:
         raise ValueError(f"decision is {str(kind)[:40]!r}; expected {', '.join(KINDS)}")
     if (label is None) != (kind in WITHOUT_LABEL):
         raise ValueError(f"label is {label!r} for {kind}")
+    entry = found.get("entry", "")
+    if (kind in ENTRY_KINDS and not entry) or (entry and kind not in (*ENTRY_KINDS, "skip", "undo")):
+        raise ValueError(f"entry is {entry!r} for {kind}")
     audit = found.get("audit", False)
     if not isinstance(audit, bool):
         raise ValueError(f"audit is {str(audit)[:40]!r}; expected true or false")
     given, corrected = (_label(found.get(name, "")) for name in ("given", "corrected"))
     split, time, lot = (found.get(name, "") for name in ("split", "time", "lot"))
-    return Decision(key, split, kind, label, given, corrected, time, audit, lot)
+    return Decision(key, split, kind, label, given, corrected, time, audit, lot, entry)
 
 
 def _label(value: Any) -> Label | None:

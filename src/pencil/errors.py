@@ -1,7 +1,10 @@
-"""Errors that a user can act on: each message says what was seen, where, what was expected and what to do."""
+"""Errors and warnings that a user can act on: what was seen, where, what was expected and what to do."""
 
 import json
+import logging
+import re
 import shlex
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +71,34 @@ class TrainingError(PencilError, RuntimeError):
 
 class RunError(PencilError, OSError):
     """A run directory cannot be written or read."""
+
+
+class PencilWarning(UserWarning):
+    """Base class of pencil's warnings: training goes on, but something deserves attention."""
+
+
+class DataWarning(PencilWarning):
+    """Rows were skipped, ignored or matched in a way that may not be intended."""
+
+
+class MethodWarning(PencilWarning):
+    """The method or the network does something else than was asked for, or cannot help."""
+
+
+def warn(message: str, category: type[PencilWarning], stacklevel: int) -> None:
+    """Issue a warning, and log it under ``pencil`` unless a filter ignores it; ``stacklevel`` as in `warnings.warn`."""
+    if not _is_ignored(message, category):
+        logging.getLogger("pencil").warning(message)
+    warnings.warn(message, category, stacklevel=stacklevel + 1)
+
+
+def _is_ignored(message: str, category: type[Warning]) -> bool:
+    """Return whether the first filter for all modules that fits is "ignore"."""
+    for action, text, kind, module, line in warnings.filters:
+        everywhere = module is None and not line
+        if everywhere and issubclass(category, kind) and (text is None or re.match(text, message)):
+            return action == "ignore"
+    return False
 
 
 def reason_of(error: BaseException) -> str:

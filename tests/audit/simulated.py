@@ -57,6 +57,8 @@ WIDE = {
     ("noise 10 %, sharp confidence", "corrected"),  # errors are where the network expects them, and nearly all are seen
     ("noise 10 %, sharp confidence", "given"),
     ("8 changes", "changes"),  # all are looked at: the interval is a point
+    ("70 % changed", "given"),  # most given labels are wrong; near 0 and 1 the score test is cautious
+    ("300 rows", "corrected"),  # a third is looked at
     ("300 rows", "changes"),  # nearly all are looked at, and what is left is a matter of single rows
     ("300 rows, overconfident", "changes"),
     ("150 rows", "corrected"),

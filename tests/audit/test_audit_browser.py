@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from audit_runs import make_run
+from audit_runs import make_entry_run, make_run
 from browser import expect, person
 from review_runs import served_app
 
@@ -135,3 +135,29 @@ def test_digits_have_their_own_keys(chromium, tmp_path):
         press(page, "0")
         expect(page.locator("#progress")).to_have_text("2 of 100 rows")
     assert [label for _, label in answers(run)] == ["7", "0"]
+
+
+def test_entries_are_answered_with_yes_and_no(chromium, tmp_path):
+    run = tmp_path / "run"
+    make_entry_run(run, classes=("<b>sea</b>", "sky", "sun"))
+    with shown(chromium, run, 25) as page:
+        progress = page.locator("#progress")
+        expect(progress).to_have_text("0 of 25 entries")
+        assert page.locator(".asked").inner_text() in {
+            f"Is {name} in this row?" for name in ("<b>sea</b>", "sky", "sun")
+        }
+        expect(page.locator(".offered button")).to_have_text(["y yes", "n no"])
+        expect(page.locator(".rest button")).to_have_text(["s cannot tell"])
+        for number, key in enumerate("yns", 1):
+            press(page, key)
+            expect(progress).to_have_text(f"{number} of 25 entries")
+        for key in "x1o/":  # keys of single-label data
+            press(page, key)
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("button.chosen")).to_have_text("s cannot tell")
+        page.keyboard.press("u")
+        expect(progress).to_have_text("2 of 25 entries")
+        press(page, "y")
+        expect(progress).to_have_text("3 of 25 entries")
+        assert page.locator("b").count() == 0
+    assert [kind for kind, _ in answers(run)] == ["present", "absent", "present"]

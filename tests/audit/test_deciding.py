@@ -52,11 +52,13 @@ def right_after(rows, decider):
 # The mathematics
 
 
+MEAN, DEVIATION = np.array([0.0, 1.0, 0.0]), np.array([5.0, 0.2, 2.5])
+
+
 def log_posterior(parameters, inputs, wrong):
     """The density that the fit maximises, row by row: independent normal priors, and a sigmoid with a floor."""
     total = sum(
-        -0.5 * ((one - mean) / deviation) ** 2
-        for one, mean, deviation in zip(parameters, (0, 1, 0), (3, 0.3, 0.3), strict=True)
+        -0.5 * ((one - mean) / deviation) ** 2 for one, mean, deviation in zip(parameters, MEAN, DEVIATION, strict=True)
     )
     for row, is_wrong in zip(inputs.tolist(), wrong.tolist(), strict=True):
         plain = 1 / (1 + math.exp(-sum(a * b for a, b in zip(row, parameters, strict=True))))
@@ -78,7 +80,7 @@ def test_the_gradient_is_the_slope(seed, monkeypatch):
     kept = []
     minimize = deciding.minimize
     monkeypatch.setattr(deciding, "minimize", lambda f, *a, **k: kept.append(f) or minimize(f, *a, **k))
-    deciding._most_probable(inputs, wrong)
+    deciding._fit(inputs, wrong, MEAN, DEVIATION)
     for point in np.random.default_rng(seed).normal((0.3, 0.9, 0.2), 0.3, (5, 3)):
         value, gradient = kept[0](point)
         constant = value + log_posterior(point, inputs, wrong)
@@ -92,7 +94,7 @@ def test_the_gradient_is_the_slope(seed, monkeypatch):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_fit_is_the_best_point_of_a_grid(seed):
     inputs, wrong = answered(seed)
-    found = deciding._most_probable(inputs, wrong)
+    found, _ = deciding._fit(inputs, wrong, MEAN, DEVIATION)
     best, width = np.array([0.0, 1.0, 0.5]), np.array([4.0, 1.0, 0.5])
     for _ in range(9):  # each grid is centred on the best point of the last one, and half as wide
         axes = [centre + around * np.linspace(-1, 1, 7) for centre, around in zip(best, width, strict=True)]
@@ -104,7 +106,45 @@ def test_the_fit_is_the_best_point_of_a_grid(seed):
     assert log_posterior(found, inputs, wrong) >= log_posterior(best, inputs, wrong) - 1e-6
 
 
-@pytest.mark.parametrize("decider", [Decider(), Decider(2.0, 0.7, 0.4, -3.0, used=True), Decider(-4, 0.0, 1.0, 5.0)])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_evidence_is_the_integral_of_the_density(seed):
+    """With many answers Laplace's approximation is close; priors are normalised, so that models can be compared."""
+    inputs, wrong = answered(seed, 200)
+    found, evidence = deciding._fit(inputs, wrong, MEAN, DEVIATION)
+    rng = np.random.default_rng(seed)
+    spread = np.array([0.9, 0.2, 0.5])
+    points = found + spread * rng.standard_t(5, (4000, 3))  # importance sampling
+    proposal = [sum(student(one) for one in (point - found) / spread) - np.log(spread).sum() for point in points]
+    normal = -np.log(DEVIATION).sum() - 1.5 * math.log(2 * math.pi)
+    logs = np.array([log_posterior(point, inputs, wrong) for point in points]) + normal - proposal
+    logs[(points[:, 1:] < 0).any(axis=1)] = -np.inf
+    assert evidence == pytest.approx(np.log(np.exp(logs - logs.max()).mean()) + logs.max(), abs=0.7)
+
+
+def student(value, freedom=5):
+    """The log-density of Student's t distribution."""
+    top = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    return top - (freedom + 1) / 2 * math.log1p(value**2 / freedom)
+
+
+def test_the_prior_of_rank_does_not_depend_on_the_spread_of_the_scores():
+    """A network that squeezes all scores together, and ranks them as well, is decided in the same way."""
+    truth, given, probs, scores = timid_rows(2000, 0)
+    logits = np.log(scores) - np.log1p(-scores)
+    squeezed = 1 / (1 + np.exp(-(logits - logits.mean()) / 8))
+    rows = np.random.default_rng(1).permutation(2000)[:60]
+    found = [
+        fit_decider(Scores.of(probs[rows], given[rows], one[rows]), given[rows], truth[rows])
+        for one in (1 / (1 + np.exp(-(logits - logits.mean()) / 2)), squeezed)
+    ]
+    assert found[0].weight == pytest.approx(found[1].weight, abs=1e-3)
+    assert found[1].rank == pytest.approx(4 * found[0].rank, rel=0.02)
+
+
+DECIDERS = [Decider(), Decider(2.0, 0.7, 0.4, -3.0, 0.5, weight=1.0), Decider(-4, 0.0, 1.0, 5.0, 1.0, weight=0.3)]
+
+
+@pytest.mark.parametrize("decider", DECIDERS)
 @pytest.mark.parametrize("make", [good_rows, timid_rows])
 def test_distributions_sum_to_one_and_the_runner_up_stays_second(decider, make):
     _, given, probs, scores = make(500, 0)
@@ -134,7 +174,7 @@ def test_the_own_posterior_is_the_decision_without_answers():
 
 def test_two_classes_have_one_runner_up():
     given, probs = np.array([0, 1, 0]), np.array([[0.9, 0.1], [0.6, 0.4], [1.0, 0.0]])
-    found, wrong = Decider(1.0, 1.0, 0.0, -2.0, used=True).decide(probs, given, 1 - probs[np.arange(3), given])
+    found, wrong = Decider(1.0, 1.0, 0.0, -2.0, weight=1.0).decide(probs, given, 1 - probs[np.arange(3), given])
     odds = np.array([1 / 9, 1.5, 1e-4 / (1 - 1e-4)]) * math.e
     np.testing.assert_allclose(wrong, odds / (1 + odds))
     np.testing.assert_allclose(found[np.arange(3), 1 - given], wrong)

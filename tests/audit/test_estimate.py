@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from scipy.stats import t
 from simulated import COLUMNS, DECIDED, WIDE, simulate
 
 from pencil.auditing.estimate import Fraction, audited_fraction, fraction_interval
 
 
 def wilson(count, rows):
-    z = 1.959963984540054
+    z = t.ppf(0.975, rows - 1)
     centre = (count + z**2 / 2) / (rows + z**2)
     half = z / (rows + z**2) * np.sqrt(count * (rows - count) / rows + z**2 / 4)
     return centre - half, centre + half
@@ -46,7 +47,7 @@ def on_a_grid(seen, drawn, weights):
         place = np.argmax(np.where(near, likelihood, -np.inf))
         best = first.flat[place], second.flat[place]
         variance = sum(w**2 * r * (1 - r) / n for w, r, n in zip(weights, best, drawn, strict=True))
-        if (wanted - estimate) ** 2 <= 1.96**2 * variance:
+        if (wanted - estimate) ** 2 <= t.ppf(0.975, drawn.sum() - 1) ** 2 * variance:
             inside.append(wanted)
     return min(inside), max(inside)
 
@@ -145,8 +146,8 @@ def test_intervals_cover(column):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("case", DECIDED)
 def test_intervals_cover_labels_that_the_answers_decide(case):
-    """Measured with 400 audits: 92.2 to 96.8 %, less chance; changes are covered less often, down to 90.8 %."""
+    """Measured with 400 audits: at least 93 %, less chance."""
     covered = simulate(DECIDED[case], audits=400)
-    assert 0.91 <= covered["corrected"] <= 0.98 and 0.91 <= covered["given"] <= 0.98
-    if case != "no ranking, noise 40 %":  # which changes labels in 9 audits only
-        assert covered["changes"] >= 0.89
+    assert covered["corrected"] >= 0.915 and covered["given"] >= 0.915
+    if case != "no ranking, noise 40 %":  # which changes labels in few audits, those whose answers happen to suggest it
+        assert covered["changes"] >= 0.915

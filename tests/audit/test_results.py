@@ -7,7 +7,6 @@ import pytest
 from audit_runs import answer_all, make_run, make_timid_run
 
 from pencil.auditing.blind import Blind
-from pencil.auditing.design import draw_sample
 from pencil.auditing.results import collect, decide, measure, read_answers, record, rows_needed
 from pencil.auditing.sample import DESIGN, open_sample
 from pencil.decisions import History, pinned_labels, read_lines, read_reviews
@@ -154,11 +153,11 @@ def test_a_sample_is_not_drawn_twice(run, words, change):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b"{}", b'{"format": 3, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
-     b'{"format": 1, "seed": true, "stages": [100], "rows": []}',
-     b'{"format": 1, "seed": 0, "stages": [], "rows": []}',
-     b'{"format": 1, "seed": 0, "stages": [100, 50], "rows": []}',
-     b'{"format": 1, "seed": 0, "stages": [100], "rows": [["x", "train"]]}'],
+    [b"", b"[]", b"{}", b'{"format": 4, "seed": 0, "stages": [100], "rows": []}', b"[" * 100_000,
+     b'{"format": 3, "seed": true, "stages": [100], "rows": []}',
+     b'{"format": 3, "seed": 0, "stages": [], "rows": []}',
+     b'{"format": 3, "seed": 0, "stages": [100, 50], "rows": []}',
+     b'{"format": 3, "seed": 0, "stages": [100], "rows": [["x", "train"]]}'],
 )  # fmt: skip
 def test_a_damaged_design_is_refused(run, content):
     make_run(run)
@@ -167,18 +166,13 @@ def test_a_damaged_design_is_refused(run, content):
         open_sample(run)
 
 
-def test_an_audit_of_format_1_keeps_its_random_stream(run):
-    truth = make_run(run)
-    sample = open_sample(run)
-    assert json.loads((run / DESIGN).read_text())["format"] == 2
-    old = draw_sample(sample.strata, (100,), 0, own_stream=False)
-    assert old.tolist() != sample.places.tolist()
-    rows = [[sample.labels.keys[row].as_py(), "train"] for row in sample.population[old].tolist()]
-    (run / DESIGN).write_text(json.dumps({"format": 1, "seed": 0, "stages": [100], "rows": rows}))
-    assert open_sample(run).places.tolist() == old.tolist()
-    more = answer_all(run, truth, rows=150)
-    assert more.places[:100].tolist() == old.tolist() and json.loads((run / DESIGN).read_text())["format"] == 1
-    assert measure(read_answers(run, open_sample(run)))[0].rows == 150
+@pytest.mark.parametrize("form", [1, 2])
+def test_an_audit_of_a_version_before_1_is_refused_with_what_to_do(run, form):
+    make_run(run)
+    tree = open_sample(run).to_tree()
+    (run / DESIGN).write_text(json.dumps(tree | {"format": form}))
+    with pytest.raises(RunError, match=f"format {form}, of a version before 1.0.*expected format 3; remove the file"):
+        open_sample(run)
 
 
 def test_too_few_rows_and_no_audit_are_said(run):

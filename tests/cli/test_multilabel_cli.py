@@ -14,6 +14,7 @@ from conftest import paint
 
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
+from pencil.review.queue import Filter
 from pencil.review.session import Review
 
 pytestmark = pytest.mark.filterwarnings("ignore:auto (cannot|needs):UserWarning")  # tested in test_auto.py
@@ -46,7 +47,7 @@ def home(tmp_path_factory):
     np.savez(folder / "soft.npz", x=x[:200], y=soft)
     settings = ["--method", "pencil", "--set", "training.batch_size=16", "--set", "data.validation=0.2"]
     done = pencil("train", "mine.npz", "--out", "run", "--epochs", 20, *settings, cwd=folder)
-    assert "test mAP after 20 epochs" in done.stdout and "--only-changed --entries" in done.stdout
+    assert "test mAP after 20 epochs" in done.stdout and "pencil audit run" in done.stdout
     words = " ".join(done.stdout.split())
     assert re.search("verdict (reliable|doubtful)", words) and "points of right labels" in words
     assert "test mAP" in done.stderr
@@ -55,9 +56,10 @@ def home(tmp_path_factory):
 
 def test_training_and_review_count_the_same_rows(home):
     shown = " ".join(pencil("show", "run", cwd=home).stdout.split())
-    labels, rows = re.search(r"look at (\d+) labels in (\d+) rows: ", shown).groups()
+    labels, rows = re.search(r"look at .* (\d+) suspects in (\d+) rows \(worth a look\)", shown).groups()
     with Review(home / "run") as review:
-        assert review.queue.lists == f"{rows} rows to look at"
+        assert review.queue.lists.startswith(f"{labels} suspects in {rows} rows, ")
+        assert len(review.queue.rows(Filter("look"))) == int(rows)
     assert 0 < int(rows) <= int(labels)
 
 
@@ -87,12 +89,10 @@ def test_train_warns_of_unknown_rows(home):
     words = ["train", "soft.npz", "--set", "data.multilabel=true", "--epochs", 3, "--set", "data.validation=0"]
     done = pencil(*words, "--out", "soft", cwd=home)
     assert done.stderr.count("warning: 2 of 200 training rows have no known labels and are ignored in training") == 1
-    assert (
-        "verdict doubtful no rows were held out" in " ".join(done.stdout.split()) and "pencil audit" not in done.stdout
-    )
+    assert "verdict doubtful no rows were held out" in " ".join(done.stdout.split()) and "pencil audit" in done.stdout
     shown = pencil("labels", "soft", "--entries", cwd=home)
     rows = rows_of(shown.stdout)
-    assert "'doubtful'" in shown.stderr and "pencil review soft" in shown.stderr and "pencil audit" not in shown.stderr
+    assert "'doubtful'" in shown.stderr and "pencil review soft" in shown.stderr and "pencil audit soft" in shown.stderr
     assert {row["changed"] for row in rows} == {"False"}  # nothing is proposed, so there is nothing to refuse
     assert "200 labels written" in pencil("labels", "soft", "--out", "soft.csv", cwd=home).stderr
     assert [row["given"] for row in rows[:3]] == ["", "", ""] and rows[21]["given"] == "0" and len(rows) == 600
@@ -105,7 +105,7 @@ def test_a_doubtful_run_that_changes_labels_is_refused_without_anyway(home, tmp_
     (run / "summary.json").write_text(json.dumps(tree))
     refused = pencil("labels", "run", "--out", "l.csv", cwd=tmp_path, code=2).stderr
     assert "of its proposed labels are not reviewed" in refused and "--anyway" in refused
-    assert "pencil audit" not in refused and not (tmp_path / "l.csv").exists()
+    assert "pencil audit run" in refused and not (tmp_path / "l.csv").exists()
     assert "200 labels written" in pencil("labels", "run", "--anyway", "--out", "l.csv", cwd=tmp_path).stderr
 
 
@@ -148,8 +148,18 @@ def test_labels_row_by_row_and_entry_by_entry(home):
         for name, value in (("given", "1"), ("corrected", "1")):
             assert row[name] == ";".join(entry["class"] for entry in mine if entry[name] == value)
         assert int(row["changed"]) == sum(entry["changed"] == "True" for entry in mine)
-    refused = pencil("labels", "run", "--suspects", cwd=home, code=2).stderr
-    assert "multi-label; --suspects only works with single-label data; write --only-changed instead" in refused
+    suspects = rows_of(pencil("labels", "run", "--entries", "--suspects", cwd=home).stdout)
+    counts = json.loads((home / "run" / "summary.json").read_text())["labels"]
+    assert 0 < len(suspects) == counts["suspects"] == sum(entry["suspect"] == "True" for entry in entries)
+    scores = [float(entry["issue_score"]) for entry in suspects]
+    assert (
+        scores == sorted(scores, reverse=True)
+        and len({entry["key"] for entry in suspects}) == counts["rows_to_look_at"]
+    )
+    listed = rows_of(pencil("labels", "run", "--suspects", cwd=home).stdout)
+    assert len(listed) == counts["rows_to_look_at"]
+    named = {(row["key"], name) for row in listed for name in row["suspects"].split(";")}
+    assert named == {(entry["key"], entry["class"]) for entry in suspects}
     changed = rows_of(pencil("labels", "run", "--entries", "--only-changed", cwd=home).stdout)
     assert 0 < len(changed) == sum(int(row["changed"]) for row in rows)
     words = ["labels", "run", "--entries", "--format=parquet", "--out=e.parquet", "--anyway"]

@@ -12,6 +12,7 @@ from pencil.data.inputs.base import TensorInputs
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
+from pencil.errors import DataWarning
 
 
 @pytest.fixture
@@ -77,14 +78,14 @@ def test_a_cache_that_lost_its_pixels_is_made_anew(pets, tmp_path, decoded):
 
 def test_rows_that_cannot_be_read_are_remembered(pets, tmp_path, decoded):
     truncate(pets / "cat/0.png"), truncate(pets / "dog/4.png")
-    with pytest.warns(UserWarning, match="the row is skipped"):
+    with pytest.warns(DataWarning, match="the row is skipped"):
         first = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
     second = ready(pets, tmp_path / "cache", bad_rows="skip", normalize="none")
     assert len(decoded) == 20 and len(second) == 20  # rows keep their place, as without a cache
     assert second.keys.tolist() == first.keys.tolist() and int(second.inputs.readable.sum()) == 18
     plain = ready(pets, "none", bad_rows="skip", normalize="none")
     assert plain.keys.tolist() == second.keys.tolist()
-    with pytest.warns(UserWarning, match="the row is skipped"):
+    with pytest.warns(DataWarning, match="the row is skipped"):
         assert torch.equal(values(second), values(plain)) and len(values(second)) == 18
 
 

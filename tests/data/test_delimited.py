@@ -15,6 +15,7 @@ from pencil.data.read import load
 from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.delimited import Dialect, find_delimiter, find_dialect, read_delimited
+from pencil.errors import DataWarning
 
 LINES = (("path", "label", "width"), ("0.png", "kätzchen", "3"), ("1.png", "hund", "4"), ("2.png", "kätzchen", "5"))
 
@@ -85,17 +86,17 @@ def test_unicode_with_and_without_a_mark(here, encoding, delimiter):
 
 @pytest.mark.parametrize(("encoding", "said"), [("latin-1", "Windows-1252"), ("cp1252", "Windows-1252")])
 def test_other_encodings_are_read_with_a_note(here, encoding, said):
-    with pytest.warns(UserWarning, match=rf"table.csv is not UTF-8 and is read as {said}"):
+    with pytest.warns(DataWarning, match=rf"table.csv is not UTF-8 and is read as {said}"):
         train = read(write(here, ";", encoding)).train
     assert train.classes == ("hund", "kätzchen")
 
 
 def test_windows_has_letters_where_latin_1_has_none(here):
     lines = (("path", "label"), ("0.png", "5 €"), ("1.png", "“no”"))
-    with pytest.warns(UserWarning, match="Windows-1252"):
+    with pytest.warns(DataWarning, match="Windows-1252"):
         assert read(write(here, encoding="cp1252", lines=lines)).train.classes == ("5 €", "“no”")
     (here / "t.csv").write_bytes(b"path,label\n0.png,\xe4\x81\n1.png,b\n")  # 81 has no meaning on Windows
-    with pytest.warns(UserWarning, match="read as Latin-1"):
+    with pytest.warns(DataWarning, match="read as Latin-1"):
         assert read(here / "t.csv").train.classes == ("b", "ä\x81")
 
 
@@ -153,12 +154,12 @@ def test_broken_lines_are_counted_and_named_or_left_out(here):
     message = r"t.csv has 2 bad rows of 4: row 3: it has 1 cell; expected 2, as the header has; row 4: it has 3 cells"
     with pytest.raises(DataError, match=message + r'.*settings={"data.bad_rows": "skip"}'):
         read(here / "t.csv")
-    with pytest.warns(UserWarning, match=message + ".*; they are skipped"):
+    with pytest.warns(DataWarning, match=message + ".*; they are skipped"):
         assert read(here / "t.csv", bad_rows="skip").train.keys.tolist() == ["0.png", "3.png"]
     (here / "t.csv").write_text("path,label\n0.png,a\n1.png\n3.png,b\n")
     with pytest.raises(DataError, match=r"1 bad row of 3: .*skip it with settings="):
         read(here / "t.csv")
-    with pytest.warns(UserWarning, match=r"1 bad row of 3: .*; it is skipped"):
+    with pytest.warns(DataWarning, match=r"1 bad row of 3: .*; it is skipped"):
         read(here / "t.csv", bad_rows="skip")
     (here / "t.csv").write_text("path,label\n0.png\n")
     with pytest.raises(DataError, match="1 bad row of 1"):
@@ -174,16 +175,16 @@ def test_rows_keep_their_numbers_when_broken_lines_are_left_out(here):
     """So that what was said about a row is about the same row when the line is repaired."""
     lines = ["1.5,red,a", "broken", "2.5,blue,b", "", "9,9,9,9", "3.5,red,a", "4.5,red,z"]
     path = numbered(here, *lines)
-    with pytest.warns(UserWarning, match=r"2 bad rows of 6: row 3: it has 1 cell; .*row 5: it has 4 cells"):
+    with pytest.warns(DataWarning, match=r"2 bad rows of 6: row 3: it has 1 cell; .*row 5: it has 4 cells"):
         train = read(path, bad_rows="skip").train
     assert train.keys.tolist() == ["2", "4", "6", "7"]
     repaired = read(numbered(here, *("2,red,b" if line in ("broken", "9,9,9,9") else line for line in lines)))
     kept = dict(zip(repaired.train.keys, repaired.train.given_labels.tolist(), strict=True))
     assert [kept[key] for key in train.keys] == train.given_labels.tolist()
     path = numbered(here, *lines)
-    with pytest.warns(UserWarning, match="cells"), pytest.warns(UserWarning, match=r"1 bad row of 4: row 7: label 'z'"):
+    with pytest.warns(DataWarning, match="cells"), pytest.warns(DataWarning, match=r"1 bad row of 4: row 7: label 'z'"):
         assert read(path, bad_rows="skip", classes=("a", "b")).train.keys.tolist() == ["2", "4", "6"]
-    with pytest.warns(UserWarning, match="skipped"):  # a key column is what it was
+    with pytest.warns(DataWarning, match="skipped"):  # a key column is what it was
         assert read(path, bad_rows="skip", columns={"key": "size"}).train.keys[1] == "2.5"
 
 
@@ -192,7 +193,7 @@ def test_pieces_of_a_table_have_the_same_numbers(here, block):
     odd = {3, 4, 50, 118, 119}
     path = numbered(here, *("x" if number in odd else f"{number},red,a" for number in range(120)))
     schema = pa.schema([(name, pa.string()) for name in ("size", "colour", "label")])
-    with pytest.warns(UserWarning, match="5 lines with too many or too few cells"):
+    with pytest.warns(DataWarning, match="5 lines with too many or too few cells"):
         pieces = list(delimited.read_pieces(path, Dialect(), schema, block))
     numbers = np.concatenate([piece.numbers for piece in pieces])
     assert numbers.tolist() == [number for number in range(120) if number not in odd]
@@ -226,7 +227,7 @@ def test_all_bad_rows_are_counted_and_the_first_five_named(here):
 
 def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):
     settings = bad_table(here).model_copy(update={"bad_rows": "skip"})
-    with pytest.warns(UserWarning, match=r"8 bad rows of 10: .*; they are skipped"):
+    with pytest.warns(DataWarning, match=r"8 bad rows of 10: .*; they are skipped"):
         train = load(settings).train
     assert train.keys.tolist() == ["0.png", "3.png"] and train.given_labels.tolist() == [0, 1]
     assert train.rows.tolist() == [0, 5] and len(next(iter(train.batches(2))).rows) == 2
@@ -238,11 +239,11 @@ def test_bad_rows_are_left_out_and_the_others_keep_their_keys(here):
 def test_bad_distributions_and_entries_are_left_out(here):
     (here / "t.csv").write_text("path,a,b\n0.png,0.5,0.5\n1.png,0.9,0.9\n2.png,,\n3.png,1,0\n")
     columns = {"probabilities": ("a", "b")}
-    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 3 .*the label distribution is \[0.9 0.9\]"):
+    with pytest.warns(DataWarning, match=r"1 bad row of 4: row 3 .*the label distribution is \[0.9 0.9\]"):
         splits = read(here / "t.csv", columns=columns, bad_rows="skip")
     assert splits.sizes() == {"train": 2, "unlabelled": 1} and splits.train.keys.tolist() == ["0.png", "3.png"]
     (here / "t.csv").write_text("path,a,b\n0.png,1,1\n1.png,3,0\n3.png,1,0\n")
-    with pytest.warns(UserWarning, match=r"row 3 .*the multi-label entries are \[3. 0.\]"):
+    with pytest.warns(DataWarning, match=r"row 3 .*the multi-label entries are \[3. 0.\]"):
         train = read(here / "t.csv", columns={"indicators": ("a", "b")}, bad_rows="skip").train
     assert train.given_labels.tolist() == [[1, 1], [1, 0]]
 
@@ -306,7 +307,7 @@ def test_labels_are_classes_as_they_are_written(here, cells, classes):
 
 
 def test_one_number_written_in_two_ways_is_warned_of(here):
-    with pytest.warns(UserWarning, match="'1' and '1.0' .*the same number"):
+    with pytest.warns(DataWarning, match="'1' and '1.0' .*the same number"):
         read(several(here, ("2", "1.0", "1", "2")))
     assert read(several(here, ("1", "1.0", "2", "2")), classes=["1", "1.0", "2"]).train.classes == ("1", "1.0", "2")
 

@@ -9,7 +9,7 @@ import pencil
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
-from pencil.errors import DataError
+from pencil.errors import DataError, DataWarning
 
 WORDS = {"a": "good fine great film {} this was", "b": "bad awful poor film {} it was"}
 
@@ -40,7 +40,7 @@ def test_a_row_without_text_of_a_file(tmp_path, name, first, second, empty):
     message = rf"2 bad rows of 40: row {first}: there is no text in column 'text'; row {second}: there is no text"
     with pytest.raises(DataError, match=message):
         load(settings)
-    with pytest.warns(UserWarning, match=message + ".*skipped"):
+    with pytest.warns(DataWarning, match=message + ".*skipped"):
         splits = load(settings.model_copy(update={"bad_rows": "skip"}))
     assert len(splits.train) == 38
     assert prepare(settings, splits, seed=0).splits.train.inputs.shape  # encoded without a row too few
@@ -57,7 +57,7 @@ def test_a_row_without_text_of_a_data_frame(empty):
     ):
         with pytest.raises(DataError, match="the table has 2 bad rows of 40: row 3: there is no text in column 'text'"):
             read(DataSettings())
-        with pytest.warns(UserWarning, match="2 bad rows of 40"):
+        with pytest.warns(DataWarning, match="2 bad rows of 40"):
             assert read(skip).keys.tolist() == [str(row) for row in range(40) if row not in (3, 17)]
 
 

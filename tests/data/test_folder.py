@@ -11,6 +11,7 @@ from pencil.data.inputs.base import Normalization
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
+from pencil.errors import DataWarning
 from pencil.job import assemble, run_recipe
 from pencil.methods import CrossEntropy, Pencil
 
@@ -77,7 +78,7 @@ def test_an_empty_folder_is_no_class_and_a_note_says_so(pets):
 def test_an_empty_class_is_refused_where_it_is_named(pets):
     (pets / "fish").mkdir()
     with (
-        pytest.warns(UserWarning, match="contain no images"),
+        pytest.warns(DataWarning, match="contain no images"),
         pytest.raises(DataError, match=r"1 of 3 classes have no example: 'fish'; expected at least one each"),
     ):
         prepare(DataSettings(), load(DataSettings(source=str(pets), classes=("cat", "dog", "fish"))), seed=0)
@@ -88,7 +89,7 @@ def test_an_empty_folder_beside_the_classes_of_training(tmp_path):
         for name in ("cat", "dog"):
             paint(tmp_path / split / name / "1.png")
         (tmp_path / split / "fish").mkdir()
-    with pytest.warns(UserWarning, match="contain no images") as notes:
+    with pytest.warns(DataWarning, match="contain no images") as notes:
         splits = read(tmp_path)
     assert len(notes) == 2 and splits.sizes() == {"train": 2, "validation": 2}
 
@@ -170,7 +171,7 @@ def test_a_truncated_file_is_left_out_and_every_other_row_stays_in_line(tmp_path
     }  # fmt: skip
     chosen = recipe.parse(tree)
     Watch.seen.clear()
-    with pytest.warns(UserWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
+    with pytest.warns(DataWarning, match=rf"image '{broken}' \(row 8\) cannot be read"):
         run = run_recipe(chosen, tmp_path / "run", method=Watch(epochs=2))
         splits = assemble(chosen, load(chosen.data), method=Watch()).prepared.splits
     train = splits.train
@@ -205,7 +206,7 @@ def test_corrected_labels_are_those_of_their_keys_when_a_row_is_left_out(tmp_pat
     }
     chosen = recipe.parse(tree)
     method = Pencil(backbone_epochs=4, correction_epochs=12, finetune_epochs=0, step=8.0)
-    with pytest.warns(UserWarning, match="dark/03.png"):
+    with pytest.warns(DataWarning, match="dark/03.png"):
         run = run_recipe(chosen, method=method)
     changed = {row["key"]: row["corrected"] for row in run.labels.to_pylist() if row["changed"]}
     assert changed == {"dark/20.png": "light"}

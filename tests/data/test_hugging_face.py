@@ -11,6 +11,7 @@ from pencil.data.columns import Columns
 from pencil.data.prepare import prepare
 from pencil.data.read import load
 from pencil.data.settings import DataSettings
+from pencil.errors import DataWarning
 
 datasets = pytest.importorskip("datasets")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of the library itself
@@ -121,6 +122,6 @@ def test_bad_rows_are_skipped_on_request(tmp_path):
         DataError, match=r"the dataset has 1 bad row of 4: row 2: label 'c' is not one of the 2 classes"
     ):
         load(settings)
-    with pytest.warns(UserWarning, match=r"1 bad row of 4: row 2: label 'c' .*; it is skipped"):
+    with pytest.warns(DataWarning, match=r"1 bad row of 4: row 2: label 'c' .*; it is skipped"):
         found = load(settings.model_copy(update={"bad_rows": "skip"})).train
     assert found.keys.tolist() == ["0", "1", "3"] and found.given_labels.tolist() == [0, 1, 0]

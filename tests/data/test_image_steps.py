@@ -17,6 +17,7 @@ from pencil.data.inputs.transform import Normalization
 from pencil.data.keys import as_keys
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings
+from pencil.errors import DataWarning
 
 ROWS, SIDE = 7, (96, 104)
 HALF = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -139,7 +140,7 @@ def test_rows_that_cannot_be_read_are_left_out(tmp_path):
     names = as_keys([paint(tmp_path / f"{row}.png", row, (40, 40)).name for row in range(4)])
     truncate(tmp_path / "1.png")
     inputs = ImageInputs(ImageFiles(tmp_path, names), size=(40, 40), unreadable="skip")
-    with pytest.warns(UserWarning, match="the row is skipped"):
+    with pytest.warns(DataWarning, match="the row is skipped"):
         cached = inputs.cached(torch.arange(4))
     chunks, view = [torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([2, 3])], View(0, 0, PHOTOS)
     parts = [list(some.batches(chunks, view)) for some in (inputs, cached, replace(cached, workers=2))]

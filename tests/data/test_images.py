@@ -18,6 +18,7 @@ from pencil.data.inputs.augment import Augmentation, View
 from pencil.data.inputs.images import ImageBytes, ImageFiles, ImageInputs, decode
 from pencil.data.inputs.transform import Normalization, Transform
 from pencil.data.keys import as_keys
+from pencil.errors import DataWarning
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 GREY = PICTURE[:, :, 0]
@@ -159,7 +160,7 @@ def test_an_unreadable_image_is_named_with_its_row(files, tmp_path):
 def test_rows_left_out_are_warned_of_once_and_the_rest_stay_in_place(files):
     skipping = replace(files, unreadable="skip")
     chunks = [torch.tensor([5, 4, 0]), torch.tensor([2, 4]), torch.tensor([3, 1])]
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(DataWarning) as told:
         mixed, none, whole = skipping.batches(chunks)
         list(skipping.batches(chunks))  # a second epoch says nothing new
     assert sorted(str(warning.message)[:26] for warning in told) == [

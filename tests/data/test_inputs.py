@@ -24,6 +24,7 @@ from pencil.data.read import load
 from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import as_inputs
 from pencil.data.sources.torch_dataset import DatasetInputs
+from pencil.errors import DataWarning
 
 N = 6
 KINDS = ("tensor", "mapped", "files", "bytes", "dataset")
@@ -164,7 +165,7 @@ def test_a_row_that_cannot_be_read(make, tmp_path, kind):
     skipping = encoded.with_options(ReadOptions(size=(8, 10), unreadable="skip"))
     some = skipping
     if kind == "mapped":
-        with pytest.warns(UserWarning, match="the row is skipped"):
+        with pytest.warns(DataWarning, match="the row is skipped"):
             some = skipping.cached(torch.arange(N))
     values, kept = some.raw(torch.tensor([0, 1, 2]))
     assert len(values) == 2 and kept.tolist() == [True, False, True] and not some.complete

@@ -13,6 +13,7 @@ from pencil.data.read import load
 from pencil.data.settings import DataSettings
 from pencil.data.sources.torch_dataset import from_dataset
 from pencil.data.unlabelled import set_apart
+from pencil.errors import DataWarning
 
 
 def given(y, **options):
@@ -149,7 +150,7 @@ def test_a_dataset_may_have_items_without_a_label():
 
 def test_rows_without_a_label_are_left_out_of_test_sets(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.eye(4), y=["a", "b", "a", "b"], x_test=np.eye(4), y_test=["a", "", "b", ""])
-    with pytest.warns(UserWarning, match="2 of 4 test rows have no label and are ignored"):
+    with pytest.warns(DataWarning, match="2 of 4 test rows have no label and are ignored"):
         splits = load(DataSettings(source=str(tmp_path / "d.npz")))
     assert splits.sizes() == {"train": 4, "test": 2} and splits.test.given_labels.tolist() == [0, 1]
 

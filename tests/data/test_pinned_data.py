@@ -13,6 +13,7 @@ from pencil.data import Splits, from_arrays
 from pencil.data.pinned import apply_pinned
 from pencil.data.prepare import prepare
 from pencil.data.settings import DataSettings, RateNoise
+from pencil.errors import DataWarning
 
 NAMES = ["cat", "dog", "fish"]
 NOISE = RateNoise(kind="symmetric", rate=0.6)
@@ -121,7 +122,7 @@ def test_of_several_classes_the_set_is_pinned_and_the_unknown_stays_unknown(path
 
 def test_rows_that_have_gone_are_left_out_with_a_word(examples, path):
     write(path, {"row 3": "fish", "gone": "nothing we know", "gone too": "cat"})
-    with pytest.warns(UserWarning, match=r"2 of the 3 labels in .* for rows that are not in the data, such as 'gone'"):
+    with pytest.warns(DataWarning, match=r"2 of the 3 labels in .* for rows that are not in the data, such as 'gone'"):
         splits = prepared(examples, path).splits
     assert splits.train.pinned.sum() + splits.validation.pinned.sum() == 1
 
@@ -150,7 +151,7 @@ def test_labels_that_the_data_does_not_know_are_refused(examples, path, label, w
 def test_a_file_that_is_not_there_or_says_nothing(examples, path):
     with pytest.raises(RunError, match=r"reviews.jsonl does not exist; expected decisions that `pencil review RUN`"):
         prepared(examples, path)
-    with pytest.warns(UserWarning, match="pins no labels"):
+    with pytest.warns(DataWarning, match="pins no labels"):
         splits = prepared(examples, write(path, {"row 3": None})).splits
     assert not splits.train.pinned.any()
 

@@ -10,6 +10,7 @@ from pencil.data.given.from_columns import LabelCells
 from pencil.data.inputs.base import TensorInputs
 from pencil.data.keys import as_keys
 from pencil.data.rows import Rows, to_splits
+from pencil.errors import DataWarning
 
 X = torch.arange(8.0).view(4, 2)
 
@@ -31,7 +32,7 @@ def test_bad_rows_are_refused_or_skipped():
     bad.add(1, "it is torn")
     with pytest.raises(DataError, match=r"the shop has 1 bad row of 4: row 3 \('q'\): it is torn; fix this row"):
         to_splits(rows(bad=bad))
-    with pytest.warns(UserWarning, match="it is torn; it is skipped"):
+    with pytest.warns(DataWarning, match="it is torn; it is skipped"):
         splits = to_splits(rows(bad=bad, splits=np.array(["train", "test", "train", "test"])), "skip")
     assert splits.train.keys.tolist() == ["p", "r"] and splits.test.keys.tolist() == ["s"]
     assert splits.test.rows.tolist() == [3]

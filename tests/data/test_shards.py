@@ -27,7 +27,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources.parquet_shards import ParquetIndex
 from pencil.data.sources.shards import find_shards
 from pencil.data.sources.tar_shards import TarIndex
-from pencil.errors import DataError, Stopped
+from pencil.errors import DataError, DataWarning, Stopped
 from pencil.job import run_recipe
 from pencil.training.checkpointing import Checkpointer
 
@@ -162,7 +162,7 @@ def test_bad_samples_are_all_named_or_left_out(tmp_path):
         "a second image, '0007.jpg'",
     ):
         assert reason in str(found.value)
-    with pytest.warns(UserWarning, match="3 bad rows of 7.*skipped"):
+    with pytest.warns(DataWarning, match="3 bad rows of 7.*skipped"):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
 
 
@@ -179,7 +179,7 @@ def test_a_damaged_tar_is_refused_or_used_up_to_the_damage(cut, left, tmp_path):
     path.write_bytes(content[:end] + (b"x" * 2000 if cut == "garbage" else b""))
     with pytest.raises(DataError, match=r"0.tar is damaged: .*; expected an uncompressed tar file; copy it again, or "):
         load(settings(path.parent))
-    with pytest.warns(UserWarning, match=f"is damaged: .*its first {left} rows are used"):
+    with pytest.warns(DataWarning, match=f"is damaged: .*its first {left} rows are used"):
         assert load(settings(path.parent, bad_rows="skip")).sizes() == {"train": left}
 
 
@@ -189,7 +189,7 @@ def test_a_damaged_or_different_parquet_file(tmp_path):
     damaged.write_bytes(damaged.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"1.parquet is damaged: .*; expected a Parquet file"):
         load(settings(damaged.parent))
-    with pytest.warns(UserWarning, match=r"1.parquet is damaged"):
+    with pytest.warns(DataWarning, match=r"1.parquet is damaged"):
         assert len(load(settings(damaged.parent, bad_rows="skip")).train) == 8
     parquet.write_table(pa.table({"other": [1]}), damaged)
     with pytest.raises(DataError, match=r"1.parquet has no column 'label'"):
@@ -389,7 +389,7 @@ def test_labels_of_mixed_types(tmp_path):
     path = labelled(tmp_path, {"label": "a"}, {"label": ["a", "b"]}, {"label": "b"}, {"label": {"x": 1}})
     with pytest.raises(DataError, match=r"2 bad rows of 4: row 1 .*: the field 'label' is a list .*row 3 .*an object"):
         load(settings(path))
-    with pytest.warns(UserWarning, match="2 bad rows of 4"):
+    with pytest.warns(DataWarning, match="2 bad rows of 4"):
         train = load(settings(path, bad_rows="skip")).train
     assert train.classes == ("a", "b") and len(train) == 2
     path = labelled(tmp_path, {"label": "a"}, {"label": 1})
@@ -405,7 +405,7 @@ def test_texts_that_no_table_can_hold(tmp_path):
     with pytest.raises(DataError, match=r"2 bad rows of 6: .*0.tar/caf.*not UTF-8 .*has 5,004 characters") as found:
         load(settings(path))
     assert len(str(found.value)) < 1000
-    with pytest.warns(UserWarning, match="2 bad rows"):
+    with pytest.warns(DataWarning, match="2 bad rows"):
         assert len(load(settings(path, bad_rows="skip")).train) == 4
     assert len(set(read_inputs([path], settings(path))[1])) == 6
 

@@ -19,6 +19,7 @@ from pencil.data.prepare import prepare
 from pencil.data.read import load, read_inputs
 from pencil.data.settings import DataSettings
 from pencil.data.sources.delimited import find_dialect, read_delimited, read_names, read_pieces
+from pencil.errors import DataWarning
 
 
 def read(path, **settings):
@@ -116,9 +117,9 @@ def test_labels_that_look_like_ids_are_warned_of(recwarn):
     for classes, rows in ((100, 2000), (10, 20), (100, 400)):
         warn_of_many_classes(labelled(classes, rows))
     assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"in column 'y' have 166 classes in 400 rows, 2.4 rows per class; they look "):
+    with pytest.warns(DataWarning, match=r"in column 'y' have 166 classes in 400 rows, 2.4 rows per class; they look "):
         warn_of_many_classes(labelled(166, 400))
-    with pytest.warns(UserWarning, match="numbers or ids, not classes"):
+    with pytest.warns(DataWarning, match="numbers or ids, not classes"):
         prepare(DataSettings(), Splits(labelled(166, 400)), seed=0)
 
 

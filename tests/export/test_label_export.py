@@ -60,10 +60,12 @@ def by_hand(keys, given, probs):
             line = {"key": key, "split": "train" if i < len(keys) - 4 else "validation", "class": name}
             g, p = float(given[i, k]), float(probs[i, k])
             if np.isnan(g):
-                line |= {"given": None, "corrected": None, "confidence": None, "changed": False}
+                line |= {"given": None, "corrected": None, "confidence": None, "changed": False, "issue_score": None}
             else:
                 said = int(p > 0.5)
                 line |= {"given": g, "corrected": said, "confidence": max(p, 1 - p), "changed": said != int(g > 0.5)}
+                line["issue_score"] = 1 - p if g > 0.5 else p
+            line["suspect"] = line["changed"]
             lines.append(line)
     return lines
 
@@ -71,8 +73,9 @@ def by_hand(keys, given, probs):
 def about_equal(lines, expected):
     assert len(lines) == len(expected)
     for line, wanted in zip(lines, expected, strict=True):
-        assert line == {**wanted, "confidence": line["confidence"]}
-        assert line["confidence"] == (None if wanted["confidence"] is None else pytest.approx(wanted["confidence"]))
+        for name in ("confidence", "issue_score"):
+            assert line[name] == (None if wanted[name] is None else pytest.approx(wanted[name]))
+        assert line == {**wanted, "confidence": line["confidence"], "issue_score": line["issue_score"]}
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 2**18])
@@ -106,7 +109,17 @@ def test_every_format_says_the_same(tmp_path):
     about_equal([json.loads(line) for line in (tmp_path / "e.jsonl").read_text().splitlines()], expected)
     with (tmp_path / "e.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    assert list(rows[0]) == ["key", "split", "class", "given", "corrected", "confidence", "changed"]
+    assert list(rows[0]) == [
+        "key",
+        "split",
+        "class",
+        "given",
+        "corrected",
+        "confidence",
+        "changed",
+        "issue_score",
+        "suspect",
+    ]
     for row, wanted in zip(rows, expected, strict=True):
         assert (row["key"], row["class"], row["changed"]) == (wanted["key"], wanted["class"], str(wanted["changed"]))
         if wanted["given"] is None:

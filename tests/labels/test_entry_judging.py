@@ -10,6 +10,7 @@ from pencil.labels.dynamics import FLOOR
 from pencil.labels.entry_dynamics import EntryDynamics, EntryEvidence
 from pencil.labels.entry_judging import judge_entries, row_issue_scores
 from pencil.labels.entry_noise import fit_entry_noise
+from pencil.labels.suspects import confident_entry_rate, confident_rate
 
 
 def visits(rows=6, classes=3, count=5, seed=0):
@@ -147,3 +148,39 @@ def test_entries_of_a_class_that_was_not_learned_stay_as_given():
     found = judge_entries(train, given, held_out, held_given)
     changed = (found.probs > 0.5) != (given > 0.5)
     assert not changed[:, 0].any() and int((changed & wrong)[:, 1:].sum()) > 50
+
+
+def test_confident_counts_of_entries_are_those_of_one_binary_problem_per_class():
+    rng = torch.Generator().manual_seed(3)
+    probs = torch.rand(400, 5, generator=rng)
+    given = (torch.rand(400, 5, generator=rng) < 0.2 + 0.6 * probs).float()
+    given[torch.rand(400, 5, generator=rng) < 0.1] = torch.nan
+    given[:, 4] = given[:, 4].where(given[:, 4].isnan(), torch.zeros(400))  # a class that is never named
+    wrong = 0.0
+    for k in range(5):
+        known = ~given[:, k].isnan()
+        pair, named = torch.stack([1 - probs[known, k], probs[known, k]], dim=1), given[known, k].long()
+        wrong += confident_rate(lambda pair=pair, named=named: [(pair, named)], 2) * int(known.sum())
+    assert confident_entry_rate(probs, given) == pytest.approx(wrong / int((~given.isnan()).sum()), abs=1e-12)
+    assert 0.05 < confident_entry_rate(probs, given) < 0.6
+
+
+def test_suspects_are_the_highest_scores_and_at_most_as_many_as_the_rate_expects():
+    (train, given, wrong), (held, held_given, held_wrong) = seen_entries(800), seen_entries(400, seed=1)
+    given[0] = torch.nan
+    found = judge_entries(train, given, held, held_given)
+    suspect = found.entry_scores >= found.suspect_from
+    assert 0 < int(suspect.sum()) <= round(found.noise.rate * int((~given.isnan()).sum())) + 1
+    assert not suspect[0].any() and not found.entry_scores[0].any()
+    assert float(wrong[suspect].double().mean()) > 0.6 > 0.1 > float(wrong[~suspect].double().mean())
+    assert float(held_wrong[found.held_out_entry_scores >= found.suspect_from].double().mean()) > 0.6
+    chance, labels, _ = seen_entries(200, signal=0.0)
+    nothing = judge_entries(chance, labels, chance, labels)
+    assert not nothing.knows and not (nothing.entry_scores >= nothing.suspect_from).any()
+
+
+def test_a_weak_network_has_few_suspects_on_clean_entries():
+    """Confident counts alone take its errors for wrong entries."""
+    weak, given, _ = seen_entries(1500, false_positives=0.0, false_negatives=0.0, signal=1.5)
+    found = judge_entries(weak, given, weak, given)
+    assert found.confident > 0.1 > 0.05 > float((found.entry_scores >= found.suspect_from).double().mean())

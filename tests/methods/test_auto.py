@@ -14,7 +14,7 @@ from torch import nn
 import pencil
 from pencil import recipe
 from pencil.data import Batch, Splits, from_arrays
-from pencil.errors import RecipeError, TrainingError
+from pencil.errors import MethodWarning, RecipeError, TrainingError
 from pencil.methods import Auto, CrossEntropy, Outputs
 from pencil.methods.auto import LIGHT_DROPOUT
 from pencil.methods.auto_backbone import noise_share, relative_targets
@@ -95,7 +95,7 @@ def test_clean_labels_stay(noisy):
 
 def test_labels_without_meaning_are_left_alone():
     trainer = trainer_of(Auto(lr=0.05), rate=0.75)
-    with pytest.warns(UserWarning, match="better than chance"):
+    with pytest.warns(MethodWarning, match="better than chance"):
         outcome = trainer.run()
     assert torch.equal(outcome.label_probs.argmax(dim=1), trainer.splits.train.given_labels)
     assert {record["phase"] for record in outcome.records} == {"backbone"}
@@ -130,7 +130,7 @@ def test_correction_that_does_harm_is_undone():
         return before(Outputs(-outputs.logits), batch)
 
     method.correction_loss = harmful
-    with pytest.warns(UserWarning, match="made predictions of held-out labels worse"):
+    with pytest.warns(MethodWarning, match="made predictions of held-out labels worse"):
         outcome = trainer.run()
     assert outcome.records[-1]["test_accuracy"] > 0.8
     assert right(outcome, trainer) > 0.8
@@ -226,7 +226,7 @@ def test_of_few_rows_more_are_held_out_to_decide_by(rows, held_out):
 def test_without_held_out_rows_one_line_names_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.lr": 0.07, "method.rounds": 2, "data.validation": 0.0}
-    with pytest.warns(UserWarning, match="auto needs at least 5 held-out rows, but there are 0; pencil runs"):
+    with pytest.warns(MethodWarning, match="auto needs at least 5 held-out rows, but there are 0; pencil runs"):
         few = pencil.fit("mlp", (points, labels), epochs=5, settings=settings).recipe
     assert few.method["name"] == "pencil" and few.method["rounds"] == 2
     assert few.method["lr"]["value"] == few.method["finetune_lr"]["start"] == 0.07
@@ -235,7 +235,7 @@ def test_without_held_out_rows_one_line_names_what_runs_instead():
 def test_its_own_number_of_epochs_is_kept_by_what_runs_instead():
     points, labels = np.random.default_rng(0).normal(size=(90, 5)).astype(np.float32), np.arange(90) % 3
     settings = {"method.epochs": 4, "data.validation": 0.0}
-    with pytest.warns(UserWarning, match="pencil runs instead"):
+    with pytest.warns(MethodWarning, match="pencil runs instead"):
         assert pencil.fit("mlp", (points, labels), settings=settings).summary.epochs == 4
 
 

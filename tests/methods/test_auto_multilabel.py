@@ -6,7 +6,7 @@ import torch
 
 import pencil
 from pencil.data import Splits, from_arrays
-from pencil.errors import RecipeError
+from pencil.errors import MethodWarning, RecipeError
 from pencil.methods import Auto, CrossEntropy, Outputs
 from pencil.models import mlp
 from pencil.training import Trainer, TrainingSettings
@@ -63,7 +63,7 @@ def test_it_finds_both_rates_and_says_so(noisy):
 
 def test_labels_without_meaning_are_left_alone():
     trainer = trainer_of(Auto(lr=0.1), epochs=6, positives=0.5, negatives=0.5)
-    with pytest.warns(UserWarning, match="better than chance"):
+    with pytest.warns(MethodWarning, match="better than chance"):
         outcome = trainer.run()
     assert repairs(outcome, trainer) == (0, 0)
     assert {record["phase"] for record in outcome.records} == {"backbone"}
@@ -128,7 +128,7 @@ def test_correction_that_does_harm_is_undone():
     trainer = trainer_of(method, epochs=8)
     before = method.correction_loss
     method.correction_loss = lambda outputs, batch: before(Outputs(-outputs.logits), batch)
-    with pytest.warns(UserWarning, match="made predictions of held-out labels worse"):
+    with pytest.warns(MethodWarning, match="made predictions of held-out labels worse"):
         outcome = trainer.run()
     assert outcome.records[-1]["test_map"] > 0.9
     repaired, broken = repairs(outcome, trainer)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pencil.data import Batch
+from pencil.errors import MethodWarning
 from pencil.labels.store import LabelStore, forward_kl_label_gradient, init_scale
 from pencil.methods import METHODS, Outputs, Pencil, Task, find_method
 from pencil.methods.schedules import Constant, Linear
@@ -34,7 +35,7 @@ def test_how_sure_the_labels_start():
 
 def test_printed_with_a_strong_pull_warns_and_reads_labels_without_the_anchor():
     method = Pencil(compatibility="printed", pull=1.0, step=1.0)
-    with pytest.warns(UserWarning, match="pull is 1 with the printed compatibility loss"):
+    with pytest.warns(MethodWarning, match="pull is 1 with the printed compatibility loss"):
         phases = started(method, given=(0, 1))
     logits = torch.tensor([[0.0, 8.0, 0.0], [0.0, 8.0, 0.0]])
     batch = Batch(torch.arange(2), torch.zeros(2, 1), torch.tensor([0, 1]))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from pencil import RecipeError, recipe
 from pencil.data import Splits, from_arrays
+from pencil.errors import MethodWarning
 from pencil.labels.noise_model import NoiseModel
 from pencil.methods import METHODS, Constant, CoTeaching, CrossEntropy, Method, Phase, Requirements, Terms
 from pencil.methods.state import load_state, state_tree
@@ -141,6 +142,6 @@ class Bare(nn.Module):
 
 def test_networks_side_by_side_that_start_alike_are_warned_of():
     splits = Splits(from_arrays(torch.randn(30, 4), torch.arange(30) % 3))
-    with pytest.warns(UserWarning, match="start with the same weights"):
+    with pytest.warns(MethodWarning, match="start with the same weights"):
         Trainer(Bare(), splits, CoTeaching(), TrainingSettings(device="cpu"))
     Trainer(nn.Linear(4, 3), splits, CoTeaching(), TrainingSettings(device="cpu"))

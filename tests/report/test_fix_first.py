@@ -105,7 +105,11 @@ def test_the_next_step_follows_the_verdict_and_what_there_is_to_look_at():
     refused = f"{lists} Do not use the corrections without review: look at the suspects, train longer"
     assert next_step(levels["do not use the corrections"]).startswith(refused)
     several = made_up(np.eye(3)[np.arange(12) % 3], 1 - np.eye(3)[np.arange(12) % 3], classes=list("abc")).summary
-    assert "review the 36 of 36 known labels in 12 rows that changed or are undecided" in next_step(several)
+    assert next_step(several).startswith("Of 36 known labels, 36 changed (the corrections) and 36 are worth a look")
+    counted = several.model_copy(
+        update={"labels": several.labels.model_copy(update={"suspects": 36, "rows_to_look_at": 12})}
+    )
+    assert "and 36 in 12 rows are worth a look (the suspects)" in next_step(counted)
     clean = made_up(np.arange(6) % 2, np.eye(2)[np.arange(6) % 2], classes=["a", "b"]).summary
     assert next_step(clean) == "There is nothing to fix: no label changed, and none is a suspect."
     suspected = clean.model_copy(update={"labels": clean.labels.model_copy(update={"suspects": 1})})
@@ -285,12 +289,12 @@ def test_the_terminal_says_what_the_audit_decides(capsys):
     assert [line.split()[-2:] for line in lines[-2:]] == [["audit", "r"], ["review", "r"]]
 
 
-def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undecided_labels():
+def test_what_to_look_at_are_suspects():
     one = made_up(np.arange(60) % 6, some_probs(60, 6), classes=[f"c{k}" for k in range(6)]).summary.labels
     assert one.suspects is None and one.to_look_at == one.total_changed > 0  # as in a run of an earlier version
     assert one.model_copy(update={"suspects": 59}).to_look_at == 59
     given = np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32)
     probs = np.array([[0.9, 0.45], [0.55, 0.9], [0.9, 0.1]], dtype=np.float32)
     several = made_up(given, probs, classes=["a", "b"]).summary.labels
-    assert (several.total_changed, several.undecided, several.undecided_changed, several.to_look_at) == (1, 2, 1, 2)
-    assert several.rows_to_look_at == 2
+    assert several.total_changed == several.to_look_at == 1
+    assert several.model_copy(update={"suspects": 3}).to_look_at == 3

@@ -340,6 +340,7 @@ def test_images_in_files(pets, tmp_path):
     assert set(pictures) == {"data:image/png", "data:image/jpeg"}
     shown = {attrs["alt"].split(":")[0] for attrs in seen.all("img")}
     assert "dog/3.png" not in shown and "dog/4.png" in shown and "dog/3.png" in seen.text
+    assert f"with mlp on {pets.name};" in seen.text and str(pets) in seen.text  # the whole path is in the recipe
 
 
 def test_runs_side_by_side(trained, tmp_path):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from time import process_time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from review_runs import HOSTILE, many_classes_run, one_class_run, suspecting, write_run
 
@@ -218,7 +219,7 @@ def test_confident_disagreements_come_first_and_then_doubts(tmp_path):
     assert ordered.pairs() == [{"pair": "0-1", "given": "cat", "corrected": "dog", "count": 4}]
 
 
-def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undecided_rows(tmp_path):
+def test_what_to_look_at_are_suspects_and_in_multi_label_data_rows_with_suspects(tmp_path):
     plain = RunReader(one_class_run(tmp_path / "plain")).labels
     ordered = Queue(write_run(tmp_path / "run", suspecting(plain, [4, 1])))
     assert ordered.rows(Filter("look")).tolist() == [9, 6, 3, 0, 1, 4]
@@ -226,8 +227,22 @@ def test_what_to_look_at_are_suspects_and_in_multi_label_data_changed_and_undeci
     before = Queue(write_run(tmp_path / "before", LabelTable(plain.table.drop_columns("suspect"))))
     assert sorted(before.rows(Filter("look")).tolist()) == [0, 3, 6, 9]
     assert before.lists == "4 suspects, all of them corrections"
-    several = Queue(many_classes_run(tmp_path / "several"))
-    assert sorted(several.rows(Filter("look")).tolist()) == [0] and several.lists == "1 row to look at"
+    run = many_classes_run(tmp_path / "several")
+    several = Queue(run)
+    assert several.rows(Filter("look")).tolist() == [0]
+    assert several.lists == "2 suspects in 1 row, all of them corrections"
+    labels = RunReader(run).labels
+    column = labels.column_names.index("suspects")
+    lists = pa.array([["sea", "sky"], ["sun"], [], []], labels["suspects"].type)
+    more = LabelTable(labels.table.set_column(column, labels.schema.field("suspects"), lists))
+    assert more.suspect_counts.tolist() == [2, 1, 0, 0] and more.suspect_entries.sum(axis=0).tolist() == [1, 1, 1]
+    assert more.suspects().keys.to_pylist() == ["0", "1"]
+    entries = select_entries(more, suspects=True).read_all()
+    assert entries["class"].to_pylist() == ["sea", "sky", "sun"] and entries["issue_score"].to_pylist()[2] < 0.2
+    queue = Queue(write_run(tmp_path / "more", more))
+    assert sorted(queue.rows(Filter("look")).tolist()) == [0, 1]
+    assert queue.lists == "3 suspects in 2 rows, of which 2 corrections"
+    assert queue.describe(1)["suspects"] == ["sun"]
 
 
 def test_a_reviewed_row_is_a_suspect_only_if_the_person_changed_its_label(tmp_path):

@@ -515,7 +515,7 @@ def test_several_classes_at_once(tmp_path, access):
                 "confidence": 0,
                 "issue_score": 0,
             },
-            **{"issue_score": 0, "changed": True, "decision": None, "label": None},
+            **{"issue_score": 0, "changed": True, "suspects": ["sea", "sky"], "decision": None, "label": None},
             **{"outlier": False, "outlier_score": 0, "conflict": False},
         }
         browser.decide(0, "other", [2, 0, 2])

@@ -21,7 +21,7 @@ from test_fuzz_directories import _train, run_command, run_python, snapshot
 import pencil
 from pencil import files
 from pencil.auditing.deciding import Decider
-from pencil.auditing.results import redecide
+from pencil.auditing.questions import questions_of
 from pencil.auditing.sample import open_sample
 from pencil.errors import RunError
 from pencil.files import make_folder, move, refuse_links, remove, write_text
@@ -168,7 +168,7 @@ def test_an_audit_changes_nothing_through_a_link(top, place, decider):
     """A link in place of a file is replaced; a linked label table is read."""
     run = with_link(top, "finished", place, target=top / "finished" / place)
     before = outside(top)
-    write_audit(run, None, decider and (lambda part: redecide(decider, part)))
+    write_audit(run, None, decider and (lambda part: questions_of(part).redecide((decider,), part)))
     assert outside(top) == before and (run / place).is_symlink() == (place == "labels.parquet")
     assert (run / "audited.parquet").exists() == (decider is not None)
 

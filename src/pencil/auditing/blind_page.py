@@ -72,7 +72,8 @@ class _Answers:
         return JSONResponse(await self._shown(self.blind.pictures.numbers, request))
 
     async def _shown(self, show: Any, request: Request) -> Any:
-        where = self.blind.sample.where(self._place(request.path_params["at"]))
+        sample = self.blind.sample
+        where = sample.questions.where(int(sample.units[self._place(request.path_params["at"])]))
         try:
             return await run_in_threadpool(show, where)
         except NotShown:  # the reason may contain the file name, and with it the class

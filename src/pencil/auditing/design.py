@@ -1,10 +1,13 @@
 """The sample of an audit: a stratified random sample that can be extended without redrawing it.
 
-Strata are changed and kept rows, each cut into bins of confidence. Half of the sample goes to the strata in proportion
-to their size, so that no answer has more than about twice its proportional weight, independently of the network; a
-quarter goes to rows that the network considers doubtful, and a quarter to changed rows.
+Strata are changed and kept rows, each cut into bins of confidence. The units of multi-label data are entries instead of
+rows; named and unnamed entries have separate strata. Half of the sample goes to the strata in proportion to their size,
+so that no answer has more than about twice its proportional weight, independently of the network. Most of the other
+half goes to rows whose labels are a close decision, because their answers tell where labels should change, and a fifth
+of the sample to changed rows.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +22,10 @@ LEAST_IN_BIN, LEAST_IN_STRATUM = 5, 2
 """Minimum rows of a bin, and minimum rows drawn from a stratum."""
 DOUBT = 0.01
 """Added to the variance predicted by the network, so that no stratum counts as certain."""
+CLOSE, CHANGED = 0.3, 0.2
+"""Fractions of the sample for close decisions and for changed rows."""
+CERTAIN = 1e-6
+"""How close a certain decision counts, where p (1 - p) of its confidence p is 0: if all are certain, sizes decide."""
 STREAM = int.from_bytes(b"audit")
 """Separates the random numbers of the sample from those of other programs, such as injected noise of the same seed."""
 
@@ -46,13 +53,23 @@ class Strata:
         """The number of rows of each stratum."""
         return np.bincount(self.of_row, minlength=len(self.changed))
 
+    @cached_property
+    def claims(self) -> np.ndarray:
+        """The fraction of the sample that each stratum should get."""
+        sizes = self.sizes.astype(float)
+        changes = sizes * self.doubt * self.changed if self.changed.any() else sizes
+        close = sizes * (self.doubt**2 - DOUBT + CERTAIN)
+        parts = (sizes, 1 - CLOSE - CHANGED), (close, CLOSE), (changes, CHANGED)
+        claims: np.ndarray = sum(share * part / part.sum() for part, share in parts)
+        return claims
+
     def means(self, values: np.ndarray) -> np.ndarray:
         """Return the mean of a per-row value in each stratum."""
         found: np.ndarray = np.bincount(self.of_row, values, len(self.changed)) / self.sizes
         return found
 
 
-def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
+def build_strata(changed: np.ndarray, confidence: np.ndarray, kinds: np.ndarray | None = None) -> Strata:
     """Return the strata: changed and kept rows, each in bins of confidence of about the same expected error.
 
     Parameters
@@ -61,16 +78,22 @@ def build_strata(changed: np.ndarray, confidence: np.ndarray) -> Strata:
         Whether each label was changed.
     confidence : ndarray
         The probability of each corrected label.
+    kinds : ndarray, optional
+        The kind of each row, from 0: kinds have separate strata and share the bins.
     """
+    kinds = np.zeros(len(changed), dtype=np.int64) if kinds is None else kinds
     of_row = np.zeros(len(changed), dtype=np.int64)
     groups: list[tuple[bool, float]] = []
-    for flag, bins in ((False, KEPT_BINS), (True, CHANGED_BINS)):
-        rows = np.flatnonzero(changed == flag)
+    present = np.unique(kinds).tolist()
+    for flag, kind in itertools.product((False, True), present):
+        bins = (CHANGED_BINS if flag else KEPT_BINS) // len(present)
+        rows = np.flatnonzero((changed == flag) & (kinds == kind))
         rows = rows[np.argsort(confidence[rows], kind="stable")]
         for part in _cut(rows, _doubt(confidence[rows]), bins):
             of_row[part] = len(groups)
             groups.append((flag, float(np.sqrt((_doubt(confidence[part]) ** 2).mean()))))
-    return Strata(of_row, np.array([flag for flag, _ in groups]), np.array([doubt for _, doubt in groups]))
+    flags, doubts = (np.array(values) for values in zip(*groups, strict=True))
+    return Strata(of_row, flags, doubts)
 
 
 def _doubt(confidence: np.ndarray) -> np.ndarray:
@@ -102,18 +125,15 @@ def allocate(strata: Strata, rows: int) -> np.ndarray:
         Number of rows to draw; at most all rows.
     """
     sizes = strata.sizes
-    spread = sizes * strata.doubt
-    changes = spread * strata.changed if strata.changed.any() else sizes.astype(float)
-    claims = 0.5 * sizes / sizes.sum() + 0.25 * spread / spread.sum() + 0.25 * changes / changes.sum()
     stratum = np.repeat(np.arange(len(sizes)), np.minimum(sizes, rows))
     number = np.concatenate([np.arange(min(size, rows)) for size in sizes])
-    turn = claims[stratum] / (number + 0.5)
+    turn = strata.claims[stratum] / (number + 0.5)
     first = np.where(number < LEAST_IN_STRATUM, number, LEAST_IN_STRATUM)
     order: np.ndarray = stratum[np.lexsort((stratum, -turn, first))][:rows]
     return order
 
 
-def draw_sample(strata: Strata, stages: Sequence[int], seed: int, *, own_stream: bool = True) -> np.ndarray:
+def draw_sample(strata: Strata, stages: Sequence[int], seed: int) -> np.ndarray:
     """Return the drawn rows in display order.
 
     The order does not reveal the strata, every prefix is a random sample of each stratum, and the first 25 rows cover
@@ -127,10 +147,8 @@ def draw_sample(strata: Strata, stages: Sequence[int], seed: int, *, own_stream:
         The sample sizes of earlier sessions, followed by the current size.
     seed : int
         The seed. The same seed and stages draw the same rows.
-    own_stream : bool
-        Draw from a random stream that only audits use; audits of format 1 use the stream of the seed itself.
     """
-    rng = np.random.default_rng([seed, STREAM] if own_stream else seed)
+    rng = np.random.default_rng([seed, STREAM])
     in_stratum, shown = rng.random(len(strata.of_row)), rng.random(len(strata.of_row))
     turns = allocate(strata, stages[-1])
     queues = [np.flatnonzero(strata.of_row == number) for number in range(len(strata.sizes))]

@@ -6,16 +6,18 @@ predictions cannot bias the fraction. (A slope of one would be the plain differe
 
 The interval inverts the score test, as Wilson's interval does for one proportion: a fraction is inside if the answers
 are not surprising with the stratum rates that make them most likely among all rates with that fraction. It does not
-shrink to nothing when a stratum shows no wrong label, as estimate and standard error do.
+shrink to nothing when a stratum shows no wrong label, as estimate and standard error do. What is surprising is measured
+by Student's distribution, because few answers about strata of different weights are less normal than they seem.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
-Z = 1.959963984540054
-"""The 97.5 % point of the normal distribution."""
+LEVEL = 0.975
+"""Each end of the interval is exceeded with 2.5 % probability."""
 LEAST_GAIN = 0.25
 """Minimum fraction of the variance that remains after using the predictions."""
 STEPS = 60
@@ -120,20 +122,21 @@ def fraction_interval(
     # finite population correction: effective sample size; a fully sampled stratum has no variance
     effective = drawn * np.maximum(sizes - 1, 1) / np.maximum(sizes - drawn, 1e-9)
     rates = np.clip(means, 0, 1)
-    high = _upper(estimate, weights, effective, rates, gain)
-    low = 1 - _upper(1 - estimate, weights, effective, 1 - rates, gain)
+    limit = gain * float(stdtrit(max(drawn.sum() - 1, 1), LEVEL)) ** 2
+    high = _upper(estimate, weights, effective, rates, limit)
+    low = 1 - _upper(1 - estimate, weights, effective, 1 - rates, limit)
     known, possible = float((seen / sizes * weights).sum()), 1 - float(((drawn - seen) / sizes * weights).sum())
     estimate = float(np.clip(estimate, known, possible))
     return Fraction(estimate, min(max(low, known), estimate), max(min(high, possible), estimate))
 
 
-def _upper(estimate: float, weights: np.ndarray, effective: np.ndarray, rates: np.ndarray, gain: float) -> float:
+def _upper(estimate: float, weights: np.ndarray, effective: np.ndarray, rates: np.ndarray, limit: float) -> float:
     """Return the largest fraction that the score test does not reject."""
 
     def rejected(force: float) -> bool:
         tried = _constrained(force, weights, effective, rates)
         distance = float((weights * tried).sum()) - estimate
-        return distance > 0 and distance**2 > Z**2 * gain * float((weights**2 * tried * (1 - tried) / effective).sum())
+        return distance > 0 and distance**2 > limit * float((weights**2 * tried * (1 - tried) / effective).sum())
 
     unit = float((effective / weights).min())
     force = unit * float(np.exp(_first(lambda exponent: rejected(unit * float(np.exp(exponent))), -12.0, 25.0)))

@@ -7,47 +7,50 @@ from pathlib import Path
 
 import numpy as np
 
-from pencil.auditing.deciding import Decider, Scores, fit_decider
+from pencil.auditing.deciding import Decider
 from pencil.auditing.design import LEAST_IN_STRATUM, allocate
 from pencil.auditing.estimate import Fraction, audited_fraction, fraction_interval
-from pencil.auditing.sample import AuditSample, confidences
-from pencil.decisions import REVIEWS, Decision, History, Where
+from pencil.auditing.questions import CANNOT_TELL, NO_CLASS, Questions
+from pencil.auditing.sample import AuditSample
+from pencil.decisions import REVIEWS, Decision, History, Unit
 from pencil.errors import RunError
-from pencil.runs.audited import Decide, parts_of, write_audit
+from pencil.runs.audited import Decide, write_audit
 from pencil.runs.directory import RunReader
-from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import is_audited
 from pencil.runs.summary import AuditedDecision, AuditSummary, Interval, LabelSummary, VerdictSummary
-
-NO_CLASS, CANNOT_TELL = -1, -2
-"""Codes of the answers that are not a class."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answered prefix of a sample: for each row a class, NO_CLASS or CANNOT_TELL.
+    """The answered prefix of a sample: for each unit the code of a value, NO_CLASS or CANNOT_TELL.
 
-    Skipped rows count as CANNOT_TELL, so that leaving out hard rows does not improve the result.
+    Units are rows, or entries of multi-label data. Skipped units count as CANNOT_TELL, so that leaving out hard ones
+    does not improve the result.
     """
 
     sample: AuditSample
     codes: np.ndarray
 
+    @property
+    def questions(self) -> Questions:
+        """All units that the audit can ask about."""
+        return self.sample.questions
+
     @cached_property
-    def rows(self) -> np.ndarray:
-        """The rows of the label table."""
-        looked: np.ndarray = self.sample.rows[: len(self.codes)]
+    def units(self) -> np.ndarray:
+        """The answered units."""
+        looked: np.ndarray = self.sample.units[: len(self.codes)]
         return looked
 
     @cached_property
     def stratum(self) -> np.ndarray:
-        """The stratum of each row."""
+        """The stratum of each unit."""
         strata: np.ndarray = self.sample.strata.of_row[self.sample.places[: len(self.codes)]]
         return strata
 
-    def differs(self, labels: np.ndarray) -> np.ndarray:
-        """Return 1 if the label of a row is wrong, 0 if it is right, NaN if unknown."""
-        wrong: np.ndarray = (labels[self.rows] != self.codes).astype(np.float64)
+    def differs(self, values: np.ndarray) -> np.ndarray:
+        """Return 1 if the value of a unit is wrong, 0 if it is right, NaN if unknown."""
+        wrong: np.ndarray = (values[self.units] != self.codes).astype(np.float64)
         wrong[self.codes == CANNOT_TELL] = np.nan
         return wrong
 
@@ -64,91 +67,60 @@ class Answers:
 
 
 def read_answers(run: Path, sample: AuditSample) -> Answers:
-    """Return the answers in ``reviews.jsonl`` to the rows of a sample."""
+    """Return the answers in ``reviews.jsonl`` to the units of a sample."""
     return collect(sample, History.read(run / REVIEWS).audited())
 
 
-def collect(sample: AuditSample, decisions: Mapping[Where, Decision]) -> Answers:
-    """Return the answers up to the last answered row of a sample.
+def collect(sample: AuditSample, decisions: Mapping[Unit, Decision]) -> Answers:
+    """Return the answers up to the last answered unit of a sample.
 
     Parameters
     ----------
     sample : AuditSample
         The sample.
     decisions : mapping
-        The decision about each row that has one.
+        The decision about each unit that has one.
     """
     codes, last = [], 0
-    known = {name: code for code, name in enumerate(sample.labels.classes)}
-    for place, where in enumerate(sample.all_where(), 1):
-        decision = decisions.get(where)
+    for place, name in enumerate(sample.all_where(), 1):
+        decision = decisions.get(name)
         last = last if decision is None else place
-        if decision is None or decision.decision == "skip":
-            codes.append(CANNOT_TELL)
-        elif decision.decision == "none":
-            codes.append(NO_CLASS)
-        elif decision.label in known:
-            codes.append(known[str(decision.label)])
-        else:
-            raise RunError(
-                f"the audit of {where[0]!r} names {decision.label!r}, which is not a class of this run; fix or "
-                f"remove its line in {REVIEWS}."
-            )
+        codes.append(CANNOT_TELL if decision is None else sample.questions.code(decision))
     return Answers(sample, np.array(codes[:last], dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class Decided:
-    """The labels of all rows after an audit: decided again, or as training left them.
+    """The labels of all units after an audit: decided again, or as training left them.
 
     Attributes
     ----------
-    decider : Decider
-        What decided them.
+    deciders : tuple of Decider
+        What decided them: one for each kind of units.
     corrected, confidence, wrong : ndarray
-        The corrected class of each row, its probability, and the probability that the given label is wrong.
+        The corrected value of each unit, its probability, and the probability that the given value is wrong.
     changed : ndarray
-        Whether the corrected class differs from the given one.
+        Whether the corrected value differs from the given one.
     """
 
-    decider: Decider
+    deciders: tuple[Decider, ...]
     corrected: np.ndarray
     confidence: np.ndarray
     wrong: np.ndarray
     changed: np.ndarray
 
+    @property
+    def again(self) -> bool:
+        """Whether labels were decided again."""
+        return any(decider.used for decider in self.deciders)
+
 
 def decide(answers: Answers) -> Decided:
-    """Return the labels of all rows, decided again if the answers support it."""
-    labels, known = answers.sample.labels, answers.codes != CANNOT_TELL
-    rows = answers.rows[known]
-    part = labels.take(rows)
-    given = labels.given_codes[rows]
-    usable = given >= 0
-    scores = Scores.of(part.probs[usable], given[usable], part.issue_score[usable])
-    decider = fit_decider(scores, given[usable], answers.codes[known][usable])
-    corrected, confidence = labels.corrected_codes.copy(), confidences(labels)
-    given_probability = np.nan_to_num(labels.given_probability.astype(np.float64)).clip(0, 1)
-    wrong = np.where(labels.given_codes < 0, 0.0, 1 - given_probability)
-    if decider.used:
-        start = 0
-        for part in parts_of(labels):
-            chosen, probs, scores_of = redecide(decider, part)
-            places = start + chosen
-            corrected[places], confidence[places], wrong[places] = probs.argmax(axis=1), probs.max(axis=1), scores_of
-            start += len(part)
-    changed = (corrected != labels.given_codes) & (labels.given_codes >= 0)
-    return Decided(decider, corrected, confidence, wrong, changed)
-
-
-def redecide(decider: Decider, part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the rows of a part of a label table that an audit decides, their distributions and issue scores.
-
-    Rows that a person has pinned, outliers, and rows that could not be read, keep their labels.
-    """
-    rows = np.flatnonzero((part.given_codes >= 0) & ~part.pinned & ~part.unread & ~part.outlier)
-    probs, scores = decider.decide(part.probs[rows], part.given_codes[rows], part.issue_score[rows])
-    return rows, probs, scores
+    """Return the labels of all units, decided again if the answers support it."""
+    questions, known = answers.questions, answers.codes != CANNOT_TELL
+    deciders = questions.fit(answers.units[known], answers.codes[known])
+    corrected, confidence, wrong = questions.decided(deciders)
+    return Decided(deciders, corrected, confidence, wrong, questions.differs(corrected))
 
 
 def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
@@ -161,19 +133,20 @@ def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
     """
     if answers.missing:
         raise RunError(
-            f"only {len(answers.codes)} rows are answered; expected {answers.missing} more; continue with "
-            f"`pencil audit {answers.sample.run}`."
+            f"only {len(answers.codes)} {answers.questions.nouns[1]} are answered; expected {answers.missing} more; "
+            f"continue with `pencil audit {answers.sample.run}`."
         )
-    sample, labels, decided = answers.sample, answers.sample.labels, decide(answers)
+    sample, questions, decided = answers.sample, answers.questions, decide(answers)
     wrong = answers.differs(decided.corrected)
     changed = decided.changed[sample.population]
     found = {
-        "given_wrong": _estimate(answers, _without_none(answers, labels.given_codes), decided.wrong),
+        "given_wrong": _estimate(answers, _without_none(answers, questions.given), decided.wrong),
         "corrected_right": _estimate(answers, wrong, 1 - decided.confidence).complement,
     }
     if changed[sample.places[: len(answers.codes)]].any():
         found["changes_right"] = _estimate(answers, wrong, 1 - decided.confidence, changed).complement
     intervals = {name: Interval.model_validate(fraction) for name, fraction in found.items()}
+    decisions = [AuditedDecision.model_validate(one) if one.used else None for one in decided.deciders]
     return AuditSummary(
         population=len(sample.population),
         rows=len(answers.codes),
@@ -182,7 +155,8 @@ def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
         given_wrong=intervals["given_wrong"],
         corrected_right=intervals["corrected_right"],
         changes_right=intervals.get("changes_right"),
-        decision=AuditedDecision.model_validate(decided.decider) if decided.decider.used else None,
+        decision=decisions[0],
+        named_decision=decisions[1] if len(decisions) > 1 else None,
         verdict=_verdict(int(changed.sum()), intervals),
     ), decided
 
@@ -206,16 +180,16 @@ def _verdict(changed: int, intervals: Mapping[str, Interval]) -> VerdictSummary:
 def _without_none(answers: Answers, given: np.ndarray) -> np.ndarray:
     """Return whether each given label is wrong; False for rows without one."""
     wrong = answers.differs(given)
-    wrong[given[answers.rows] < 0] = 0.0
+    wrong[given[answers.units] < 0] = 0.0
     return wrong
 
 
 def _estimate(
     answers: Answers, outcome: np.ndarray, predicted: np.ndarray, domain: np.ndarray | None = None
 ) -> Fraction:
-    """Return a fraction of all rows, or of the rows of the population in a domain.
+    """Return a fraction of all units, or of the units of the population in a domain.
 
-    The answered rows inside a domain are a random sample of its part of each stratum. Parts without an answer join the
+    The answered units inside a domain are a random sample of its part of each stratum. Parts without an answer join the
     nearest part that has one.
     """
     sample, of_row = answers.sample, answers.sample.strata.of_row
@@ -228,7 +202,7 @@ def _estimate(
     sizes = np.bincount(cells, minlength=len(seen))
     means = np.bincount(cells, predicted[sample.population][inside], len(seen)) / sizes
     return audited_fraction(
-        outcome[asked], predicted[answers.rows][asked], number[answers.stratum[asked]], sizes, means
+        outcome[asked], predicted[answers.units][asked], number[answers.stratum[asked]], sizes, means
     )
 
 
@@ -240,13 +214,14 @@ class Conclusion:
     """
 
     audit: AuditSummary
-    decider: Decider
+    decided: Decided
+    questions: Questions
     suspect_from: float
 
     @property
     def decide(self) -> Decide | None:
         """Decides the rows of a part of the label table; None if the labels of training remain in use."""
-        return (lambda part: redecide(self.decider, part)) if self.decider.used else None
+        return (lambda part: self.questions.redecide(self.decided.deciders, part)) if self.decided.again else None
 
 
 def conclude(answers: Answers, trained: LabelSummary) -> Conclusion:
@@ -263,11 +238,10 @@ def conclude(answers: Answers, trained: LabelSummary) -> Conclusion:
     scores = np.sort(decided.wrong[answers.sample.population])[::-1]
     place = round(audit.given_wrong.estimate * len(scores)) - 1
     suspect_from = float(scores[place]) if place >= 0 else np.inf
-    if decided.decider.used:
+    if decided.again:
         suspect = decided.changed | (decided.wrong >= suspect_from)
-        counts = _count(trained, answers.sample.labels, decided, suspect)
-        audit = audit.model_copy(update={"labels": counts})
-    return Conclusion(audit, decided.decider, suspect_from)
+        audit = audit.model_copy(update={"labels": _count(trained, answers.questions, decided, suspect)})
+    return Conclusion(audit, decided, answers.questions, suspect_from)
 
 
 def record(run: Path, answers: Answers) -> AuditSummary | None:
@@ -285,17 +259,20 @@ def record(run: Path, answers: Answers) -> AuditSummary | None:
     return found.audit
 
 
-def _count(trained: LabelSummary, labels: LabelTable, decided: Decided, suspect: np.ndarray) -> LabelSummary:
+def _count(trained: LabelSummary, questions: Questions, decided: Decided, suspect: np.ndarray) -> LabelSummary:
     """Return the counts of the decided labels; what needs clean labels is left out."""
-    splits = labels.splits.to_numpy(zero_copy_only=False)
+    splits = questions.labels.splits.to_numpy(zero_copy_only=False)
     train, held_out = splits == "train", splits == "validation"
+    changed, suspects = questions.by_row(decided.changed), questions.by_row(suspect)[train | held_out]
+    rows = {"rows_to_look_at": int((suspects > 0).sum())} if questions.labels.multilabel else {}
     unknown = dict.fromkeys(("correct_after", "repaired", "broken", "calibration", "detection"))
     return trained.model_copy(
         update={
             **unknown,
-            "changed": int(decided.changed[train].sum()),
-            "held_out_changed": int(decided.changed[held_out].sum()),
-            "suspects": int(suspect[train | held_out].sum()),
+            "changed": int(changed[train].sum()),
+            "held_out_changed": int(changed[held_out].sum()),
+            "suspects": int(suspects.sum()),
+            **rows,
         }
     )
 

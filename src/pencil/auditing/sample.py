@@ -7,33 +7,35 @@ from typing import Any
 import numpy as np
 
 from pencil.auditing.design import LEAST_ROWS, ROWS, Strata, build_strata, draw_sample
-from pencil.decisions import Decision, Where, now
+from pencil.auditing.questions import Questions, questions_of
+from pencil.decisions import Unit
 from pencil.errors import RunError
 from pencil.files import read_json, write_json
 from pencil.runs.directory import RunReader
+from pencil.runs.label_columns import ENTRY_SCORES, GIVEN_PROBS, SUSPECTS
 from pencil.runs.label_table import LabelTable
 from pencil.terminal import agreed, counted
 
 DESIGN = "audit.json"
-FORMAT, SHARED_STREAM = 2, 1
-"""The format of ``audit.json``, and the earlier format, whose samples share the random stream of their seed."""
-COLUMNS = ("corrected", "confidence", "given_probability", "changed", "issue_score", "mean_margin", "distribution")
-ALL_OFFERED = 10
-"""Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
+FORMAT = 3
+"""The format of ``audit.json``."""
+COLUMNS = ("corrected", "confidence", "changed", "issue_score", "distribution")
+ROWS_ONLY, ENTRIES_ONLY = ("given_probability", "mean_margin"), (GIVEN_PROBS,)
+"""Further columns of single-label and of multi-label data."""
+OPTIONAL = ("pinned", "outlier", ENTRY_SCORES, SUSPECTS)
+"""Columns that some runs do not have."""
 
 
 @dataclass(frozen=True)
 class AuditSample:
-    """The labels of a run and the sampled rows.
+    """The labels of a run and the sampled rows, or entries of multi-label data.
 
     Attributes
     ----------
     run : Path or None
         The run directory, if there is one.
-    labels : LabelTable
-        All labels, as training left them.
-    population : ndarray
-        The rows that the audit covers: all rows that are not pinned.
+    questions : Questions
+        All units that the audit can ask about.
     strata : Strata
         The strata of the population.
     places : ndarray
@@ -42,50 +44,52 @@ class AuditSample:
         The seed of the sample.
     stages : tuple of int
         The sample size after each session that drew rows.
-    format : int
-        The format of ``audit.json``, which determines the random stream.
     """
 
     run: Path | None
-    labels: LabelTable
-    population: np.ndarray
+    questions: Questions
     strata: Strata
     places: np.ndarray
     seed: int
     stages: tuple[int, ...]
-    format: int = FORMAT
 
     @property
-    def rows(self) -> np.ndarray:
-        """The drawn rows of the label table, in display order."""
+    def labels(self) -> LabelTable:
+        """All labels, as training left them."""
+        return self.questions.labels
+
+    @property
+    def population(self) -> np.ndarray:
+        """The units that the audit covers."""
+        return self.questions.population
+
+    @property
+    def units(self) -> np.ndarray:
+        """The drawn units, in display order."""
         drawn: np.ndarray = self.population[self.places]
         return drawn
 
-    def where(self, at: int) -> Where:
-        """Return the key and split of the row at this position."""
-        row = int(self.rows[at])
-        return self.labels.keys[row].as_py(), self.labels.splits[row].as_py()
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of the label table that the drawn units belong to, in display order."""
+        return np.array([self.questions.row(unit) for unit in self.units.tolist()], dtype=np.int64)
 
-    def all_where(self) -> list[Where]:
-        """Return the key and split of every drawn row, in display order."""
-        return [self.where(at) for at in range(len(self.places))]
+    def where(self, at: int) -> Unit:
+        """Return what identifies the unit at this position: key and split, and the class of an entry."""
+        return self.questions.name(int(self.units[at]))
 
-    def decision(self, at: int, label: str | None, kind: str = "") -> Decision:
-        """Return the answer about the row at this position: a class, or ``none`` or ``skip`` without one."""
-        row = int(self.rows[at])
-        given, corrected = self.labels.given_labels[row], self.labels.corrected_labels[row]
-        if label is not None:
-            kind = "accept" if label == corrected else "reject" if label == given else "other"
-        return Decision(*self.where(at), kind, label, given, corrected, now(), audit=True)
+    def all_where(self) -> list[Unit]:
+        """Return what identifies every drawn unit, in display order."""
+        return [self.questions.name(unit) for unit in self.units.tolist()]
 
     def extended(self, rows: int) -> "AuditSample":
         """Return the sample with this many rows; it begins with the rows of this one."""
-        return _draw(self.run, self.labels, (*self.stages, rows), self.seed, self.format)
+        return _draw(self.run, self.questions, (*self.stages, rows), self.seed)
 
     def to_tree(self) -> dict[str, Any]:
         """Return the content of ``audit.json``."""
-        rows = [list(where) for where in self.all_where()]
-        return {"format": self.format, "seed": self.seed, "stages": list(self.stages), "rows": rows}
+        rows = [list(name) for name in self.all_where()]
+        return {"format": FORMAT, "seed": self.seed, "stages": list(self.stages), "rows": rows}
 
 
 def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, new: bool = True) -> AuditSample:
@@ -107,7 +111,7 @@ def open_sample(run: Path, rows: int | None = None, seed: int | None = None, *, 
     Raises
     ------
     RunError
-        If the data is multi-label, or the stored sample conflicts with the arguments.
+        If the stored sample conflicts with the arguments.
     """
     labels, stored = trained_labels(run), read_design(run)
     if stored is None and not new:
@@ -138,16 +142,17 @@ def plan_sample(
     rows, seed : int, optional
         The size and the seed of the sample.
     """
+    questions = questions_of(labels)
     if stored is None:
-        return _draw(run, labels, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
+        return _draw(run, questions, (_enough(ROWS if rows is None else rows),), 0 if seed is None else seed)
     stages = stored["stages"]
     if seed is not None and seed != stored["seed"]:
         raise RunError(
             f"the seed is {seed}, but the audit of {run} was drawn with seed {stored['seed']}; leave out the seed to "
             "continue it."
         )
-    sample = _draw(run, labels, tuple(stages), stored["seed"], stored["format"])
-    if [list(where) for where in sample.all_where()] != stored["rows"]:
+    sample = _draw(run, questions, tuple(stages), stored["seed"])
+    if [list(name) for name in sample.all_where()] != stored["rows"]:
         raise RunError(
             f"the rows in {DESIGN} of {run} do not match its seed and the labels; expected the files of one run; "
             "restore them from a copy."
@@ -156,8 +161,8 @@ def plan_sample(
         return sample
     if rows < stages[-1]:
         raise RunError(
-            f"--rows is {rows}, but {counted(stages[-1], 'row')} {agreed(stages[-1], 'is', 'are')} already drawn; "
-            "expected at least as many."
+            f"--rows is {rows}, but {counted(stages[-1], *questions.nouns)} {agreed(stages[-1], 'is', 'are')} already "
+            "drawn; expected at least as many."
         )
     return sample.extended(rows)
 
@@ -172,9 +177,14 @@ def read_design(run: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
+    if isinstance(tree, dict) and tree.get("format") in range(1, FORMAT):
+        raise RunError(
+            f"{path} has format {tree['format']}, of a version before 1.0, whose sample was drawn in another way; "
+            f"expected format {FORMAT}; remove the file and start again with `pencil audit {run}`."
+        )
     if not (
         isinstance(tree, dict)
-        and tree.get("format") in (FORMAT, SHARED_STREAM)
+        and tree.get("format") == FORMAT
         and _is_count(tree.get("seed"))
         and isinstance(tree.get("rows"), list)
         and isinstance(tree.get("stages"), list)
@@ -193,13 +203,9 @@ def _is_count(value: Any) -> bool:
 def trained_labels(run: Path) -> LabelTable:
     """Return the labels of training, whatever an audit decided: they determine the sample."""
     reader = RunReader(run, as_trained=True)
-    if reader.read_labels(()).multilabel:
-        raise RunError(
-            f"the run in {run} is multi-label; expected single-label data, because an audit asks for one class per "
-            f"row; use `pencil review {run}`."
-        )
-    optional = [name for name in ("pinned", "outlier") if name in reader.label_names()]
-    return reader.read_labels((*COLUMNS, *optional))
+    own = ENTRIES_ONLY if reader.read_labels(()).multilabel else ROWS_ONLY
+    optional = [name for name in OPTIONAL if name in reader.label_names()]
+    return reader.read_labels((*COLUMNS, *own, *optional))
 
 
 def _enough(rows: int) -> int:
@@ -208,17 +214,8 @@ def _enough(rows: int) -> int:
     return rows
 
 
-def _draw(run: Path | None, labels: LabelTable, stages: tuple[int, ...], seed: int, form: int = FORMAT) -> AuditSample:
-    population = np.flatnonzero(~labels.pinned & ~labels.is_unlabelled)
-    if not len(population):
-        raise RunError(
-            "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
-        )
-    strata = build_strata(labels.changed[population], confidences(labels)[population])
-    places = draw_sample(strata, stages, seed, own_stream=form != SHARED_STREAM)
-    return AuditSample(run, labels, population, strata, places, seed, stages, form)
-
-
-def confidences(labels: LabelTable) -> np.ndarray:
-    """Return the confidence of every row; NaN counts as 0."""
-    return np.nan_to_num(labels.confidence.astype(np.float64)).clip(0, 1)
+def _draw(run: Path | None, questions: Questions, stages: tuple[int, ...], seed: int) -> AuditSample:
+    values = questions.changed, questions.confidence, questions.kinds
+    strata = build_strata(*(one[questions.population] for one in values))
+    places = draw_sample(strata, stages, seed)
+    return AuditSample(run, questions, strata, places, seed, stages)

@@ -6,10 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pencil.auditing.results import Answers, Conclusion, collect, conclude, record
 from pencil.auditing.sample import DESIGN, AuditSample, plan_sample, read_design, trained_labels
-from pencil.auditing.sheet import WORDS
-from pencil.decisions import REVIEWS, Decision, History, Journal, Where
+from pencil.auditing.sheet import parse_answer
+from pencil.decisions import REVIEWS, Decision, History, Journal, Unit
 from pencil.errors import RunError
 from pencil.files import write_json
 from pencil.runs.audited import decided_table
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
     from pencil.runs.run import Run
 
 SPLITS = ("train", "validation", "unlabelled")
-Row = str | Where
-"""A key; or key and split, if a training row and a held-out row have the same key."""
+Row = str | Unit
+"""A key; or key and split, if a training row and a held-out row have the same key. Entries of multi-label data are key
+and class, or key, split and class."""
 
 
 def audit(run: "Run | Path | str", seed: int | None = None) -> "AuditSession":
@@ -34,7 +37,7 @@ def audit(run: "Run | Path | str", seed: int | None = None) -> "AuditSession":
     Parameters
     ----------
     run : Run, Path or str
-        A run of single-label data, or its directory.
+        A run, or its directory.
     seed : int, optional
         The seed of the sample; by default the seed of the audit in the run directory, or 0.
 
@@ -60,7 +63,7 @@ class AuditSession:
     Parameters
     ----------
     run : Run, Path or str
-        A run of single-label data, or its directory.
+        A run, or its directory.
     seed : int, optional
         The seed of the sample.
 
@@ -69,7 +72,7 @@ class AuditSession:
     path : Path or None
         The run directory, if there is one.
     sample : AuditSample
-        The sampled rows, in the order in which a person should look at them.
+        The sampled rows or entries, in the order in which a person should look at them.
     """
 
     def __init__(self, run: "Run | Path | str", seed: int | None = None):
@@ -81,16 +84,13 @@ class AuditSession:
         else:
             assert not isinstance(run, str | Path)
             self._labels, self._summary = run.labels, run.summary
-            if run.multilabel:
-                raise RunError(
-                    "the run is multi-label; expected single-label data, because an audit asks for one class per row."
-                )
         self._history = self._read_history()
         self.sample: AuditSample = plan_sample(self.path, self._labels, self._stored, None, seed)
 
     def __repr__(self) -> str:
         found = f"{self.missing} more for a first result" if self._conclusion is None else self.verdict
-        return f"AuditSession({self.rows} of {len(self.sample.places)} rows answered; {found})"
+        units = self.sample.questions.nouns[1]
+        return f"AuditSession({self.rows} of {len(self.sample.places)} {units} answered; {found})"
 
     def next(self, rows: int = 1) -> list[Row]:
         """Return the next rows to look at, without their labels; a larger sample is drawn if necessary.
@@ -105,16 +105,16 @@ class AuditSession:
         Returns
         -------
         list
-            The key of each row, or ``(key, split)`` if a training row and a held-out row have the same key.
+            The key of each row, or ``(key, split)`` if a training row and a held-out row have the same key. For
+            multi-label data ``(key, class)``, or ``(key, split, class)``: is the class in the row?
         """
         answered = self._history.audited()
-        needed = rows - sum(where not in answered for where in self.sample.all_where())
+        needed = rows - sum(name not in answered for name in self.sample.all_where())
         size = min(len(self.sample.population), len(self.sample.places) + needed)
         if size > len(self.sample.places):
             self.sample = self.sample.extended(size)
-        names = {at: name for name, at in self._places().items() if isinstance(name, str)}
-        unanswered = [at for at, where in enumerate(self.sample.all_where()) if where not in answered]
-        return [names.get(at, self.sample.where(at)) for at in unanswered[:rows]]
+        short, names = self._short_names(), self.sample.all_where()
+        return [short.get(name, name) for name in names if name not in answered][:rows]
 
     def answer(self, answers: Mapping[Row, object]) -> None:
         """Take over answers about rows of the sample; an answer replaces an earlier one about the same row.
@@ -123,28 +123,33 @@ class AuditSession:
         ----------
         answers : mapping
             The class of each row; None (or ``"cannot tell"``) if the person cannot tell, and ``"none of the classes"``
-            if it is not any of them.
+            if it is not any of them. For entries of multi-label data True (``"yes"``), False (``"no"``) or None.
 
         Raises
         ------
         RunError
             If a row is not in the sample, or an answer is not a class. No answer is taken over then.
         """
-        places, new = self._places(), []
+        questions, short, new = self.sample.questions, self._short_names(), []
+        places: dict[Row, int] = {}
+        for name, unit in zip(self.sample.all_where(), self.sample.units.tolist(), strict=True):
+            places[name] = places[short.get(name, name)] = unit
         for row, label in answers.items():
             if row not in places:
                 raise RunError(
                     f"{row!r} does not identify a row of the sample; expected rows that audit.next() returned, "
                     "because only a random sample measures all labels."
                 )
-            name = "cannot tell" if label is None else str(label)
-            if name not in self._labels.classes and name not in WORDS:
+            multilabel = self._labels.multilabel
+            said = questions.names[bool(label)] if multilabel and isinstance(label, bool | np.bool_) else str(label)
+            code = parse_answer(questions, "cannot tell" if label is None else said)
+            if code is None:
+                values = "True, False" if multilabel else "a class of the run"
                 raise RunError(
-                    f"the answer about {row!r} is {label!r}; expected a class of the run, None or "
-                    f"{' or '.join(map(repr, WORDS))}."
+                    f"the answer about {row!r} is {label!r}; expected {values}, None or "
+                    f"{' or '.join(map(repr, questions.words))}."
                 )
-            is_class = name in self._labels.classes
-            new.append(self.sample.decision(places[row], name if is_class else None, WORDS.get(name, "")))
+            new.append(questions.decision(places[row], code))
         for decision in new:
             self._history.add(decision)
         self._unsaved += new
@@ -152,7 +157,7 @@ class AuditSession:
 
     @property
     def rows(self) -> int:
-        """The number of rows up to the last answered one."""
+        """The number of rows (entries, for multi-label data) up to the last answered one."""
         return len(self._answers.codes)
 
     @property
@@ -228,13 +233,10 @@ class AuditSession:
         """The results of the answers so far; `answer` removes them."""
         return None if self._answers.missing else conclude(self._answers, self._summary.labels)
 
-    def _places(self) -> dict[Row, int]:
-        """Return the place in the sample of each row, by key and split, and by key if it is unique in the data."""
-        wheres = self.sample.all_where()
-        namesakes = self._labels.find_rows((key, split) for key, _ in wheres for split in SPLITS)
+    def _short_names(self) -> dict[Unit, Row]:
+        """Return the name without the split of each unit of the sample whose key is unique in the data."""
+        names = self.sample.all_where()
+        namesakes = self._labels.find_rows((key, split) for key, *_ in names for split in SPLITS)
         counts = Counter(key for key, _ in namesakes)
-        places: dict[Row, int] = {where: at for at, where in enumerate(wheres)}
-        for at, (key, _) in enumerate(wheres):
-            if counts[key] == 1:
-                places[key] = at
-        return places
+        short = {name: (name[0], *name[2:]) for name in names if counts[name[0]] == 1}
+        return {name: one if len(one) > 1 else one[0] for name, one in short.items()}

@@ -1,4 +1,7 @@
-"""An audit as a spreadsheet: a CSV file without labels, whose last column is filled with answers."""
+"""An audit as a spreadsheet: a CSV file without labels, whose last column is filled with answers.
+
+Answers are the names of `Questions`, or one of their words; a class of the same name takes precedence over a word.
+"""
 
 import csv
 import io
@@ -7,36 +10,34 @@ from pathlib import Path
 
 import numpy as np
 
-from pencil.auditing.blind import Blind
+from pencil.auditing.blind import NO_LABEL, Blind
+from pencil.auditing.questions import Questions
 from pencil.auditing.sample import AuditSample
-from pencil.decisions import Where
 from pencil.errors import RunError
 from pencil.files import atomic_write, read_regular
 from pencil.formulas import escape_formula
 
-COLUMNS = ("key", "split", "classes", "label")
-WORDS = {"cannot tell": "skip", "none of the classes": "none"}
-"""Answers that are not a class; a class of the same name takes precedence."""
 TELLING = 0.1
 """Keys reveal labels if they contain the label of their own row this much more often than the label of another row."""
 
 
 def write_sheet(blind: Blind, path: Path) -> int:
-    """Write the rows of a sample as a new CSV file with an empty column ``label``, and return the number of rows.
+    """Write the sample as a new CSV file with an empty last column, and return the number of lines.
 
     Raises
     ------
     RunError
         If the keys reveal the given labels, like paths in a folder per class, or the file exists.
     """
-    sample = blind.sample
+    sample, questions = blind.sample, blind.sample.questions
     refuse_telling_keys(sample)
-    names, text = sample.labels.classes, io.StringIO()
+    text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
-    for at, (key, split) in enumerate(sample.all_where()):
-        offered = "; ".join(names[code] for code in blind.offered(at))
-        lines.writerow([escape_formula(key), split, escape_formula(offered), ""])
+    lines.writerow(questions.columns)
+    for at, unit in enumerate(sample.units.tolist()):
+        key, split = questions.where(unit)
+        asked = questions.asked(unit) or "; ".join(questions.names[code] for code in blind.offered(at))
+        lines.writerow([escape_formula(key), split, escape_formula(asked), ""])
     with atomic_write(path, new=True) as temporary:
         temporary.write_text(text.getvalue(), encoding="utf-8", newline="\n")  # a key may contain line breaks
     return len(blind)
@@ -44,13 +45,13 @@ def write_sheet(blind: Blind, path: Path) -> int:
 
 def refuse_telling_keys(sample: AuditSample) -> None:
     """Raise :class:`RunError` if the keys of a run contain the given labels."""
-    rng = np.random.default_rng(0)
-    rows = sample.population[rng.permutation(len(sample.population))[:1000]].tolist()
-    rows = [row for row in rows if sample.labels.given_codes[row] >= 0]
-    if not rows:
+    rng, questions = np.random.default_rng(0), sample.questions
+    naming = sample.population[questions.given[sample.population] >= 0]
+    naming = naming if not sample.labels.multilabel else naming[questions.given[naming] == 1]
+    units = naming[rng.permutation(len(naming))[:1000]].tolist()
+    if not units:
         return
-    keys = [sample.labels.keys[row].as_py() for row in rows]
-    given = [str(sample.labels.given_labels[row]) for row in rows]
+    keys, given = [questions.where(unit)[0] for unit in units], [questions.given_name(unit) for unit in units]
     own = np.mean([name in key for key, name in zip(keys, given, strict=True)])
     other = np.mean([name in key for key, name in zip(keys, rng.permutation(given).tolist(), strict=True)])
     if own > other + TELLING:
@@ -61,78 +62,91 @@ def refuse_telling_keys(sample: AuditSample) -> None:
         )
 
 
-def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, str | None, str]]:
-    """Yield the answers of a CSV file with the columns key and label: place in the sample, class and kind.
+def parse_answer(questions: Questions, answer: str) -> int | None:
+    """Return the code of an answer in words; None if it is not one."""
+    name = answer.lower() if questions.labels.multilabel else answer  # classes may differ in case only
+    if name in questions.names:
+        return questions.names.index(name)
+    kind = questions.words.get(answer.lower())
+    return None if kind is None else NO_LABEL[kind]
+
+
+def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, int]]:
+    """Yield the answers of a CSV file: place in the sample, and code.
 
     Empty cells are ignored. A column ``split`` is needed only if two rows have the same key.
 
     Raises
     ------
     RunError
-        If the file is not such a table, or a line names a row or a class that is not in the sample.
+        If the file is not such a table, or a line names a row or an answer that does not exist.
     """
-    places = _places(sample)
-    for number, (key, split, label) in _lines(path):
-        if not label:
+    questions, places = sample.questions, _places(sample)
+    for number, (key, split, asked, answer) in _lines(path, questions):
+        if not answer:
             continue
-        wanted = (key, split) if split else key
-        at = places.get(wanted)
+        wanted = (key, *([split] if split else []), *([asked] if asked else []))
+        at, code = places.get(wanted), parse_answer(questions, answer)
         if at is None:
             raise RunError(
-                f"line {number} of {path} names {key!r}, which does not identify one row of the sample; expected the "
-                "keys that "
+                f"line {number} of {path} names {' / '.join(wanted)!r}, which does not identify one "
+                f"{questions.nouns[0]} of the sample; expected the keys that "
                 f"`pencil audit {sample.run} --sheet` wrote; fix or remove the line."
             )
-        if label in sample.labels.classes:
-            yield at, label, ""
-        elif label.lower() in WORDS:
-            yield at, None, WORDS[label.lower()]
-        else:
+        if code is None:
+            values = "yes, no" if sample.labels.multilabel else "a class of the run"
             raise RunError(
-                f"line {number} of {path} says {label!r}; expected a class of the run, "
-                f"{' or '.join(map(repr, WORDS))}; fix the cell."
+                f"line {number} of {path} says {answer!r}; expected {values}, "
+                f"{' or '.join(map(repr, questions.words))}; fix the cell."
             )
+        yield at, code
 
 
 def import_sheet(blind: Blind, path: Path) -> int:
     """Save the answers of a sheet that are new or changed, and return their number."""
     new = list(read_sheet(path, blind.sample))
-    standing, saved = blind.history.audited(), 0
-    for at, label, kind in new:
+    questions, standing, saved = blind.sample.questions, blind.history.audited(), 0
+    for at, code in new:
         before = standing.get(blind.sample.where(at))
-        if before is None or before.label != label or (label is None and before.decision != kind):
-            blind.save(at, label, kind)
+        if before is None or questions.code(before) != code:
+            blind.save(at, code)
             saved += 1
     return saved
 
 
-def _places(sample: AuditSample) -> dict[Where | str, int]:
-    """Return the position of each row by key and split, and by key alone if it is unique."""
-    found: dict[Where | str, int] = {}
+def _places(sample: AuditSample) -> dict[tuple[str, ...], int]:
+    """Return the position of each unit by its name, and by its name without the split if that is unique."""
+    found: dict[tuple[str, ...], int] = {}
     double = set()
-    for at, (key, split) in enumerate(sample.all_where()):
-        for name in {key, escape_formula(key)}:
-            if name in found:
-                double.add(name)
-            found[name] = found[name, split] = at
+    for at, (key, split, *entry) in enumerate(sample.all_where()):
+        for spelled in {(key, *entry), tuple(map(escape_formula, (key, *entry)))}:
+            name, short = (spelled[0], split, *spelled[1:]), spelled
+            if short in found:
+                double.add(short)
+            found[short] = found[name] = at
     return {name: at for name, at in found.items() if name not in double}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, tuple[str, str, str]]]:
+def _lines(path: Path, questions: Questions) -> Iterator[tuple[int, tuple[str, str, str, str]]]:
+    """Yield the number of each line, and its key, split, class that is asked about (if there is one) and answer."""
+    answer = questions.columns[-1]
+    needed = ("key", *(["class"] if "class" in questions.columns else []), answer)
+    expected = f"{', '.join(needed[:-1])} and {answer}"
     try:
         text = read_regular(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RunError(f"cannot read {path}: {reason}; expected a CSV file with the columns key and label.") from error
+        raise RunError(f"cannot read {path}: {reason}; expected a CSV file with the columns {expected}.") from error
     first = text.partition("\n")[0]
     separator = max(",;\t", key=first.count)  # some spreadsheet programs write semicolons
     lines = csv.DictReader(io.StringIO(text), delimiter=separator)
     names = [name.strip() for name in lines.fieldnames or ()]
-    if not {"key", "label"} <= set(names):
-        raise RunError(f"{path} has the columns {', '.join(names) or 'none'}; expected key and label.")
+    if not set(needed) <= set(names):
+        raise RunError(f"{path} has the columns {', '.join(names) or 'none'}; expected {expected}.")
     lines.fieldnames = names
     try:
         for number, line in enumerate(lines, 2):
-            yield number, ((line["key"] or ""), (line.get("split") or ""), (line["label"] or "").strip())
+            asked = (line["class"] or "") if "class" in needed else ""
+            yield number, ((line["key"] or ""), (line.get("split") or ""), asked, (line[answer] or "").strip())
     except csv.Error as error:
         raise RunError(f"{path} is not a CSV file: {error}; save it as CSV.") from error

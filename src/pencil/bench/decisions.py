@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import f1_score
 
-from pencil.auditing.deciding import Scores, fit_decider
-from pencil.auditing.design import ROWS, build_strata, draw_sample
+from pencil.auditing.design import ROWS
+from pencil.auditing.results import Answers, decide
+from pencil.auditing.sample import plan_sample
 from pencil.data.examples import Splits
 from pencil.runs.label_table import LabelTable
 
@@ -66,11 +67,8 @@ def decision_quality(labels: LabelTable, clean: np.ndarray) -> dict[str, Any]:
 
 def audited(labels: LabelTable, clean: np.ndarray, answers: int, draws: int = DRAWS) -> np.ndarray:
     """Return the fraction of right labels after each of several simulated audits, with this many right answers."""
-    probs, given, scores = labels.probs.astype(np.float64), labels.given_codes, labels.issue_score
-    strata, found = build_strata(labels.changed, probs.max(axis=1)), []
+    found = []
     for seed in range(draws):
-        rows = draw_sample(strata, (max(ROWS, answers),), seed)[:answers]
-        decider = fit_decider(Scores.of(probs[rows], given[rows], scores[rows]), given[rows], clean[rows])
-        decided = decider.decide(probs, given, scores)[0].argmax(axis=1) if decider.used else labels.corrected_codes
-        found.append((decided == clean).mean())
+        sample = plan_sample(None, labels, rows=max(ROWS, answers), seed=seed)
+        found.append((decide(Answers(sample, clean[sample.rows[:answers]])).corrected == clean).mean())
     return np.array(found)

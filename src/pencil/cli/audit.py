@@ -58,6 +58,8 @@ def audit(
 ) -> None:
     """Measure how many labels are right: label a random sample of rows without seeing their labels.
 
+    For multi-label data the sample consists of entries: is the class in the row?
+
     Answers are appended to RUN/reviews.jsonl immediately and count as reviewed; you can stop and continue at any time.
     Stopping the page with Ctrl-C or SIGTERM prints the results and writes them to the run. --rows 200 extends the
     sample.
@@ -77,10 +79,9 @@ def audit(
         if not results:
             with Blind(run, sample) as blind:
                 if sheet is not None:
-                    echo(
-                        f"{counted(write_sheet(blind, sheet), 'row')} written to {sheet}; fill in the column label",
-                        err=True,
-                    )
+                    written = counted(write_sheet(blind, sheet), *sample.questions.nouns)
+                    column = sample.questions.columns[-1]
+                    echo(f"{written} written to {sheet}; fill in the column {column}", err=True)
                     return
                 if answers is not None:
                     echo(counted(import_sheet(blind, answers), "new answer"), err=True)
@@ -104,7 +105,8 @@ def _serve(blind: "Blind", host: str, port: int, *, remote: bool, no_browser: bo
     with listen(host, port) as listening:
         access = Access(listening.getsockname()[1], host, remote)
         left = blind.row()
-        echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} rows left to label", err=True)
+        unit = blind.sample.questions.nouns[1]
+        echo(f"{left['rows'] - left['answered']:,} of {left['rows']:,} {unit} left to label", err=True)
         try:
             announce(access, "answer", no_browser=no_browser)
             serve_app(build_app(blind, access), listening)
@@ -120,8 +122,8 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
     found = record(run, answered)
     if found is None:
         echo(
-            f"answered: {counted(len(answered.codes), 'row')}; {answered.missing:,} more are needed for a first "
-            f"result; continue with `pencil audit {run}`",
+            f"answered: {counted(len(answered.codes), *answered.questions.nouns)}; {answered.missing:,} more are "
+            f"needed for a first result; continue with `pencil audit {run}`",
             err=True,
         )
         if as_json:  # empty output could be mistaken for a result
@@ -132,18 +134,18 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
         more = {} if target is None else {"target": target, "rows_needed": needed}
         echo(json.dumps({**found.model_dump(mode="json"), **more}, indent=2))
         return
-    for line in _words(found):
+    for line in _words(found, answered.questions.nouns[1]):
         echo(line)
     if target is not None:
-        echo(_target_words(run, found, target, needed))
+        echo(_target_words(run, found, target, needed, answered.questions.nouns))
     echo(f"results written to {run}; add them to the report with `pencil report {run}`", err=True)
 
 
-def _words(found: "AuditSummary") -> list[str]:
+def _words(found: "AuditSummary", units: str) -> list[str]:
     lines = [found.sentence, f"given labels wrong               {found.given_wrong}"]
     if found.changes_right is not None:
         lines.append(f"changes right                    {found.changes_right}")
-    lines.append(f"rows labelled                    {found.rows:,} of {found.population:,}")
+    lines.append(f"{f'{units} labelled':<33}{found.rows:,} of {found.population:,}")
     if found.no_class:
         lines.append(
             f"none of the classes              {found.no_class:,}: both the given and the corrected label count as "
@@ -171,11 +173,12 @@ def _decision_words(found: "AuditSummary") -> str:
     return "as trained: the answers agree with what training decided"
 
 
-def _target_words(run: Path, found: "AuditSummary", target: float, needed: int | None) -> str:
+def _target_words(run: Path, found: "AuditSummary", target: float, needed: int | None, nouns: tuple[str, str]) -> str:
     if needed is None:
         estimate = f"{100 * found.corrected_right.estimate:.1f} %"
         return f"target {100 * target:g} %: cannot be reached; the estimate of {estimate} is below it"
     if needed == 0:
         return f"target {100 * target:g} %: reached; the interval starts at {100 * found.corrected_right.low:.1f} %"
     rows = found.rows + needed
-    return f"target {100 * target:g} %: about {counted(needed, 'more row')} needed: `pencil audit {run} --rows {rows}`"
+    more = counted(needed, *(f"more {noun}" for noun in nouns))
+    return f"target {100 * target:g} %: about {more} needed: `pencil audit {run} --rows {rows}`"

@@ -107,7 +107,7 @@ def labels(
     --min-confidence selects the corrections, and --diagnostics writes the label columns to a second file.
 
     With --entries the columns are key, split, class, given (a probability, empty if unknown), corrected (0 or 1),
-    confidence and changed; the other options select among these lines.
+    confidence, changed, issue_score and suspect; the other options select among these lines.
 
     --with-columns keeps the columns and rows of your table in their order, and its delimiter for CSV. The labels are
     additional columns, empty for rows outside the run. --only-changed, --suspects, --fix-first, --without-outliers and
@@ -168,7 +168,7 @@ def labels(
         to_look_at = suspects and format in BY_ISSUE  # a list for people, not labels to train on
         _mind_verdict(reader, chosen, decisions if reviewed else None, refuse=out is not None and not to_look_at)
     if entries:
-        lines = select_entries(table, only_changed=only_changed, min_confidence=min_confidence)
+        lines = select_entries(table, only_changed=only_changed, suspects=suspects, min_confidence=min_confidence)
         _write(lines, format) if out is None else _save(lines, format, out)
     elif with_columns:
         all_rows = not wish.selections and not without_outliers and min_confidence <= 0
@@ -249,7 +249,7 @@ def _mind_verdict(
         return
     from pencil.export.labels import count_unseen
 
-    unseen = count_unseen(chosen, [one.where for one in decisions or ()])
+    unseen = count_unseen(chosen, [one.where for one in decisions or () if not one.entry])
     if not unseen and (decisions or refuse):
         return
     seen = f"the verdict of this run is {level!r}: {'; '.join(reasons)}"
@@ -258,8 +258,8 @@ def _mind_verdict(
     expected = (
         f"{unseen:,} of its proposed labels {are} not reviewed; expected a reliable run, or a decision about each"
     )
-    audit = "" if reader.labels.multilabel else f", or measure their accuracy with `pencil audit {run}`"
-    remedy = f"review its labels with `pencil review {run}`{' and add --reviewed' if decisions is None else ''}{audit}"
+    added = " and add --reviewed" if decisions is None else ""
+    remedy = f"review its labels with `pencil review {run}`{added}, or measure their accuracy with `pencil audit {run}`"
     if refuse:
         raise RunError(f"{seen}; {expected}; {remedy}, or add --anyway.")
     echo(f"warning: {seen}; {remedy}.", err=True)

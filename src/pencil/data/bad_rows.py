@@ -1,12 +1,11 @@
 """Rows that cannot be used: all are counted, the first few are named, and they are refused or skipped."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, DataWarning, setting, warn
 from pencil.terminal import agreed, counted
 
 OnBadRows = Literal["error", "skip"]
@@ -68,7 +67,7 @@ class BadRows:
             return None
         if on_bad_rows == "error" or len(self._reasons) == len(keys):
             self.refuse(keys, total=len(keys))
-        warnings.warn(self.describe_skipped(keys, len(keys)), stacklevel=3)
+        warn(self.describe_skipped(keys, len(keys)), DataWarning, stacklevel=3)
         return np.setdiff1d(np.arange(len(keys)), np.array(sorted(self._reasons)))
 
     def describe(self, keys: np.ndarray | None = None, total: int | None = None) -> str:

@@ -1,7 +1,6 @@
 """Examples: rows of inputs with their given labels. Clean labels, where known, are only used for metrics."""
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from pencil.data.given.given_labels import hard_labels, refuse_alike_classes, re
 from pencil.data.given.votes import Votes
 from pencil.data.inputs.augment import View
 from pencil.data.inputs.base import Inputs
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, DataWarning, setting, warn
 from pencil.seeding import generator
 from pencil.terminal import agreed
 
@@ -278,9 +277,10 @@ def warn_of_many_classes(examples: Examples) -> None:
     names = () if examples.table is None else examples.table.of("label")
     column = f" in column {names[0]!r}" if len(names) == 1 else ""
     other = "" if examples.table is None else f"name another column with {setting('data.columns.label', 'NAME')}, or "
-    warnings.warn(
+    warn(
         f"the labels{column} have {classes:,} classes in {rows:,} rows, {rows / classes:.1f} rows per class; they look "
         f"like numbers or ids, not classes; {other}group the values into fewer classes",
+        DataWarning,
         stacklevel=2,
     )
 
@@ -294,8 +294,9 @@ def warn_of_unknown_rows(examples: Examples) -> None:
     unknown = int(examples.given_labels.isnan().all(dim=1).sum()) if examples.multilabel else 0
     if unknown:
         have, are, them = (agreed(unknown, *words) for words in (("has", "have"), ("is", "are"), ("it", "them")))
-        warnings.warn(
+        warn(
             f"{unknown:,} of {len(examples):,} training rows {have} {UNKNOWN} and {are} ignored in training; label "
             f"{them} or remove {them}",
+            DataWarning,
             stacklevel=2,
         )

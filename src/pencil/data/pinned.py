@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import as_distribution
 from pencil.data.keys import as_keys
 from pencil.decisions import Decision, Label, chosen_labels, presence
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, DataWarning, setting, warn
 from pencil.terminal import agreed
 
 
@@ -27,8 +26,10 @@ def pin(splits: Splits, path: Path, *, drawn: bool) -> tuple[Splits, str]:
     """
     decisions = chosen_labels(path)
     if not decisions:
-        warnings.warn(
-            f"{path} pins no labels: no decision in it has a label; review rows with `pencil review`", stacklevel=3
+        warn(
+            f"{path} pins no labels: no decision in it has a label; review rows with `pencil review`",
+            DataWarning,
+            stacklevel=3,
         )
     train = [decision for decision in decisions if drawn or decision.split != "validation"]
     validation = decisions if drawn else [decision for decision in decisions if decision.split == "validation"]
@@ -88,9 +89,10 @@ def _refuse_unknown_keys(path: Path, unknown: list[str], decisions: Sequence[Dec
         return
     if len(unknown) < len(decisions):
         rows = agreed(len(unknown), "is for a row that is", "are for rows that are")
-        warnings.warn(
+        warn(
             f"{len(unknown):,} of the {len(decisions):,} labels in {path} {rows} not in the data, such as "
             f"{unknown[0]!r}; {agreed(len(unknown), 'it is', 'they are')} ignored",
+            DataWarning,
             stacklevel=4,
         )
         return

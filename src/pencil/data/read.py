@@ -4,7 +4,6 @@
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from pencil.data.sources import arrays, folder, hugging_face_datasets, label_stu
 from pencil.data.sources.hugging_face_datasets import PREFIX
 from pencil.data.sources.regular_files import refuse_undecodable
 from pencil.data.unlabelled import set_apart
-from pencil.errors import DataError
+from pencil.errors import DataError, DataWarning, warn
 from pencil.terminal import agreed, counted
 
 
@@ -100,7 +99,7 @@ def read_like(
     if splits.unlabelled is not None:
         count = len(splits.unlabelled)
         have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
-        warnings.warn(f"{counted(count, 'row')} of {source} {have} no label and {are} ignored", stacklevel=3)
+        warn(f"{counted(count, 'row')} of {source} {have} no label and {are} ignored", DataWarning, stacklevel=3)
     return replace(splits, unlabelled=None)
 
 

@@ -1,6 +1,5 @@
 """Rows without a label: never used in training or evaluation; the trained network labels them at the end."""
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import UNLABELLED, lacks_label
 from pencil.data.keys import as_keys
 from pencil.decisions import chosen_labels, presence
-from pencil.errors import DataError
+from pencil.errors import DataError, DataWarning, warn
 from pencil.terminal import agreed
 
 
@@ -43,7 +42,7 @@ def _labelled(examples: Examples | None, split: str) -> Examples | None:
         return examples
     count = int(missing.sum())
     have, are = agreed(count, "has", "have"), agreed(count, "is", "are")
-    warnings.warn(f"{count:,} of {len(examples):,} {split} rows {have} no label and {are} ignored", stacklevel=4)
+    warn(f"{count:,} of {len(examples):,} {split} rows {have} no label and {are} ignored", DataWarning, stacklevel=4)
     return None if missing.all() else examples.subset((~missing).nonzero()[:, 0])
 
 

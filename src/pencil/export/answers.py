@@ -112,7 +112,7 @@ class _Past:
         self.history = History()
         self.of_row: dict[Where, list[Decision]] = {}
         for line in lines:
-            if line.where in rows:
+            if line.where in rows and not line.entry:
                 self.history.add(line)
                 self.of_row.setdefault(line.where, []).append(line)
 

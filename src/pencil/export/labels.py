@@ -36,6 +36,8 @@ ENTRY_SCHEMA = pa.schema(
         "corrected": pa.int8(),
         "confidence": pa.float32(),
         "changed": pa.bool_(),
+        "issue_score": pa.float32(),
+        "suspect": pa.bool_(),
     }
 )
 LINES = 2**18
@@ -64,7 +66,7 @@ def select_labels(
     only_changed : bool
         Only rows whose label changed.
     suspects : bool
-        Only rows of single-label data that are worth a look.
+        Only rows that are worth a look; rows of multi-label data if one of their entries is.
     fix_first : bool
         The rows of :meth:`LabelTable.fix_first`, with their kind, in its order.
     min_confidence : float
@@ -76,11 +78,6 @@ def select_labels(
     chosen = (labels.take(np.flatnonzero(~unread)) if unread.any() else labels).confident(min_confidence)
     if fix_first:
         return chosen.fix_first()
-    if suspects and labels.multilabel:
-        raise RunError(
-            "the labels of this run are multi-label; --suspects only works with single-label data; write "
-            "--only-changed instead."
-        )
     if only_changed or suspects:
         chosen = chosen.take(np.flatnonzero(chosen.changed if only_changed else chosen.suspect))
     return chosen.by_issue() if by_issue else chosen
@@ -94,12 +91,13 @@ def count_unseen(labels: LabelTable, looked_at: Iterable[Where]) -> int:
 
 
 def select_entries(
-    labels: LabelTable, *, only_changed: bool = False, min_confidence: float = 0.0
+    labels: LabelTable, *, only_changed: bool = False, suspects: bool = False, min_confidence: float = 0.0
 ) -> pa.RecordBatchReader:
     """Return multi-label data with one line per (row, class), generated lazily.
 
-    ``given`` is a probability and ``corrected`` 0 or 1 with its ``confidence``; all three are null for an unknown
-    entry. The other parameters are the same as in `select_labels`, applied to lines.
+    ``given`` is a probability, ``corrected`` 0 or 1 with its ``confidence``, and ``issue_score`` the probability that
+    the given value is wrong; all four are null for an unknown entry. The other parameters are the same as in
+    `select_labels`, applied to lines.
 
     Raises
     ------
@@ -110,16 +108,19 @@ def select_entries(
         raise RunError(
             "the labels of this run are single-label; --entries only works with multi-label data; remove it."
         )
-    parts = (_select(part, only_changed, min_confidence) for part in _entries(labels))
-    if only_changed:  # the most confident entries come first
-        return _select(pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts]), True, 0.0).to_reader(LINES)
+    mask = "changed" if only_changed else "suspect" if suspects else None
+    parts = (_select(part, mask, min_confidence) for part in _entries(labels))
+    if mask is not None:  # the most confident changes, or the highest issue scores, come first
+        order = "confidence" if only_changed else "issue_score"
+        chosen = pa.concat_tables([ENTRY_SCHEMA.empty_table(), *parts])
+        return chosen.sort_by([(order, "descending")]).to_reader(LINES)
     return pa.RecordBatchReader.from_batches(ENTRY_SCHEMA, (batch for part in parts for batch in part.to_batches()))
 
 
-def _select(table: pa.Table, only_changed: bool, min_confidence: float) -> pa.Table:
+def _select(table: pa.Table, mask: str | None, min_confidence: float) -> pa.Table:
     if min_confidence > 0:  # an unknown entry has no confidence
         table = table.filter(pc.greater_equal(table["confidence"], min_confidence))
-    return table.filter(table["changed"]).sort_by([("confidence", "descending")]) if only_changed else table
+    return table if mask is None else table.filter(table[mask])
 
 
 def _entries(labels: LabelTable) -> Iterator[pa.Table]:
@@ -139,6 +140,8 @@ def _entries(labels: LabelTable) -> Iterator[pa.Table]:
                 pa.array(corrected.astype(np.int8), mask=unknown),
                 pa.array(np.maximum(probs, 1 - probs), mask=unknown),
                 pa.array((corrected != (given > 0.5)) & ~unknown),
+                pa.array(part.entry_scores.reshape(-1).astype(np.float32), mask=unknown),
+                pa.array(part.suspect_entries.reshape(-1)),
             ],
             schema=ENTRY_SCHEMA,
         )

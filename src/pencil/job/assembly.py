@@ -1,7 +1,6 @@
 """Builds a job from a recipe and loaded data: prepared data, network, method, and derived settings."""
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from pencil.data.inputs.feature_store import store_folder
 from pencil.data.noise import transition_matrix
 from pencil.data.prepare import PreparedData, prepare
 from pencil.data.settings import FROM_PYTHON
-from pencil.errors import RecipeError
+from pencil.errors import PencilWarning, RecipeError, warn
 from pencil.job.network import decoded_images, with_network
 from pencil.methods import Method
 from pencil.models import FrozenNetwork
@@ -64,9 +63,10 @@ class Job:
         The engine "ray" computes them on a cluster, on its GPUs unless the recipe sets the CPU.
         """
         if engine == "ray" and not isinstance(self.network, FrozenNetwork):
-            warnings.warn(
+            warn(
                 "--engine ray only computes the features of a frozen backbone, but the whole network is trained: "
                 "training runs on this machine (use torchrun to train on several machines)",
+                PencilWarning,
                 stacklevel=2,
             )
         if not isinstance(self.network, FrozenNetwork) or self.features is not None:

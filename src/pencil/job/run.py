@@ -3,7 +3,6 @@
 import os
 import shlex
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -17,12 +16,13 @@ from torch import Tensor, nn
 from pencil.data.check.inspection import find_conflicts
 from pencil.data.examples import Splits
 from pencil.data.read import load
-from pencil.errors import PencilError, RunError, Stopped
+from pencil.errors import PencilError, PencilWarning, RunError, Stopped, warn
 from pencil.files import refuse_path
 from pencil.job.assembly import Job, as_runnable, assemble, held_out_accuracy
 from pencil.job.finetuning import finetuning_trainer, with_finetuned
 from pencil.job.network import Trial, try_networks
 from pencil.job.quality import choose_quality
+from pencil.loggers.events import Events, log_result
 from pencil.loggers.progress import show_progress
 from pencil.loggers.trackers import MetricsFile, Trackers, refuse_missing
 from pencil.methods import Method
@@ -105,7 +105,8 @@ def run_recipe(
         if start.finished:
             assert start.path is not None
             return _open_finished(start.path, model, data, recipe.trust)
-        display = stack.enter_context(show_progress(progress if world.rank == 0 else False))
+        first = world.rank == 0
+        display = (*stack.enter_context(show_progress(progress if first else False)), *((Events(),) if first else ()))
         report = _Features(display, request)
         if start.resumes:
             assert start.path is not None
@@ -277,6 +278,8 @@ class Execution:
         else:
             model, best_weights = job.whole_network(outcome)
         run = replace(self, job=job)._finished(model, outcome, best_weights, directory, saved)
+        if self.world.rank == 0:
+            log_result(self.path, run.summary)
         if directory is not None:
             _write_report(run, job.prepared.splits)
         if trackers is not None:
@@ -466,4 +469,4 @@ def _write_report(run: Run, splits: Splits | None) -> None:
     try:
         write_report(run, splits=splits)
     except PencilError as error:
-        warnings.warn(f"the report could not be written: {error}", stacklevel=3)
+        warn(f"the report could not be written: {error}", PencilWarning, stacklevel=3)

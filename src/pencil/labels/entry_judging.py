@@ -5,6 +5,11 @@ held-out rows have at the same ranks. Entries whose class is named and entries w
 separately. A weak network looks like noise. Issue scores therefore come from the most probable noise model, but labels
 come from the cautious one (:mod:`pencil.labels.entry_caution`): an entry changes if it is probably wrong under every
 noise model that the held-out rows allow, and if its class was learned (:func:`learned_classes`).
+
+Suspects are the highest issue scores. Their fraction is the smaller one of the noise rate and the confident counts
+(:func:`confident_entry_rate`). The counts take the errors of a weak network for wrong entries: on 13,500 clean entries
+of the tuning seed 2,475, where the rate expects 152. The rate of a good network is too high there: F1 0.79, with the
+counts 0.81.
 """
 
 import torch
@@ -16,6 +21,7 @@ from pencil.labels.entry_noise import CautiousNoise, EntryNoise, fit_entry_noise
 from pencil.labels.judging import ENOUGH_TO_MATCH, Judgement, upper_limit
 from pencil.labels.matching import match_quantiles
 from pencil.labels.noise_model import NoiseModel
+from pencil.labels.suspects import confident_entry_rate, cutoff
 
 UNDECIDED = 0.49
 """Upper limit of the probability that an entry of an unlearned class is wrong: such entries stay as given."""
@@ -24,7 +30,7 @@ UNDECIDED = 0.49
 def judge_entries(
     train: EntryEvidence, given: Tensor, held_out: EntryEvidence | None, held_out_given: Tensor | None
 ) -> Judgement:
-    """Return the judgement of all rows: class probabilities, and an issue score for each row.
+    """Return the judgement of all rows: class probabilities, and an issue score for each row and each entry.
 
     Parameters
     ----------
@@ -54,12 +60,26 @@ def judge_entries(
         surely_wrong = surely_wrong.where(learned, surely_wrong.clamp_max(UNDECIDED))
         present = torch.where(given > 0.5, 1 - surely_wrong, surely_wrong)
         present = present.where(~given.isnan(), noise.log_odds(rows.log_odds).sigmoid() if knows else torch.tensor(0.5))
-        return present, row_issue_scores(wrong)
+        return present, wrong
 
-    probs, scores = judged(train, given)
-    held_probs, held_scores = (None, None) if pair is None else judged(*pair)
-    model = _as_noise_model(noise, knows)
-    return Judgement(probs.__getitem__, held_probs, scores, held_scores, model, ceiling, knows, entry_noise=noise)
+    probs, wrong = judged(train, given)
+    held_probs, held_wrong = (None, None) if pair is None else judged(*pair)
+    met = _usable(train, given)
+    confident = confident_entry_rate(train.log_odds.sigmoid(), given.masked_fill(~met, torch.nan)) if knows else 0.0
+    return Judgement(
+        posterior=probs.__getitem__,
+        held_out_probs=held_probs,
+        issue_scores=row_issue_scores(wrong),
+        held_out_issue_scores=None if held_wrong is None else row_issue_scores(held_wrong),
+        noise=_as_noise_model(noise, knows),
+        ceiling=ceiling,
+        knows=knows,
+        suspect_from=cutoff(wrong[met].float(), min(confident, rate)),
+        confident=confident,
+        entry_noise=noise,
+        entry_scores=wrong.float(),
+        held_out_entry_scores=None if held_wrong is None else held_wrong.float(),
+    )
 
 
 def row_issue_scores(wrong: Tensor) -> Tensor:

@@ -77,9 +77,12 @@ class Judgement:
     lost_classes
         Classes whose rows were left as given, because no corrected label would have named them.
     suspect_from
-        The issue score from which a label is a suspect: worth a look, although it need not change.
+        The issue score (of an entry, for multi-label data) from which a label is a suspect: worth a look, although it
+        need not change.
     entry_noise
         For multi-label data: the noise model of entries; ``noise`` is its summary.
+    entry_scores, held_out_entry_scores
+        For multi-label data: the probability that each entry is wrong, (rows, classes); 0 if it is unknown.
     rule
         For single-label data: the rule behind the posterior.
     consensus
@@ -97,6 +100,8 @@ class Judgement:
     suspect_from: float = torch.inf
     confident: float = 0.0
     entry_noise: EntryNoise | None = None
+    entry_scores: Tensor | None = None
+    held_out_entry_scores: Tensor | None = None
     rule: "Rule | None" = None
     consensus: Consensus | None = None
 

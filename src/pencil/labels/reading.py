@@ -156,10 +156,6 @@ class EntryReading:
         entropy: Tensor = torch.special.entr(self.label_probs) + torch.special.entr(1 - self.label_probs)
         return entropy[self.known]
 
-    def close(self, margin: float) -> Tensor:
-        """Return which known entries are present and absent with probabilities that differ by less than ``margin``."""
-        return self.known & (self.confidence < 0.5 + margin / 2)
-
     def agrees(self, clean_labels: Tensor) -> Tensor:
         """Return whether each corrected entry is the clean one."""
         return self.corrected == (clean_labels > 0.5)

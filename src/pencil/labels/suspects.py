@@ -70,6 +70,35 @@ def confident_joint(blocks: Blocks, num_classes: int) -> Tensor:
     return joint.view(num_classes, num_classes).double()
 
 
+def confident_entry_rate(probs: Tensor, given: Tensor) -> float:
+    """Return the fraction of known entries of multi-label data that confident counts call wrong.
+
+    Each class is a binary problem. Presence counts as confident if its probability reaches its mean where the class is
+    named, absence if its probability reaches its mean where the class is not named; if both do, the more probable one
+    counts. Entries without either are not counted, and named and unnamed entries of a class are scaled to their
+    numbers, as in :func:`confident_rate`.
+
+    Parameters
+    ----------
+    probs
+        Predicted probability that each class is present, (rows, classes).
+    given
+        Given probabilities of the same shape, NaN where unknown.
+    """
+    present, known, named = probs.double(), ~given.isnan(), given > 0.5
+    entries = known & ~named, known & named
+    reached = []
+    for value, chosen in zip((1 - present, present), entries, strict=True):
+        mean = (value * chosen).sum(dim=0) / chosen.sum(dim=0)  # NaN for a class without such entries: never reached
+        reached.append(value >= mean)
+    absent = reached[0] & ~(reached[1] & (present > 0.5))
+    wrong, count = 0.0, float(known.sum())
+    for chosen, opposite in zip(entries, (reached[1] & ~absent, absent), strict=True):
+        counted = (chosen & (reached[0] | reached[1])).sum(dim=0)
+        wrong += float((chosen.sum(dim=0) * (chosen & opposite).sum(dim=0).double() / counted.clamp_min(1)).sum())
+    return wrong / max(1.0, count)
+
+
 def suspect_fraction(confident: float, lost: float) -> float:
     """Return the fraction of labels worth a look.
 

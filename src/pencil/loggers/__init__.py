@@ -1,1 +1,1 @@
-"""Loggers: progress for people, trackers (TensorBoard, W&B, MLflow) for programs."""
+"""Loggers: progress for people, log records and trackers (TensorBoard, W&B, MLflow) for programs."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pencil.errors import PencilWarning, warn
 from pencil.recipe import CUSTOM
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import ENCODER, ENVIRONMENT, LABELS, METRICS, MODEL, RECIPE, SUMMARY
@@ -30,9 +31,10 @@ def log_model(run: Run, client: Any, run_id: str) -> None:
     assert run.path is not None
     name = run.recipe.model.name
     if name == CUSTOM or split_reference(name) is not None:
-        warnings.warn(
+        warn(
             f"the network {name!r} is not logged as a model, because MLflow could not rebuild it; log it with "
             "mlflow.pytorch.log_model(run.model).",
+            PencilWarning,
             stacklevel=4,
         )
         return

@@ -9,12 +9,11 @@ import json
 import os
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from pencil.errors import RecipeError, RunError, reason_of
+from pencil.errors import PencilWarning, RecipeError, RunError, reason_of, warn
 from pencil.files import read_json, refuse_links, write_json
 from pencil.loggers.mlflow_model import log_model
 from pencil.recipe import Recipe
@@ -112,7 +111,7 @@ class Trackers(Observer):
             try:
                 getattr(tracker, what)(*arguments)
             except _failures() as error:
-                warnings.warn(f"{name} could not log: {error}; training continues", stacklevel=3)
+                warn(f"{name} could not log: {error}; training continues", PencilWarning, stacklevel=3)
 
 
 def refuse_links_out(run: Path, name: str) -> None:

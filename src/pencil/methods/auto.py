@@ -1,7 +1,6 @@
 """``auto``, the default: estimates noise rate, length of the backbone phase and label updates from noisy data."""
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
+from pencil.errors import MethodWarning, warn
 from pencil.labels.forms import label_form
 from pencil.labels.noise_model import SIGNIFICANT
 from pencil.labels.protocol import HeldOut
@@ -377,7 +377,7 @@ class Auto(Method):
             message = "held-out labels were never predicted better than chance"
             self._note(message)
             if state.done > self.patience and len(held_out[1]) >= ENOUGH_HELD_OUT:
-                warnings.warn(message, stacklevel=2)
+                warn(message, MethodWarning, stacklevel=2)
         else:
             self._note(f"budget ended in the backbone phase; best held-out log-likelihood at epoch {state.best_epoch}")
             self.relabel(context)
@@ -426,7 +426,7 @@ class Auto(Method):
                 "correction, and labels to its posterior"
             )
             self._note(message)
-            warnings.warn(message, stacklevel=2)
+            warn(message, MethodWarning, stacklevel=2)
             context.restore_weights(state.best_weights)
             context.restart_dynamics()
             self.relabel(context)

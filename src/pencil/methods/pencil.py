@@ -1,6 +1,5 @@
 """PENCIL: probabilistic end-to-end noise correction in labels (section 3)."""
 
-import warnings
 from typing import Annotated, NamedTuple
 
 import torch
@@ -8,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from pencil.data.examples import Batch
-from pencil.errors import RecipeError
+from pencil.errors import MethodWarning, RecipeError, warn
 from pencil.labels.forms import label_form
 from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
 from pencil.labels.rows import row_blocks
@@ -117,9 +116,10 @@ class Pencil(Method):
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
         if self.compatibility == "printed" and self.label_pull >= 1:
-            warnings.warn(
+            warn(
                 f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
                 "its maximum; corrected labels are read with the compatibility term removed",
+                MethodWarning,
                 stacklevel=2,
             )
         self.labels = task.new_labels(self.form)

@@ -2,7 +2,6 @@
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from pencil.data.inputs.transform import IMAGENET, Normalization
-from pencil.errors import ModelError, PencilError
+from pencil.errors import MethodWarning, ModelError, PencilError, warn
 from pencil.models.attention import Attention, AttentionNetwork
 from pencil.models.bundled import BUNDLES, load_bundled
 from pencil.models.cifar import preact_resnet32, resnet34_cifar
@@ -150,7 +149,11 @@ def build(
     if settings.weights is not None and not fresh:
         unfitted = load_weights(network, settings.weights.expanduser(), num_classes)
         if unfitted and settings.train != "head":
-            warnings.warn(f"{settings.weights} has no matching {', '.join(unfitted)}; they start fresh", stacklevel=2)
+            warn(
+                f"{settings.weights} has no matching {', '.join(unfitted)}; they start fresh",
+                MethodWarning,
+                stacklevel=2,
+            )
     if settings.train != "head":
         return network
     with seeded(seed, "head"):

@@ -6,13 +6,12 @@ This module decides which method runs: the method that the recipe names (``auto`
 
 import difflib
 import re
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
-from pencil.errors import RecipeError
+from pencil.errors import MethodWarning, RecipeError, warn
 from pencil.methods import METHODS, find_method
 from pencil.recipe.schema import CUSTOM, DEFAULT_METHOD, Recipe, Tree, method_arguments, without_none
 from pencil.terminal import counted
@@ -89,7 +88,7 @@ def with_runnable_method(recipe: Recipe, *, held_out_rows: int) -> Recipe:
             f"{reason}, and {FALLBACK_METHOD}, which would run instead, has no {', '.join(unusable)}; remove "
             f"method.{unusable[0]}, or choose a method with method.name."
         )
-    warnings.warn(f"{reason}; {FALLBACK_METHOD} runs instead with its defaults", stacklevel=2)
+    warn(f"{reason}; {FALLBACK_METHOD} runs instead with its defaults", MethodWarning, stacklevel=2)
     lr, epochs = recipe.method["lr"], recipe.method["epochs"]
     if "epochs" in recipe.given_arguments and recipe.training.epochs is None:
         recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"epochs": epochs})})

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import CLOSE
 
 ALL_SHOWN, MOST_CONFUSED = 16, 12
 """Maximum classes of the matrix; with more classes, only those with the most changes are shown."""
@@ -29,8 +28,7 @@ class Counts:
     confident : int
         Changes with a confidence of at least 90 %.
     to_look_at : int
-        Suspects, including the changed labels; for multi-label data, undecided labels, whose class leads by less than
-        20 points of probability.
+        Suspects, including the changed labels.
     median : float or None
         The median confidence of the changes.
     not_given : int
@@ -179,7 +177,7 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
     """Count the known entries of multi-label data, and return one row per class."""
     size = len(labels.classes)
     totals = {name: np.zeros(size, dtype=np.int64) for name in ("known", "given", "corrected", "added", "removed")}
-    undecided = 0
+    suspects = 0
     moved = [np.empty(0, dtype=np.float32)]
     for _, part in pieces(labels):
         given, probs = part.given_probs, part.probs
@@ -192,13 +190,13 @@ def count_entries(labels: LabelTable) -> tuple[Counts, list[ClassLine]]:
         totals["added"] += (changed & after).sum(axis=0)
         totals["removed"] += (changed & before).sum(axis=0)
         moved.append(confidence[changed])
-        undecided += int((known & (confidence < 0.5 + CLOSE / 2)).sum())
+        suspects += int(part.suspect_entries.sum())
     all_moved = np.concatenate(moved)
     counts = Counts(
         labels=int(totals["known"].sum()),
         changed=len(all_moved),
         confident=int((all_moved >= CONFIDENT).sum()),
-        to_look_at=undecided,
+        to_look_at=suspects,
         median=float(np.median(all_moved)) if len(all_moved) else None,
     )
     fractions = (totals["added"] + totals["removed"]) / totals["known"].clip(min=1)

@@ -13,11 +13,10 @@ from pencil.report.counts import CONFIDENT, pieces
 from pencil.runs.directory import RunData
 from pencil.runs.label_table import LabelTable
 from pencil.runs.pictures import Shown, find_shown
-from pencil.runs.summary import CLOSE
 
 CASES, PER_CLASS = 24, 4
-_Entry = tuple[float, int, int, float]
-"""An entry of multi-label data: its confidence, row and class, and the given probability."""
+_Entry = tuple[float, int, int, float, float]
+"""An entry of multi-label data: its issue score (negative), row and class, confidence, and the given probability."""
 
 
 @dataclass(frozen=True)
@@ -169,22 +168,21 @@ def _inputs(labels: LabelTable, where: np.ndarray) -> list[Case]:
 
 
 def _entry_cases(labels: LabelTable) -> tuple[list[Case], list[Case]]:
-    """Return the most confident changes of multi-label data, spread over classes, and the most undecided entries."""
+    """Return the most confident changes of multi-label data, spread over classes, and other suspects."""
     changes: list[_Entry] = []
-    undecided: list[_Entry] = []
+    suspects: list[_Entry] = []
     for start, part in pieces(labels):
-        given, probs = part.given_probs, part.probs
+        given, probs, scores, changed = part.given_probs, part.probs, part.entry_scores, part.changed_entries
         confidence = np.maximum(probs, 1 - probs)
-        known = ~np.isnan(given) & np.isfinite(probs)
-        close = known & (confidence < 0.5 + CLOSE / 2)
-        narrow = np.divmod(_first(confidence.reshape(-1), close.reshape(-1)), len(labels.classes))
-        moved = _first_of_classes(confidence, known & ((given > 0.5) != (probs > 0.5)))
-        for kept, (rows, columns) in ((changes, moved), (undecided, narrow)):
-            values = confidence[rows, columns].tolist(), (start + rows).tolist(), columns.tolist()
-            kept += zip(*values, given[rows, columns].tolist(), strict=True)
-    classes = np.array([column for _, _, column, _ in changes], dtype=np.int64)
-    order = vary(classes, classes, np.array([confidence for confidence, *_ in changes]))
-    return _entry_list(labels, [changes[place] for place in order]), _entry_list(labels, sorted(undecided)[:CASES])
+        others = part.suspect_entries & ~changed
+        high = np.divmod(_first(-scores.reshape(-1), others.reshape(-1)), len(labels.classes))
+        moved = _first_of_classes(confidence, changed & np.isfinite(probs))
+        for kept, (rows, columns) in ((changes, moved), (suspects, high)):
+            values = (-scores)[rows, columns].tolist(), (start + rows).tolist(), columns.tolist()
+            kept += zip(*values, *(one[rows, columns].tolist() for one in (confidence, given)), strict=True)
+    classes = np.array([column for _, _, column, *_ in changes], dtype=np.int64)
+    order = vary(classes, classes, np.array([confidence for *_, confidence, _ in changes]))
+    return _entry_list(labels, [changes[place] for place in order]), _entry_list(labels, sorted(suspects)[:CASES])
 
 
 def _first_of_classes(confidence: np.ndarray, where: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -198,7 +196,7 @@ def _first_of_classes(confidence: np.ndarray, where: np.ndarray) -> tuple[np.nda
 
 def _entry_list(labels: LabelTable, chosen: Sequence[_Entry]) -> list[Case]:
     cases = []
-    for confidence, row, column, given in chosen:
+    for score, row, column, confidence, given in chosen:
         line = labels.slice(row, 1)
         cases.append(
             Case(
@@ -208,6 +206,7 @@ def _entry_list(labels: LabelTable, chosen: Sequence[_Entry]) -> list[Case]:
                 corrected=_presence(line.probs[0, column] > 0.5),
                 confidence=confidence,
                 rival=labels.classes[column],
+                issue_score=-score,
             )
         )
     return cases

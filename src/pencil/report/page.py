@@ -141,6 +141,7 @@ def _report(run: RunData, splits: Splits | None, with_data: bool) -> dict[str, A
     gallery = build_gallery(run, splits, with_data=with_data)
     return {
         "title": run.name,
+        "source": _source(run.recipe.data.source),
         "run": run,
         "words": run.summary.data.wording,
         "verdict": verdict(run, counts),
@@ -215,6 +216,11 @@ def _plots(metrics: Sequence[Record], multilabel: bool, best: int | None) -> lis
         if lines:
             plots.append(draw(title, unit, lines, phases, mark))
     return plots
+
+
+def _source(source: str) -> str:
+    """Return the name of the data; of a path the last part, because the recipe below has all of it."""
+    return Path(source).name if Path(source).is_absolute() else source
 
 
 def _again(run: RunData) -> str:

@@ -3,7 +3,6 @@
 from pencil.report.counts import CONFIDENT, Counts
 from pencil.runs.advice import wrong_labels
 from pencil.runs.directory import RunData
-from pencil.runs.summary import CLOSE
 from pencil.terminal import counted
 
 LEVELS = {
@@ -46,10 +45,7 @@ def reasons(run: RunData) -> list[str]:
 
 
 def headline_numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]:
-    """Return the three headline numbers, each with a name and a remark: wrong labels, corrections, suspects.
-
-    Multi-label data has undecided labels instead of suspects.
-    """
+    """Return the three headline numbers, each with a name and a remark: wrong labels, corrections, suspects."""
     rate, labels = run.summary.noise_rate, max(1, counts.labels)
     wrong = "unknown", "there is no estimate of how many labels are wrong"
     if rate is not None:
@@ -59,13 +55,10 @@ def headline_numbers(run: RunData, counts: Counts) -> list[tuple[str, str, str]]
     )
     more = counts.to_look_at - counts.changed
     others = f", and {counted(more, 'other label')} with high issue scores" if more else ""
-    look = "suspects", f"worth a look: the corrections{others}"
-    if run.multilabel:
-        look = "undecided", f"another class is within {100 * CLOSE:.0f} percentage points, whether changed or not"
     return [
         ("estimated wrong" if run.summary.audit is None else "wrong (audited)", *wrong),
-        ("changed" if run.multilabel else "corrections", f"{counts.changed:,}", changed),
-        (look[0], f"{counts.to_look_at:,}", look[1]),
+        ("corrections", f"{counts.changed:,}", changed),
+        ("suspects", f"{counts.to_look_at:,}", f"worth a look: the corrections{others}"),
     ]
 
 
@@ -83,7 +76,7 @@ def sentences(run: RunData, counts: Counts, most: tuple[str, str, int] | None = 
     """
     found = [*_scores(run), *_truth(run, counts), *_changes(run, counts), *_not_given(counts), *_unlabelled(run)]
     found += [f"{run.summary.data.unread_words}."] if run.summary.data.unread else []
-    found += _confidence(run, counts)
+    found += _confidence(counts)
     if most is not None:
         given, corrected, times = most
         found.append(
@@ -110,7 +103,8 @@ def _audit(run: RunData) -> list[str]:
     audit = run.summary.audit
     if audit is None:
         return []
-    looked = f"a person labelled {audit.rows:,} of {audit.population:,} rows blind"
+    asked = f"{audit.population:,} {'known labels' if run.multilabel else 'rows'}"
+    looked = f"a person {'judged' if run.multilabel else 'labelled'} {audit.rows:,} of {asked} blind"
     return [f"{audit.sentence[:1].upper()}{audit.sentence[1:]} ({looked})."]
 
 
@@ -152,7 +146,7 @@ def _unlabelled(run: RunData) -> list[str]:
     ]
 
 
-def _confidence(run: RunData, counts: Counts) -> list[str]:
+def _confidence(counts: Counts) -> list[str]:
     found = []
     if counts.changed and counts.median is not None:
         fraction = page_percent(counts.confident / counts.changed)
@@ -160,10 +154,6 @@ def _confidence(run: RunData, counts: Counts) -> list[str]:
             f"{counts.confident:,} of the changes ({fraction}) have a confidence of at least "
             f"{100 * CONFIDENT:.0f} %; the median confidence is {probability(counts.median)}."
         )
-    lead = f"the two highest probabilities differ by less than {100 * CLOSE:.0f} percentage points"
-    if run.multilabel:
-        undecided = f"{_are(counts.to_look_at)} undecided, whether changed or not: {lead}."
-        return [*found, undecided if counts.to_look_at else "No label is undecided."]
     more = counts.to_look_at - counts.changed
     return [*found, f"{_are(more)} suspects besides the corrections." if more else "No other label is a suspect."]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pencil.errors import RunError, reason_of
-from pencil.runs.label_columns import ALWAYS, WIDE
+from pencil.runs.label_columns import ALWAYS, ENTRY_SCORES, WIDE
 from pencil.runs.label_table import LabelTable
 
 CLASSES = 6
@@ -55,7 +55,7 @@ def read_top_classes(table: Path) -> TopClasses:
     blocks = []
     try:
         labels = LabelTable.open(table)
-        wide = [name for name in labels.column_names if name in (*ALWAYS, *WIDE)]
+        wide = [name for name in labels.column_names if name in (*ALWAYS, *WIDE) and name != ENTRY_SCORES]
         for batch in labels.batches(BLOCK, wide):
             part = LabelTable(pa.Table.from_batches([batch]))
             blocks.append(most_probable(part.probs, part.given_probs if part.multilabel else None))

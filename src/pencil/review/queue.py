@@ -15,18 +15,16 @@ import pyarrow.compute as pc
 
 from pencil.decisions import Where
 from pencil.runs.directory import RunReader
-from pencil.runs.label_columns import OUTLIERS
-from pencil.runs.summary import CLOSE
+from pencil.runs.label_columns import OUTLIERS, SUSPECTS
 from pencil.terminal import counted
 
 COLUMNS = ("key", "split", "given", "corrected", "confidence", "changed", "issue_score")
-OPTIONAL = ("candidates", "given_probability", "suspect", *OUTLIERS)
+OPTIONAL = ("candidates", "given_probability", "suspect", SUSPECTS, *OUTLIERS)
 """Optional columns: for annotators' labels, for single-label data, and about the inputs."""
 PAIRS = 500
 """Maximum number of (given, corrected) pairs offered, the most frequent first."""
 TO_LOOK_AT = "look"
-"""The rows to review: suspects, or the rows of multi-label data with a changed or an undecided entry; then outliers and
-conflicts."""
+"""The rows to review: suspects, or the rows of multi-label data with a suspect; then outliers and conflicts."""
 SHOWN = (TO_LOOK_AT, "all", "changed", "kept", "undecided", "outliers", "conflicts")
 
 
@@ -62,7 +60,7 @@ class Queue:
         self.keys, self.splits = self.labels.keys, self.labels.splits
         self.confidence, self.changed = self.labels.confidence, self.labels.changed
         self.given, self.corrected = self.labels.given_labels, self.labels.corrected_labels
-        chosen = self._choose()
+        chosen = self.labels.suspect
         self.outlier, self.conflict = self.labels.outlier, self.labels.conflict
         self.to_look_at = (chosen | self.outlier | self.conflict) & ~self.labels.is_unlabelled
         self.order, self.by_outlier = (_by_issue(one) for one in (self.labels.issue_score, self.labels.outlier_score))
@@ -87,19 +85,13 @@ class Queue:
         """Return the row of each (key, split) that the run has."""
         return self.labels.find_rows(wanted)
 
-    def _choose(self) -> np.ndarray:
-        """Return the rows whose labels are to be reviewed, as defined by the summary."""
-        undecided = self.confidence < 0.5 + CLOSE / 2  # of the least sure entry
-        return self.changed | undecided if self.multilabel else self.labels.suspect
-
     @property
     def lists(self) -> str:
         """How many rows there are to review, in words."""
-        if self.multilabel:
-            return f"{counted(int(self.to_look_at.sum()), 'row')} to look at"
-        count, changed = int(self.labels.suspect.sum()), int(self.changed.sum())
+        count, changed = int(self.labels.suspect_counts.sum()), int(self.labels.changed_counts.sum())
+        rows = f" in {counted(int(self.labels.suspect.sum()), 'row')}" if self.multilabel else ""
         corrections = f"of which {counted(changed, 'correction')}" if changed < count else "all of them corrections"
-        suspects = counted(count, "suspect") + (f", {corrections}" if count else "")
+        suspects = counted(count, "suspect") + (f"{rows}, {corrections}" if count else "")
         others = ((self.outlier, "outlier"), (self.conflict, "conflict"))
         return ", ".join([suspects, *(counted(int(mask.sum()), name) for mask, name in others if mask.any())])
 
@@ -167,6 +159,7 @@ class Queue:
             "confidence": confidence if np.isfinite(confidence) else None,
             "issue_score": float(np.nan_to_num(self.labels.issue_score[row])),
             "changed": bool(self.changed[row]),
+            "suspects": self.labels[SUSPECTS][row].as_py() if SUSPECTS in self.labels.column_names else [],
             "outlier": bool(self.outlier[row]),
             "outlier_score": float(self.labels.outlier_score[row]),
             "conflict": bool(self.conflict[row]),

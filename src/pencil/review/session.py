@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from pencil.decisions import KINDS, REVIEWS, Decision, History, Journal, Label, now
+from pencil.decisions import ENTRY_KINDS, KINDS, REVIEWS, Decision, History, Journal, Label, now
 from pencil.review.details import Details
 from pencil.review.inputs import Pictures, pictures_of
 from pencil.review.queue import Filter, Queue
@@ -44,7 +44,7 @@ class Review:
         self._run_lock.__enter__()
         try:
             self.history = History.read(self._journal.path)
-            rows = self.queue.find([decision.where for decision in self.history.standing()])
+            rows = self.queue.find([decision.where for decision in self.history.standing() if not decision.entry])
             self.decided[list(rows.values())] = True
             self._journal.__enter__()
         except BaseException:
@@ -126,7 +126,7 @@ class Review:
     def decide(self, row: int, kind: str, codes: list[int]) -> dict[str, Any]:
         """Save a decision, then return the row as the page shows it."""
         queue = self.queue
-        if kind not in KINDS or kind == "undo":  # it has its own function
+        if kind not in KINDS or kind in ("undo", *ENTRY_KINDS):  # it has its own function; an audit asks about entries
             raise RefusedError(f"decision is {kind!r}")
         given, corrected = queue.given[row], queue.corrected[row]
         if kind == "reject" and given is None:

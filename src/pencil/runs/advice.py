@@ -38,26 +38,21 @@ def explain_difference(summary: Summary, changed: float) -> str:
 
 def _more_suspects(summary: Summary) -> bool:
     """Whether there are suspects besides the corrections."""
-    return not summary.data.multilabel and summary.labels.to_look_at > summary.labels.total_changed
+    return summary.labels.to_look_at > summary.labels.total_changed
 
 
 def describe_lists(summary: Summary) -> str:
     """Return how many labels changed and how many are worth a look."""
     labels = summary.labels
-    if not summary.data.multilabel:
-        suspects = counted(labels.to_look_at, "suspect")
-        corrections = f"{counted(labels.total_changed, 'correction')} (labels that changed)"
-        return ", ".join([corrections, f"{suspects} (worth a look)", *describe_inputs(labels)])
-    if labels.undecided is None:
-        return counted(labels.total_changed, "changed label")
-    undecided = f"{labels.to_look_at - labels.total_changed:,} undecided (another class is almost as likely)"
-    return f"{counted(labels.to_look_at, 'label')}{_in_rows(summary)}: {labels.total_changed:,} changed, {undecided}"
+    suspects = f"{counted(labels.to_look_at, 'suspect')}{_in_rows(labels)} (worth a look)"
+    corrections = f"{counted(labels.total_changed, 'correction')} (labels that changed)"
+    return ", ".join([corrections, suspects, *describe_inputs(labels)])
 
 
-def _in_rows(summary: Summary) -> str:
-    """Return how many rows the labels to look at are in: a person decides about the whole row of multi-label data."""
-    rows = summary.labels.rows_to_look_at
-    return "" if rows is None else f" in {counted(rows, 'row')}"
+def _in_rows(labels: LabelSummary) -> str:
+    """Return how many rows the suspects are in: a person decides about the whole row of multi-label data."""
+    known = labels.suspects is not None and labels.rows_to_look_at is not None
+    return f" in {counted(labels.rows_to_look_at or 0, 'row')}" if known else ""
 
 
 def describe_inputs(labels: LabelSummary) -> list[str]:
@@ -74,7 +69,7 @@ def describe_doubt(summary: Summary) -> str:
     labels above it. An audit of 100 rows takes about 10 minutes.
     """
     labels, rate = summary.labels, summary.noise_rate
-    if rate is None or summary.audit is not None or summary.data.multilabel:
+    if rate is None or summary.audit is not None:
         return ""
     low, high = (int(float(f"{end * labels.total:.2g}")) for end in (rate.low, rate.high))
     most = rate.high * labels.total
@@ -85,22 +80,20 @@ def describe_doubt(summary: Summary) -> str:
 
 def next_step(summary: Summary) -> str:
     """Return the two lists of labels and the recommended next step in a few sentences."""
-    labels, single = summary.labels, not summary.data.multilabel
+    labels, look = summary.labels, "look at the suspects"
     level = None if summary.verdict is None else summary.verdict.level
     if not labels.to_look_at:
-        nothing = f"There is nothing to fix: no label changed, and none is {'a suspect' if single else 'undecided'}."
+        nothing = "There is nothing to fix: no label changed, and none is a suspect."
         learned = "This network cannot judge the labels: train longer, or use another network."
         return (learned if level == "do not use the corrections" else nothing) + _also(labels)
-    what = f"{labels.to_look_at:,} of {labels.total:,} {summary.data.wording.labels}{_in_rows(summary)}"
-    look = "look at the suspects" if single else f"review the {what} that changed or are undecided"
-    lists = f"{_two_lists(summary)} " if single else ""
+    lists = _two_lists(summary)
     if level == "do not use the corrections":
-        return f"{lists}Do not use the corrections without review: {look}, train longer, or use another network."
+        return f"{lists} Do not use the corrections without review: {look}, train longer, or use another network."
     if level == "doubtful":
-        return f"{lists}Before you use the corrections, {look}."
+        return f"{lists} Before you use the corrections, {look}."
     if not labels.total_changed:
-        return f"{lists}{look[0].upper()}{look[1:]}."
-    return f"{lists}The corrections can be used. If errors are costly, {look}."
+        return f"{lists} {look[0].upper()}{look[1:]}."
+    return f"{lists} The corrections can be used. If errors are costly, {look}."
 
 
 def _two_lists(summary: Summary) -> str:
@@ -108,8 +101,8 @@ def _two_lists(summary: Summary) -> str:
     labels = summary.labels
     changed = f"{labels.total_changed:,} changed (the corrections)" if labels.total_changed else "none changed"
     suspects = labels.to_look_at
-    worth = f"{suspects:,} {agreed(suspects, 'is', 'are')} worth a look (the suspects)"
-    return f"Of {labels.total:,} labels, {changed} and {worth}.{_also(labels)}"
+    worth = f"{suspects:,}{_in_rows(labels)} {agreed(suspects, 'is', 'are')} worth a look (the suspects)"
+    return f"Of {labels.total:,} {summary.data.wording.labels}, {changed} and {worth}.{_also(labels)}"
 
 
 def _also(labels: LabelSummary) -> str:
@@ -120,10 +113,10 @@ def _also(labels: LabelSummary) -> str:
 
 def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list[tuple[str, str]]:
     """Return the next two or three commands, each with its purpose."""
-    run, multilabel = shlex.quote(str(path)), summary.data.multilabel
-    look = "review the labels" if multilabel else "look at the suspects", f"{program} review {run}"
-    changed = f"{program} labels {run} --only-changed{' --entries' if multilabel else ''}"
-    fix = "the labels to fix" if multilabel else "list the corrections", changed
+    run = shlex.quote(str(path))
+    look = "look at the suspects", f"{program} review {run}"
+    entries = " --entries" if summary.data.multilabel else ""
+    fix = "list the corrections", f"{program} labels {run} --only-changed{entries}"
     doubt = describe_doubt(summary)
     audit = doubt or "measure how many labels are right", f"{program} audit {run}"
     reliable = summary.verdict is None or summary.verdict.level == "reliable"
@@ -131,4 +124,4 @@ def next_commands(summary: Summary, path: Path, program: str = "pencil") -> list
     lists = [fix, look] if usable else [look]
     if doubt:
         return [audit, *lists]
-    return lists if usable else [look, fix if multilabel else audit]
+    return lists if usable else [look, audit]

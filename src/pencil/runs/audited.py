@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from pencil.files import atomic_write, digest, remove, write_json, write_text
 from pencil.runs.directory import RunReader
+from pencil.runs.entry_columns import with_entries
 from pencil.runs.label_columns import PROBS, TOP
 from pencil.runs.label_table import LabelTable
 from pencil.runs.layout import AUDITED, MANIFEST, SUMMARY
@@ -19,7 +20,8 @@ VALUES = 2**23
 """Approximate maximum probabilities in memory at a time."""
 
 Decide = Callable[[LabelTable], tuple[np.ndarray, np.ndarray, np.ndarray]]
-"""Returns the rows of a part of the label table that are decided again, their distributions and issue scores."""
+"""Returns the rows of a part of the label table that are decided again, their distributions and issue scores (of
+entries, for multi-label data)."""
 
 
 def write_audit(run: Path, audit: AuditSummary | None, decide: Decide | None, suspect_from: float = 1.0) -> None:
@@ -67,6 +69,8 @@ def parts_of(labels: LabelTable) -> Iterator[LabelTable]:
 def decided_part(part: LabelTable, decide: Decide, suspect_from: float) -> pa.Table:
     """Return a part of the label table with decided labels, and every column that depends on them."""
     rows, decided, scores = decide(part)
+    if part.multilabel:
+        return with_entries(part, rows, decided, scores, scores >= suspect_from)
     table, given = part.table, part.given_codes
     probs = part.probs.astype(np.float64)
     probs[rows] = decided

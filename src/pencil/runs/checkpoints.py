@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pencil.errors import RecipeError, RunError, explained, reason_of
+from pencil.errors import PencilWarning, RecipeError, RunError, explained, reason_of, warn
 from pencil.files import move, read_regular, refuse_links, remove, sync_folder
 from pencil.runs.layout import FileStatus
 
@@ -153,7 +152,7 @@ class Checkpoints:
             found, reason = self._examine(path)
             if found is not None:
                 for each in damaged:
-                    warnings.warn(f"a checkpoint is damaged: {each} Using {path}.", stacklevel=2)
+                    warn(f"a checkpoint is damaged: {each} Using {path}.", PencilWarning, stacklevel=2)
                 return found
             if path.exists():  # otherwise the run is still training and has pruned it
                 damaged.append(reason)
@@ -303,7 +302,7 @@ def _remove(path: Path) -> None:
     except RunError:
         raise
     except OSError as error:  # a superfluous checkpoint must not stop training
-        warnings.warn(f"cannot remove {path}: {reason_of(error)}; remove it by hand.", stacklevel=2)
+        warn(f"cannot remove {path}: {reason_of(error)}; remove it by hand.", PencilWarning, stacklevel=2)
 
 
 def _step(path: Path) -> int:

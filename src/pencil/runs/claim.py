@@ -1,14 +1,13 @@
 """Claims the run directory before anything else, so that its problems are reported immediately."""
 
 import os
-import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pencil.data.settings import DataSettings
-from pencil.errors import RunError
+from pencil.errors import PencilWarning, RunError, warn
 from pencil.runs.directory import RunWriter
 from pencil.runs.layout import is_run, is_unfinished
 from pencil.runs.leftovers import left_checkpoints, remove_checkpoints
@@ -74,7 +73,7 @@ def clear_finished(path: Path) -> None:
         except InUseError:
             return
         except RunError as error:  # for example on a read-only disk
-            warnings.warn(f"cannot clean up a finished run: {error}", stacklevel=3)
+            warn(f"cannot clean up a finished run: {error}", PencilWarning, stacklevel=3)
             return
         remove_checkpoints(path)
 

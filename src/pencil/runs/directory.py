@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from pencil.errors import RecipeError, RunError, reason_of
+from pencil.errors import PencilWarning, RecipeError, RunError, reason_of, warn
 from pencil.files import (
     digest,
     make_folder,
@@ -381,7 +380,11 @@ class RunWriter:
             with (self.path / METRICS).open("a", encoding="utf-8", newline="\n") as lines:
                 lines.write(json.dumps(record) + "\n")
         except OSError as error:  # checkpoints also contain the metrics, and `finish` rewrites all of them
-            warnings.warn(f"cannot write {self.path / METRICS}: {error.strerror}; training continues.", stacklevel=2)
+            warn(
+                f"cannot write {self.path / METRICS}: {error.strerror}; training continues.",
+                PencilWarning,
+                stacklevel=2,
+            )
 
     def record_failure(self, error: Exception) -> None:
         """Record why training failed; on a full disk only the exception itself reports it."""

@@ -18,12 +18,16 @@ MULTILABEL = ("key", "split", "given", "corrected", "confidence", "changed", "is
 """The columns of a whole table; more may follow."""
 ALWAYS = ("key", "split", "given")
 """The columns that are always read: they identify a row and the type of its labels."""
-PROBS, GIVEN_PROBS, TOP = "distribution", "given_probabilities", ("top_classes", "top_probabilities")
+PROBS, GIVEN_PROBS, ENTRY_SCORES = "distribution", "given_probabilities", "entry_issue_scores"
+TOP = ("top_classes", "top_probabilities")
 """Columns with one number per class. Top-k labels in parts have ``TOP`` instead of ``PROBS``: the indices of the most
 probable classes and their probabilities; the other classes share the rest."""
-WIDE = (PROBS, GIVEN_PROBS, *TOP)
+WIDE = (PROBS, GIVEN_PROBS, ENTRY_SCORES, *TOP)
 FLOATS = ("confidence", "given_probability", "margin", "entropy", "issue_score", "mean_margin", "disagreement",
           "outlier_score")  # fmt: skip
+SUSPECTS = "suspects"
+"""The classes of a row of multi-label data whose entries are worth a look; earlier versions did not write it, nor the
+issue scores of entries."""
 OUTLIERS = ("outlier_score", "outlier", "conflict")
 """Columns about the input of a row; runs of earlier versions do not have them."""
 CLASSES = b"classes"
@@ -59,11 +63,11 @@ def check_values(table: pa.Table) -> None:
     table.validate(full=True)  # detects text that is not UTF-8 and list offsets out of range
     for name in table.column_names:
         multilabel = name == "given" and pa.types.is_list(table.schema.field(name).type)
-        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "suspect", *OUTLIERS}
+        filled = {*SINGLE_LABEL, *MULTILABEL, *TOP, "pinned", "candidates", "suspect", SUSPECTS, *OUTLIERS}
         may_be_empty = name == "given" and not multilabel  # if annotators disagree, or there is no label
         if name in filled and not may_be_empty and _nulls(table[name]):
             raise ValueError(f"the column {name!r} has empty cells; expected a value in each cell")
-    for name in {"given", "corrected", "candidates"}.intersection(table.column_names):
+    for name in {"given", "corrected", "candidates", SUSPECTS}.intersection(table.column_names):
         _check_classes(table[name], name, classes)
     if TOP[0] in table.column_names:
         places = pc.min_max(pc.list_flatten(table[TOP[0]]))
@@ -95,8 +99,8 @@ def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
     name, kind, expected = field.name, field.type, ""
     if name in ("key", "split") and not (pa.types.is_string(kind) if name == "key" else _is_text(kind)):
         expected = "text"
-    elif name in ("given", "corrected", "candidates"):
-        lists = multilabel or name == "candidates"
+    elif name in ("given", "corrected", "candidates", SUSPECTS):
+        lists = multilabel or name in ("candidates", SUSPECTS)
         expected = "" if (_is_texts(kind) if lists else _is_text(kind)) else "lists of text" if lists else "text"
     elif name in FLOATS and not pa.types.is_float32(kind):
         expected = "float"
@@ -104,7 +108,7 @@ def _check_type(field: pa.Field, multilabel: bool, classes: int) -> None:
         expected = "int32" if multilabel else "bool"
     elif name in ("pinned", "suspect", "outlier", "conflict") and not pa.types.is_boolean(kind):
         expected = "bool"
-    elif name in (PROBS, GIVEN_PROBS) and not kind.equals(pa.list_(pa.float32(), classes)):
+    elif name in (PROBS, GIVEN_PROBS, ENTRY_SCORES) and not kind.equals(pa.list_(pa.float32(), classes)):
         expected = f"lists of {classes} floats, one per class"
     elif name in TOP:
         number = pa.int32() if name == TOP[0] else pa.float32()

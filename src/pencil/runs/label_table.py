@@ -22,7 +22,7 @@ from pencil.arrow_arrays import indices, matrix, numbers, one_chunk, positions, 
 from pencil.decisions import Decision, Label, Where
 from pencil.errors import RunError
 from pencil.files import atomic_write
-from pencil.runs.label_columns import ALWAYS, CLASSES, GIVEN_PROBS, PROBS, TOP, WIDE
+from pencil.runs.label_columns import ALWAYS, CLASSES, ENTRY_SCORES, GIVEN_PROBS, PROBS, SUSPECTS, TOP, WIDE
 from pencil.runs.label_files import LabelFile, StoredRows, damage_named
 from pencil.runs.wording import wording
 
@@ -255,7 +255,8 @@ class LabelTable:
     def suspects(self) -> Self:
         """Return the rows worth a look, the most probable issue first.
 
-        They include the rows of :meth:`to_fix`. Multi-label data, and runs of earlier versions, have no others.
+        They include the rows of :meth:`to_fix`. Runs of earlier versions have no others. The suspects of multi-label
+        data are entries: the column ``suspects`` names their classes, and a row is listed if it has any.
         """
         return self.take(np.flatnonzero(self.suspect)).by_issue()
 
@@ -263,7 +264,7 @@ class LabelTable:
         """Return the rows to look at, with a column ``kind``: suspects, then outliers, then conflicts.
 
         An outlier is unlike every class; a conflict is one of several duplicates with different labels, unless it is a
-        suspect or an outlier too. Multi-label data has corrections in place of suspects.
+        suspect or an outlier too.
         """
         kind = np.where(self.suspect, 0, np.where(self.outlier, 1, np.where(self.conflict, 2, 3)))
         score = np.where(kind == 1, self.outlier_score, self.issue_score)
@@ -333,8 +334,18 @@ class LabelTable:
 
     @cached_property
     def suspect(self) -> np.ndarray:
-        """Mask of the rows worth a look: corrections, and further high issue scores. Old runs have corrections only."""
-        return numbers(self["suspect"]) > 0 if "suspect" in self.column_names else self.changed
+        """Mask of the rows worth a look: corrections, and further high issue scores. Old runs have corrections only.
+
+        A row of multi-label data is worth a look if one of its entries is.
+        """
+        return self.suspect_counts > 0
+
+    @cached_property
+    def suspect_counts(self) -> np.ndarray:
+        """Number of suspects per row: 0 or 1, or the number of entries for multi-label data."""
+        if SUSPECTS in self.column_names:
+            return numbers(pc.list_value_length(self[SUSPECTS]))
+        return numbers(self["suspect"].cast(pa.int32())) if "suspect" in self.column_names else self.changed_counts
 
     @cached_property
     def outlier(self) -> np.ndarray:
@@ -382,6 +393,34 @@ class LabelTable:
         if not self.multilabel:
             raise RunError("single-label data has no given probabilities; expected multi-label data.")
         return matrix(self[GIVEN_PROBS], len(self.classes))
+
+    @property
+    def entry_scores(self) -> np.ndarray:
+        """The probability that each entry of multi-label data is wrong, (rows, classes); 0 if it is unknown.
+
+        Runs of earlier versions have the probability of the value that is not given.
+        """
+        if ENTRY_SCORES in self.column_names:
+            return matrix(self[ENTRY_SCORES], len(self.classes))
+        given, probs = self.given_probs, self.probs
+        return np.where(np.isnan(given), 0.0, np.where(given > 0.5, 1 - probs, probs))
+
+    @property
+    def changed_entries(self) -> np.ndarray:
+        """Mask of the known entries of multi-label data whose corrected value differs from the given one."""
+        given = self.given_probs
+        changed: np.ndarray = ~np.isnan(given) & ((given > 0.5) != (self.probs > 0.5))
+        return changed
+
+    @property
+    def suspect_entries(self) -> np.ndarray:
+        """Mask of the entries of multi-label data that are worth a look, (rows, classes)."""
+        if SUSPECTS not in self.column_names:
+            return self.changed_entries
+        lists, suspect = one_chunk(self[SUSPECTS]), np.zeros((len(self), len(self.classes)), dtype=bool)
+        codes = numbers(pc.index_in(lists.flatten(), value_set=strings(self.classes)))
+        suspect[np.repeat(np.arange(len(self)), numbers(pc.list_value_length(lists))), codes] = True
+        return suspect
 
     @property
     def given_labels(self) -> CodedLabels:

@@ -26,7 +26,10 @@ from pencil.files import read_json
 from pencil.runs.lock import NAME as LOCK
 
 FORMAT = 2
-"""The version of this layout, stored in ``environment.json`` and ``summary.json`` and checked by readers."""
+"""The version of this layout, stored in ``environment.json`` and ``summary.json`` and checked by readers.
+
+2 is the format of pencil 1.0, which all versions 1.x read; format 1 is from development before it (docs/stability.md).
+"""
 RECIPE, ENVIRONMENT, ROWS, METRICS = "recipe.toml", "environment.json", "rows.parquet", "metrics.jsonl"
 LABELS, MODEL, MANIFEST, SUMMARY = "labels.parquet", "model.safetensors", "manifest.json", "summary.json"
 ENCODER, FAILURE, AUDITED = "encoder.safetensors", "failure.json", "audited.parquet"

@@ -1,10 +1,10 @@
 """Removes what processes left in a run directory: only under its lock, and never through a symbolic link."""
 
 import re
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pencil.errors import PencilWarning, warn
 from pencil.files import clear_temporaries, refuse_links, remove
 from pencil.runs.layout import CHECKPOINTS, FINETUNE, PARTS
 
@@ -40,8 +40,9 @@ def remove_checkpoints(path: Path) -> None:
         try:
             remove(left)
         except OSError as error:
-            warnings.warn(
+            warn(
                 f"cannot remove {left}, which is no longer needed: {error.strerror or error}; remove it by hand.",
+                PencilWarning,
                 stacklevel=3,
             )
 

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import platform
-import warnings
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from pencil.errors import RunError
+from pencil.errors import PencilWarning, RunError, warn
 from pencil.files import refuse_links
 
 NAME, TRIES = ".lock", 1000
@@ -60,8 +59,10 @@ class RunLock:
                     "check its permissions, or choose another --out."
                 ) from error
             file.unlink(missing_ok=True)  # it does not lock anything
-            warnings.warn(
-                f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.", stacklevel=2
+            warn(
+                f"{self.path} cannot be locked: {error.strerror}; do not start a second run in it.",
+                PencilWarning,
+                stacklevel=2,
             )
         self._held = lock
         return self

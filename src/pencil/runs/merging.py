@@ -7,9 +7,10 @@ import numpy as np
 import pyarrow as pa
 
 from pencil.arrow_arrays import matrix
-from pencil.decisions import Decision, presence
+from pencil.decisions import ENTRY_KINDS, Decision, presence
 from pencil.errors import RunError
-from pencil.runs.label_columns import PROBS, TOP
+from pencil.runs.entry_columns import with_entries
+from pencil.runs.label_columns import ENTRY_SCORES, PROBS, SUSPECTS, TOP
 from pencil.runs.label_table import LabelTable
 
 
@@ -37,7 +38,29 @@ def merge_decisions(labels: LabelTable, decisions: Iterable[Decision]) -> LabelT
     merged["confidence"] = _changed_at(table["confidence"], picked, 1.0)
     for name, values in merged.items():
         table = table.set_column(table.column_names.index(name), table.schema.field(name), values)
-    return LabelTable(table.append_column("reviewed", pa.array(reviewed)))
+    merged_rows = LabelTable(table.append_column("reviewed", pa.array(reviewed)))
+    answers = [decision for decision in decisions if decision.decision in ENTRY_KINDS]
+    return _merge_entries(merged_rows, answers) if answers else merged_rows
+
+
+def _merge_entries(labels: LabelTable, answers: list[Decision]) -> LabelTable:
+    """Return the table of multi-label data with the answers about single entries; their rows are not reviewed."""
+    code = {name: number for number, name in enumerate(labels.classes)}
+    rows_of = labels.find_rows(answer.where for answer in answers)
+    for answer in answers:
+        if not labels.multilabel or answer.where not in rows_of or answer.entry not in code:
+            raise RunError(
+                f"a review asks whether {answer.entry!r} is in {answer.key!r} ({answer.split}), which is not an entry "
+                "of the label table; expected reviews of this run."
+            )
+    rows = np.array(sorted(set(rows_of.values())), dtype=np.int64)
+    part = labels.take(rows)
+    given, present, wrong, suspect = part.given_probs, part.probs.copy(), part.entry_scores.copy(), part.suspect_entries
+    for answer in answers:
+        at = int(np.searchsorted(rows, rows_of[answer.where])), code[answer.entry]
+        present[at] = answer.decision == "present"
+        suspect[at] = wrong[at] = present[at] != (given[at] > 0.5)
+    return LabelTable(with_entries(labels, rows, present, wrong, suspect))
 
 
 def _merge_classes(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:
@@ -77,21 +100,29 @@ def _chosen_probs(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -
 
 
 def _merge_sets(labels: LabelTable, picked: np.ndarray, present: np.ndarray) -> dict[str, Any]:
-    corrected = labels["corrected"].combine_chunks()
-    names = np.array(labels.classes, dtype=object)
-    lists = pa.array([names[row].tolist() for row in present], corrected.type)
-    order = np.arange(labels.num_rows)
-    order[picked] = labels.num_rows + np.arange(len(picked))
     part = labels.take(picked)
     given, probs = part.given_probs, part.probs
     known = ~np.isnan(given)
-    different = (known & (present != (given > 0.5))).sum(axis=1)
-    return {
-        "corrected": pa.concat_arrays([corrected, lists]).take(pa.array(order)),
-        "changed": _changed_at(labels["changed"], picked, different),
-        "issue_score": _changed_at(labels["issue_score"], picked, different > 0),
+    different = known & (present != (given > 0.5))
+    merged = {
+        "corrected": _changed_lists(labels, "corrected", picked, present),
+        "changed": _changed_at(labels["changed"], picked, different.sum(axis=1)),
+        "issue_score": _changed_at(labels["issue_score"], picked, different.any(axis=1)),
         "distribution": _changed_probs(labels, picked, np.where(known | present, present, probs)),
     }
+    if SUSPECTS in labels.column_names:
+        merged[SUSPECTS] = _changed_lists(labels, SUSPECTS, picked, different)
+        merged[ENTRY_SCORES] = _changed_probs(labels, picked, different, ENTRY_SCORES)
+    return merged
+
+
+def _changed_lists(labels: LabelTable, column: str, picked: np.ndarray, present: np.ndarray) -> pa.Array:
+    """The lists of classes of a column, with those that are present in the picked rows."""
+    lists, names = labels[column].combine_chunks(), np.array(labels.classes, dtype=object)
+    new = pa.array([names[row].tolist() for row in present], lists.type)
+    order = np.arange(labels.num_rows)
+    order[picked] = labels.num_rows + np.arange(len(picked))
+    return pa.concat_arrays([lists, new]).take(pa.array(order))
 
 
 def _changed_at(column: pa.ChunkedArray, picked: np.ndarray, values: Any) -> pa.Array:
@@ -100,7 +131,9 @@ def _changed_at(column: pa.ChunkedArray, picked: np.ndarray, values: Any) -> pa.
     return pa.array(copy, column.type)
 
 
-def _changed_probs(labels: LabelTable, picked: np.ndarray, values: np.ndarray) -> pa.FixedSizeListArray:
-    copy = labels.probs.copy()
+def _changed_probs(
+    labels: LabelTable, picked: np.ndarray, values: np.ndarray, column: str = PROBS
+) -> pa.FixedSizeListArray:
+    copy = matrix(labels[column], len(labels.classes)).copy()
     copy[picked] = values
-    return pa.FixedSizeListArray.from_arrays(pa.array(copy.ravel()), type=labels["distribution"].type)
+    return pa.FixedSizeListArray.from_arrays(pa.array(copy.ravel()), type=labels[column].type)

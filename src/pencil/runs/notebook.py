@@ -73,10 +73,8 @@ def first_numbers(summary: Summary) -> list[tuple[str, str]]:
     score = next(((name, f"{one.last:.1%}") for one, name in scores if isinstance(one, Score)), (kind, "unknown"))
     wrong = "estimated wrong" if summary.audit is None else "wrong (audited)"
     value, interval = ("unknown", "") if rate is None else str(rate).split(" (", 1)
-    lists = [(f"labels changed of {labels.total:,}", f"{labels.total_changed:,}")]
-    if not summary.data.multilabel:
-        lists = [(f"corrections of {labels.total:,} labels", f"{labels.total_changed:,}")]
-        lists.append(("suspects, worth a look", f"{labels.to_look_at:,}"))
+    lists = [(f"corrections of {labels.total:,} labels", f"{labels.total_changed:,}")]
+    lists.append(("suspects, worth a look", f"{labels.to_look_at:,}"))
     return [(f"{wrong}, {interval.rstrip(')')}" if interval else wrong, value), *lists, score]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pencil._version import __version__
-from pencil.arrow_arrays import matrix
+from pencil.arrow_arrays import list_names, matrix
 from pencil.data.examples import Examples, Splits
 from pencil.data.given.given_labels import has_tie, most_probable
 from pencil.data.inputs.base import Inputs
@@ -26,7 +26,7 @@ from pencil.labels.reading import EntryReading, read_entries, read_labels
 from pencil.recipe import Recipe
 from pencil.runs.label_columns import WIDE
 from pencil.runs.label_table import LabelTable
-from pencil.runs.summary import CLOSE, DataSummary, Interval, LabelSummary, Score, Summary, VerdictSummary
+from pencil.runs.summary import DataSummary, Interval, LabelSummary, Score, Summary, VerdictSummary
 from pencil.runs.totals import RowTotals, row_totals
 from pencil.runs.verdict_facts import detection_of, settle
 from pencil.training import Outcome
@@ -37,7 +37,8 @@ from pencil.training.distributed import SINGLE_PROCESS, World
 class RowEvidence:
     """The evidence of training about some rows: issue scores and dynamics of their given labels, outlier scores.
 
-    From the score ``suspect_from`` on, a label is a suspect.
+    From the score ``suspect_from`` on, a label is a suspect. ``entry_scores`` are the issue scores of the entries of
+    multi-label data, (rows, classes).
     """
 
     issue_scores: Tensor
@@ -45,33 +46,42 @@ class RowEvidence:
     suspect_from: float = torch.inf
     outlier_scores: Tensor | None = None
     conflicts: Tensor | None = None
+    entry_scores: Tensor | None = None
 
     def suspects(self, examples: Examples) -> Tensor:
-        """Return a mask of the rows with a high issue score, without pinned rows, outliers and rows without a label."""
-        high = (_without_pinned(self.issue_scores, examples) >= self.suspect_from) & ~has_tie(examples.given_labels)
-        return (
-            high if self.outlier_scores is None else high & (_without_pinned(self.outlier_scores, examples) < FLAGGED)
-        )
+        """Return a mask of the labels with a high issue score, without pinned rows, outliers and unknown labels."""
+        if self.entry_scores is None:
+            scores, known = self.issue_scores, ~has_tie(examples.given_labels)
+        else:
+            scores, known = self.entry_scores, ~examples.given_labels.isnan()
+        high = (_without_pinned(scores, examples) >= self.suspect_from) & known
+        if self.outlier_scores is None:
+            return high
+        usual = _without_pinned(self.outlier_scores, examples) < FLAGGED
+        return high & (usual if high.ndim == 1 else usual[:, None])
 
     def subset(self, rows: Tensor) -> "RowEvidence":
         """Return the evidence about the rows at these positions."""
-        outliers, conflicts = (None if one is None else one[rows] for one in (self.outlier_scores, self.conflicts))
+        optional = self.outlier_scores, self.conflicts, self.entry_scores
+        outliers, conflicts, entries = (None if one is None else one[rows] for one in optional)
         dynamics = self.dynamics.subset(rows)
-        return RowEvidence(self.issue_scores[rows], dynamics, self.suspect_from, outliers, conflicts)
+        return RowEvidence(self.issue_scores[rows], dynamics, self.suspect_from, outliers, conflicts, entries)
 
 
 def row_evidence(outcome: Outcome) -> tuple[RowEvidence, RowEvidence | None]:
     """Return the evidence about training rows and held-out rows."""
     judgement, held_out = outcome.judgement, outcome.validation_dynamics
 
-    def evidence(scores: Tensor, dynamics: Evidence | EntryEvidence, split: str) -> RowEvidence:
+    def evidence(
+        scores: Tensor, dynamics: Evidence | EntryEvidence, split: str, entry_scores: Tensor | None
+    ) -> RowEvidence:
         of_input = outcome.outlier_scores.get(split), outcome.conflicts.get(split)
-        return RowEvidence(scores, dynamics, judgement.suspect_from, *of_input)
+        return RowEvidence(scores, dynamics, judgement.suspect_from, *of_input, entry_scores)
 
-    found = evidence(judgement.issue_scores, outcome.dynamics, "train")
+    found = evidence(judgement.issue_scores, outcome.dynamics, "train", judgement.entry_scores)
     if held_out is None or judgement.held_out_issue_scores is None:
         return found, None
-    return found, evidence(judgement.held_out_issue_scores, held_out, "validation")
+    return found, evidence(judgement.held_out_issue_scores, held_out, "validation", judgement.held_out_entry_scores)
 
 
 def build_label_table(
@@ -193,7 +203,7 @@ def summarize(
             train, settled.label_probs, splits.validation, settled.validation_probs, totals
         ).model_copy(
             update={
-                "suspects": None if totals is None else _count_suspects(splits, settled, totals, of_held_out),
+                **_count_suspects(splits, settled, totals, (of_train, of_held_out)),
                 "detection": detection_of(splits, outcome),
                 **_count_inputs(splits, outcome),
             }
@@ -227,13 +237,26 @@ def _totals(train: Examples, outcome: Outcome, evidence: RowEvidence, world: Wor
     return totals if outcome.shard is None else totals.reduced(world.all_reduce_sum)
 
 
-def _count_suspects(splits: Splits, outcome: Outcome, totals: RowTotals, held_out: RowEvidence | None) -> int:
-    """Return the number of suspects among training and held-out rows."""
-    found, part, probs = int(totals["suspects"]), splits.validation, outcome.validation_probs
-    if part is not None and probs is not None:
-        changed = read_labels(probs, part.given_labels).changed
-        found += int((changed if held_out is None else changed | held_out.suspects(part)).sum())
-    return found
+def _count_suspects(
+    splits: Splits,
+    outcome: Outcome,
+    totals: RowTotals | None,
+    evidence: tuple[RowEvidence, RowEvidence | None],
+) -> dict[str, int]:
+    """Return the number of suspects among training and held-out labels, and for multi-label data of their rows.
+
+    ``totals`` are the totals of the training rows of single-label data, because a rank may hold only some of the rows.
+    """
+    parts = [(splits.validation, outcome.validation_probs, evidence[1])]
+    if totals is None:
+        parts.append((splits.train, outcome.label_probs, evidence[0]))
+    labels, rows = 0 if totals is None else int(totals["suspects"]), 0
+    for part, probs, found in parts:
+        if part is not None and probs is not None:
+            changed = label_form(part.multilabel).read(probs, part.given_labels).changed
+            suspect = changed if found is None else changed | found.suspects(part)
+            labels, rows = labels + int(suspect.sum()), rows + int(suspect.reshape(len(part), -1).any(dim=1).sum())
+    return {"suspects": labels, **({"rows_to_look_at": rows} if totals is None else {})}
 
 
 def _count_inputs(splits: Splits, outcome: Outcome) -> dict[str, int]:
@@ -286,10 +309,9 @@ def summarize_labels(
 def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals: RowTotals | None) -> dict[str, Any]:
     """Count the labels of training and held-out rows, in this order, that changed.
 
-    The entries of multi-label data are also counted if they are undecided, whether changed or not. ``totals`` are the
-    totals of the training rows of single-label data, because a rank may hold only some of the rows.
+    ``totals`` are the totals of the training rows of single-label data, because a rank may hold only some of the rows.
     """
-    found: dict[str, Any] = {} if totals is not None else {"undecided": 0, "undecided_changed": 0}
+    found: dict[str, Any] = {}
     for held_out, (examples, probs) in enumerate(parts):
         if examples is None or probs is None:
             continue
@@ -299,12 +321,6 @@ def _count_labels(parts: Sequence[tuple[Examples | None, Tensor | None]], totals
         reading = label_form(examples.multilabel).read(probs, examples.given_labels)
         found |= {"held_out": reading.count} if held_out else {"entries": reading.count}
         found["held_out_changed" if held_out else "changed"] = int(reading.changed.sum())
-        if isinstance(reading, EntryReading):
-            close = reading.close(CLOSE)
-            found["undecided"] += int(close.sum())
-            found["undecided_changed"] += int((close & reading.changed).sum())
-            rows = int((reading.changed | close).any(dim=1).sum())
-            found["rows_to_look_at"] = found.get("rows_to_look_at", 0) + rows
     return found
 
 
@@ -398,7 +414,11 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
     """Return the columns of multi-label data: given classes, corrected classes and all probabilities."""
     entries = read_entries(label_probs, examples.given_labels)
     confidence = entries.confidence.where(entries.known, torch.inf)
-    issues = _entry_issues(entries, label_probs) if evidence is None else evidence.issue_scores
+    wrong, suspect = _entry_issues(entries, label_probs), entries.changed
+    issues = row_issue_scores(wrong)
+    if evidence is not None and evidence.entry_scores is not None:
+        wrong, issues = evidence.entry_scores, evidence.issue_scores
+        suspect = suspect | evidence.suspects(examples)
     return pa.table(
         {
             **_identity(examples, split),
@@ -407,6 +427,8 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
             "confidence": confidence.amin(dim=1).nan_to_num(posinf=0.5).float().numpy(),
             "changed": entries.changed.sum(dim=1).int().numpy(),
             "issue_score": _without_pinned(issues, examples).float().numpy(),
+            "suspects": _present(suspect, examples.classes),
+            "entry_issue_scores": _matrix(_without_pinned(wrong, examples)),
             "given_probabilities": _matrix(examples.given_labels),
             "distribution": _matrix(label_probs),
             **_outliers(examples, evidence),
@@ -416,14 +438,16 @@ def _entry_columns(examples: Examples, label_probs: Tensor, split: str, evidence
 
 
 def _entry_issues(entries: EntryReading, label_probs: Tensor) -> Tensor:
-    """Return issue scores computed from the label probabilities alone."""
+    """Return the issue score of each entry, computed from the label probabilities alone."""
     wrong = torch.where(entries.given, 1 - label_probs, label_probs)
-    return row_issue_scores(wrong.where(entries.known, torch.zeros_like(wrong)))
+    return wrong.where(entries.known, torch.zeros_like(wrong))
 
 
 def _without_pinned(scores: Tensor, examples: Examples) -> Tensor:
     """Set the issue score of reviewed labels to 0."""
-    return scores if examples.pinned is None else scores.masked_fill(examples.pinned, 0.0)
+    if examples.pinned is None:
+        return scores
+    return scores.masked_fill(examples.pinned if scores.ndim == 1 else examples.pinned[:, None], 0.0)
 
 
 def _identity(examples: Examples, split: str) -> dict[str, Any]:
@@ -459,8 +483,7 @@ def _candidates(examples: Examples, undecided: Tensor) -> dict[str, Any]:
 
 
 def _present(entries: Tensor, classes: tuple[str, ...]) -> pa.ListArray:
-    offsets = np.concatenate([[0], entries.sum(dim=1).cumsum(dim=0).numpy()]).astype(np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(classes).take(pa.array(entries.nonzero()[:, 1].numpy())))
+    return list_names(entries.numpy(), classes)
 
 
 def _matrix(values: Tensor) -> pa.FixedSizeListArray:

@@ -1,6 +1,5 @@
 """Restores an interrupted run: checks that recipe and rows are the same, and loads the trainer's state."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from pencil.data.columns import as_names
 from pencil.data.examples import Examples, Splits, fingerprints
 from pencil.data.keys import as_keys
 from pencil.data.roles import ROLES
-from pencil.errors import DataError, PencilError, RecipeError, RunError
+from pencil.errors import DataError, DataWarning, PencilError, PencilWarning, RecipeError, RunError, warn
 from pencil.labels.protocol import Labels
 from pencil.methods.base import Method
 from pencil.methods.state import state_tree
@@ -58,7 +57,7 @@ def check_unchanged(path: Path) -> None:
         f"{key} is {now[key]!r} (previously {stored.get(key)!r})" for key in BIT_KEYS if now[key] != stored.get(key)
     ]
     if other:
-        warnings.warn(f"the result may differ in its last bits: {'; '.join(other)}", stacklevel=3)
+        warn(f"the result may differ in its last bits: {'; '.join(other)}", PencilWarning, stacklevel=3)
 
 
 def with_free_keys(stored: Recipe, expected: Recipe) -> Recipe:
@@ -132,7 +131,7 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         places = torch.tensor(same + others, dtype=torch.int64)
         ordered = replace(ordered, unlabelled=loaded.unlabelled.subset(places))
     if stored == _fingerprints(ordered, recipe):
-        warnings.warn("the order of the rows has changed; they are matched by key", stacklevel=3)
+        warn("the order of the rows has changed; they are matched by key", DataWarning, stacklevel=3)
         return ordered, None
     gone = len(keys) - len(kept)
     what = f"{counted(gone, 'row')} {agreed(gone, 'was', 'were')} removed, {len(new):,} added"
@@ -146,8 +145,10 @@ def match_rows(path: Path, recipe: Recipe, loaded: Splits, allow_changed: bool) 
         raise DataError(
             f"the data has changed ({what}), so data.noise or data.rows would select different rows; train again."
         )
-    warnings.warn(
-        f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted", stacklevel=3
+    warn(
+        f"the data has changed: {what}; labels are matched by key, and the current epoch is restarted",
+        DataWarning,
+        stacklevel=3,
     )
     return ordered, RecordedRows(keys[split == "train"], keys[split == "validation"])
 

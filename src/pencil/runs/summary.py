@@ -14,8 +14,6 @@ from pencil.terminal import counted, shorten
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 NAME = 40
 """Maximum characters of a name in a one-line text."""
-CLOSE = 0.2
-"""An entry of multi-label data is undecided if its probabilities of present and absent differ by less than this."""
 
 
 class _Frozen(BaseModel):
@@ -115,16 +113,13 @@ class LabelSummary(_Frozen):
     held_out, held_out_changed : int
         Held-out labels (entries, for multi-label data), and the held-out labels that changed.
     suspects : int or None
-        Labels of training and held-out rows worth a look: corrections, and further high issue scores. None for
-        multi-label data and in files of earlier versions.
+        Labels of training and held-out rows worth a look (entries, for multi-label data): corrections, and further high
+        issue scores. None in files of earlier versions.
     outliers, conflicts : int or None
         Numbers of training and held-out rows that are unlike every class, and that have a duplicate with another
         label; None in files of earlier versions.
-    undecided, undecided_changed : int or None
-        Entries of training and held-out rows that are present and absent with probabilities that differ by less than 20
-        points, and how many of them changed; None for single-label data, which has suspects instead.
     rows_to_look_at : int or None
-        Rows of multi-label data with a changed or undecided label: those that `pencil review` shows first.
+        Rows of multi-label data with a suspect: those that `pencil review` shows first.
     pinned : int or None
         Reviewed labels that are kept fixed, if there are any.
     correct_before, correct_after : float or None
@@ -146,8 +141,6 @@ class LabelSummary(_Frozen):
     suspects: Count | None = None
     outliers: Count | None = None
     conflicts: Count | None = None
-    undecided: Count | None = None
-    undecided_changed: Count | None = None
     rows_to_look_at: Count | None = None
     correct_before: float | None = None
     correct_after: float | None = None
@@ -173,13 +166,8 @@ class LabelSummary(_Frozen):
 
     @property
     def to_look_at(self) -> int:
-        """The number of labels to review: the suspects; for multi-label data, the changed and undecided labels.
-
-        Runs of earlier versions have no suspects besides the changed labels.
-        """
-        if self.entries is None:
-            return self.total_changed if self.suspects is None else self.suspects
-        return self.total_changed + (self.undecided or 0) - (self.undecided_changed or 0)
+        """The number of labels to review: the suspects. Runs of earlier versions have only the changed labels."""
+        return self.total_changed if self.suspects is None else self.suspects
 
 
 class DataSummary(_Frozen):
@@ -232,6 +220,8 @@ class AuditedDecision(_Frozen):
     trust: float
     rank: float
     runner_up_shift: float
+    runner_up_trust: float = 1.0
+    weight: float = 1.0
 
 
 class AuditSummary(_Frozen):
@@ -240,7 +230,8 @@ class AuditSummary(_Frozen):
     Attributes
     ----------
     population, rows : int
-        The number of labels that the audit covers, and the number of audited labels.
+        The number of labels that the audit covers, and the number of audited labels: rows, or entries of multi-label
+        data.
     cannot_tell, no_class : int
         The number of answers "cannot tell", which widen the intervals, and "none of the classes", which count the given
         and the corrected label as wrong.
@@ -249,7 +240,10 @@ class AuditSummary(_Frozen):
     changes_right : Interval or None
         The precision of the changes: the fraction of changed labels that are right. None if no label changed.
     decision : AuditedDecision or None
-        How labels were decided again; None if the labels of training remain in use.
+        How labels were decided again; None if the labels of training remain in use. For multi-label data, how entries
+        whose class is not named were.
+    named_decision : AuditedDecision or None
+        For multi-label data, how entries whose class is named were decided again.
     labels : LabelSummary or None
         What happened to the labels, as decided by the audit.
     verdict : VerdictSummary or None
@@ -264,6 +258,7 @@ class AuditSummary(_Frozen):
     corrected_right: Interval
     changes_right: Interval | None = None
     decision: AuditedDecision | None = None
+    named_decision: AuditedDecision | None = None
     labels: LabelSummary | None = None
     verdict: VerdictSummary | None = None
 
@@ -353,8 +348,7 @@ class Summary(_Frozen):
         scores = [(split, one) for split, one in (("test", self.test), ("held-out", self.validation)) if one]
         score = "".join(f", {split} {self.score} {one.last:.3f}" for split, one in scores[:1])
         changed = f"{self.labels.total_changed:,} of {self.labels.total:,} labels changed"
-        if not self.data.multilabel:
-            changed += f", {counted(self.labels.to_look_at, 'suspect')}"
+        changed += f", {counted(self.labels.to_look_at, 'suspect')}"
         return f"{shorten(self.method, NAME)}, {len(self.data.classes):,} classes, {changed}{score}, {level}"
 
     def __repr__(self) -> str:

@@ -49,6 +49,8 @@ def without_unread(splits: Splits, outcome: Outcome, unread: dict[str, Tensor]) 
         issue_scores=_of(outcome.judgement.issue_scores, train),
         held_out_probs=_of(outcome.judgement.held_out_probs, held_out),
         held_out_issue_scores=_of(outcome.judgement.held_out_issue_scores, held_out),
+        entry_scores=_of(outcome.judgement.entry_scores, train),
+        held_out_entry_scores=_of(outcome.judgement.held_out_entry_scores, held_out),
     )
     shard = outcome.shard
     return replace(splits, **parts), replace(

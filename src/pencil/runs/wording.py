@@ -54,8 +54,9 @@ MULTI_LABEL = Wording(
     labels_explained="known labels (a row and a class each)",
     change="the opposite is more probable",
     gallery="A few of each class that changed",
-    others="Undecided labels",
-    others_explained="Another class is almost as probable: a person should decide.",
+    others="Suspects that did not change",
+    others_explained="These labels (a row and a class each) have high issue scores but did not change: a person should "
+    "look at them. The most suspicious come first.",
     class_table="Rows that have the class, and labels that were added or removed",
     left="removed",
     came="added",

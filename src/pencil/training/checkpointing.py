@@ -3,13 +3,12 @@
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from pencil.errors import PencilError, RunError, Stopped
+from pencil.errors import PencilError, PencilWarning, RunError, Stopped, warn
 from pencil.training.distributed import SINGLE_PROCESS, World, stop_signals
 from pencil.training.trainer import Trainer
 
@@ -97,8 +96,10 @@ class Checkpointer:
         except RunError as error:
             if agreed == STOP:
                 raise
-            warnings.warn(
-                f"{error} Training continues; the next attempt is in {self.seconds / 60:g} minutes.", stacklevel=2
+            warn(
+                f"{error} Training continues; the next attempt is in {self.seconds / 60:g} minutes.",
+                PencilWarning,
+                stacklevel=2,
             )
         if agreed == STOP:
             place = f"epoch {len(trainer.records) + 1}, step {trainer.position.step}"
@@ -136,7 +137,7 @@ class Checkpointer:
         try:
             self.save(trainer)
         except RunError as error:
-            warnings.warn(f"{error} Training has ended; its results are written now.", stacklevel=2)
+            warn(f"{error} Training has ended; its results are written now.", PencilWarning, stacklevel=2)
             return False
         return True
 

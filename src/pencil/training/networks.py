@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pencil.errors import TrainingError
+from pencil.errors import MethodWarning, TrainingError, warn
 from pencil.methods.base import Phase, Requirements
 from pencil.models import reinitialized
 from pencil.models.dropout import add_dropout
@@ -39,9 +38,10 @@ def copies_of(model: nn.Module, requirements: Requirements, phases: Sequence[Pha
         if number % networks:
             reinitialized(another, seed, number)
             if all(map(torch.equal, another.parameters(), original.parameters())):
-                warnings.warn(
+                warn(
                     "no layer of the network has reset_parameters, so networks that train side by side start with the "
                     "same weights and learn the same; add a reset_parameters method to its modules",
+                    MethodWarning,
                     stacklevel=2,
                 )
         return another

@@ -37,13 +37,13 @@ const forward = () => (row.done || !row.kind ? undefined : row.at + 1 < row.rows
 function draw() {
   $("bar").max = Math.max(1, row.rows);
   $("bar").value = row.answered;
-  $("progress").textContent = `${row.answered.toLocaleString("en")} of ${row.rows.toLocaleString("en")} rows`;
+  $("progress").textContent = `${row.answered.toLocaleString("en")} of ${row.rows.toLocaleString("en")} ${begin.nouns[1]}`;
   $("main").replaceChildren(row.done ? done() : single());
 }
 
 function done() {
   const made = el("div", "done");
-  made.append(el("h2", "", "All rows are answered."));
+  made.append(el("h2", "", `All ${begin.nouns[1]} are answered.`));
   made.append(el("p", "", "Stop the server with Ctrl-C in the terminal. It prints the results and writes them to the run."));
   return made;
 }
@@ -51,6 +51,7 @@ function done() {
 function single() {
   const made = el("div", "single");
   const facts = el("div", "facts");
+  const asked = begin.entries ? [el("h2", "asked", `Is ${plain(row.asked)} in this row?`)] : [];
   const offered = el("div", "offered");
   row.offered.forEach((code, place) => {
     const chosen = row.kind === "class" && begin.classes[code] === row.answer;
@@ -62,9 +63,10 @@ function single() {
   if (row.offered.length < begin.classes.length) {
     rest.append(button("o", other ? `another class: ${plain(row.answer)}` : "another class", other, () => next(choose)));
   }
-  rest.append(button("x", "none of the classes", row.kind === "none", () => answerSeen("none")));
+  if (!begin.entries) rest.append(button("x", "none of the classes", row.kind === "none", () => answerSeen("none")));
   rest.append(button("s", "cannot tell", row.kind === "skip", () => answerSeen("skip")));
-  facts.append(el("div", "quiet", `row ${row.at + 1} of ${row.rows}${row.kind ? ", answered" : ""}`), offered, rest);
+  const place = `${begin.nouns[0]} ${row.at + 1} of ${row.rows}${row.kind ? ", answered" : ""}`;
+  facts.append(el("div", "quiet", place), ...asked, offered, rest);
   input = look(row.at, "the row to look at");
   input.onshown = () => made.classList.add("shown");
   made.classList.toggle("shown", input.shown);
@@ -82,17 +84,18 @@ function button(key, text, chosen, action) {
 }
 
 // Keys: 1 to 9 and 0 are the offered classes in their order; if the classes are digits, each digit is its own class.
+// Yes and no, the answers about an entry of multi-label data, are y and n.
 
 const areDigits = () => begin.classes.every((name) => /^[0-9]$/.test(name));
-const keyOf = (code, place) => (areDigits() ? begin.classes[code] : "1234567890"[place]);
+const keyOf = (code, place) => (begin.entries ? begin.classes[code][0] : areDigits() ? begin.classes[code] : "1234567890"[place]);
 
 function codeOf(key) {
-  if (!row || row.done || !/^[0-9]$/.test(key)) return undefined;
+  if (!row || row.done) return undefined;
   return row.offered.find((code, place) => keyOf(code, place) === key);
 }
 
 const KEYS = {
-  x: () => answerSeen("none"), s: () => answerSeen("skip"), u: () => next(undo), o: () => next(choose), "/": () => next(choose),
+  x: () => (begin.entries ? undefined : answerSeen("none")), s: () => answerSeen("skip"), u: () => next(undo), o: () => next(choose), "/": () => next(choose),
   ArrowLeft: () => next(back), ArrowRight: () => next(forward),
 };
 
@@ -109,7 +112,7 @@ document.addEventListener("keydown", (event) => {
 // Choosing another class
 
 function choose() {
-  if (!row.done) openChooser([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "cancel"]]);
+  if (!row.done && !begin.entries) openChooser([["↑ ↓", "move"], ["Enter", "choose"], ["Esc", "cancel"]]);
 }
 
 function pick(code) {
@@ -121,8 +124,10 @@ next(async () => {
   begin = await ask("/api/begin");
   document.title = `${begin.run} – pencil audit`;
   $("run").textContent = begin.run;
-  $("keys").append(...keys([[areDigits() ? "0 – 9" : "1 – 9, 0", "the class"], ["x", "none of the classes"],
-    ["s", "cannot tell"], ["o", "find a class"], ["u", "undo"], ["← →", "answered rows"]]));
+  if (begin.entries) $("what").textContent = "Is the class in this row?";
+  const values = begin.entries ? [["y", "yes"], ["n", "no"]]
+    : [[areDigits() ? "0 – 9" : "1 – 9, 0", "the class"], ["x", "none of the classes"], ["o", "find a class"]];
+  $("keys").append(...keys([...values, ["s", "cannot tell"], ["u", "undo"], ["← →", `answered ${begin.nouns[1]}`]]));
   await show();
   await watchPictures();
 });

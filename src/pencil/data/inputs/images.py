@@ -8,7 +8,6 @@ augmentation of single images runs where the image was decoded.
 import hashlib
 import json
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from pencil.data.inputs.decoding import DECODE_FAULTS, decode, decode_image, des
 from pencil.data.inputs.sketch import SIDE, look_at
 from pencil.data.inputs.transform import IDENTITY, Moments, Normalization, Transform, refuse_crop, rows_within
 from pencil.data.sources.regular_files import read_within, version_of
-from pencil.errors import DataError, setting
+from pencil.errors import DataError, DataWarning, setting, warn
 from pencil.seeding import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
@@ -276,7 +275,7 @@ class ImageInputs(Inputs):
                 raise self._all_faults(faults)
             if fault.row not in self.faults:
                 self.faults[fault.row] = fault.reason
-                warnings.warn(f"{_cannot_be_read(fault)}; the row is skipped", stacklevel=3)
+                warn(f"{_cannot_be_read(fault)}; the row is skipped", DataWarning, stacklevel=3)
 
     def _all_faults(self, first: list[Fault]) -> DataError:
         """Return the error that counts all unreadable images; the search takes a limited time."""

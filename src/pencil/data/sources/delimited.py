@@ -3,7 +3,6 @@
 import codecs
 import csv
 import io
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from pencil.data.bad_rows import BadRow, BadRows, OnBadRows
-from pencil.errors import DataError
+from pencil.errors import DataError, DataWarning, warn
 from pencil.formulas import unescape_formula_column
 from pencil.terminal import counted
 
@@ -110,8 +109,9 @@ def read_delimited(
     numbers.
     """
     if dialect.encoding in GUESSED:
-        warnings.warn(
+        warn(
             f"{path} is not UTF-8 and is read as {GUESSED[dialect.encoding]}; if letters look wrong, save it as UTF-8",
+            DataWarning,
             stacklevel=2,
         )
     cells, lines = _cells(dict.fromkeys(texts, pa.string())), _Lines()
@@ -186,8 +186,10 @@ def read_pieces(path: Path, dialect: Dialect, schema: pa.Schema, block: int) -> 
     else:
         raise _too_long(path)
     if lines.found:
-        warnings.warn(
-            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, skipped", stacklevel=2
+        warn(
+            f"{path} has {counted(len(lines.found), 'line')} with too many or too few cells, skipped",
+            DataWarning,
+            stacklevel=2,
         )
 
 
@@ -232,7 +234,7 @@ class _Lines:
             bad.add(row + FIRST_LINE, reason)
         if on_bad_rows == "error" or not others:
             bad.refuse(total=others + len(bad))
-        warnings.warn(bad.describe_skipped(total=others + len(bad)), stacklevel=4)
+        warn(bad.describe_skipped(total=others + len(bad)), DataWarning, stacklevel=4)
 
 
 @cache

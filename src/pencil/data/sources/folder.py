@@ -1,7 +1,6 @@
 """A folder per class: the sub-folder of an image is its label, and its relative path is its key."""
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from pencil.data.inputs.images import SUFFIXES, ImageFiles, ImageInputs
 from pencil.data.rows import SPLIT_NAMES, Rows
 from pencil.data.settings import DataSettings
 from pencil.data.sources.regular_files import refuse_undecodable
-from pencil.errors import DataError
+from pencil.errors import DataError, DataWarning, warn
 
 
 def read(folder: Path, settings: DataSettings) -> Rows:
@@ -91,9 +90,10 @@ def _without_empty(folder: Path, images: Mapping[str, np.ndarray]) -> dict[str, 
             "check the folder."
         )
     if empty:
-        warnings.warn(
+        warn(
             f"{len(empty)} of {len(images)} sub-folders of {folder} contain no images and are not used as classes: "
             f"{shorten(list(map(repr, empty)))}",
+            DataWarning,
             stacklevel=4,
         )
     return {name: paths for name, paths in images.items() if len(paths)}

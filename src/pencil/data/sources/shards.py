@@ -6,7 +6,6 @@ on demand by the process that needs it.
 
 import os
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from pencil.data.sources.table import rows_of_table
 from pencil.data.sources.table_files import with_label_values
 from pencil.data.sources.tar_shards import SUFFIXES as TAR
 from pencil.data.sources.tar_shards import TarIndex
-from pencil.errors import DataError, explained, reason_of, setting
+from pencil.errors import DataError, DataWarning, explained, reason_of, setting, warn
 
 IN_NAME = re.compile(r"([a-z]+)[-_.]")
 """The split at the start of a shard's name, such as ``train-00000-of-00004.parquet``."""
@@ -158,7 +157,7 @@ def _settle_damaged(shard: Path, reason: str, rows: int, expected: str, settings
             f"{seen}; expected {expected}; {'decompress it' if packed else 'copy it again'}, or skip its damaged rows "
             f"with {setting('data.bad_rows', 'skip')} ({rows:,} of its rows would remain)."
         )
-    warnings.warn(f"{seen}; only its first {rows:,} rows are used", stacklevel=4)
+    warn(f"{seen}; only its first {rows:,} rows are used", DataWarning, stacklevel=4)
 
 
 def _is_compressed(shard: Path) -> bool:

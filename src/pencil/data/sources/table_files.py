@@ -1,6 +1,5 @@
 """A table file, CSV or Parquet, read into memory; the types of text columns depend on their use."""
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +13,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources import delimited
 from pencil.data.sources.image_columns import has_images, image_column
 from pencil.data.sources.key_column import settle_key
-from pencil.errors import DataError, explained, setting
+from pencil.errors import DataError, DataWarning, explained, setting, warn
 
 
 class TableRows(NamedTuple):
@@ -93,10 +92,11 @@ def with_label_values(path: Path, table: pa.Table, columns: Columns, classes: Se
     for name, values in zip(names, label_values([table[name] for name in names], classes), strict=True):
         same = same_numbers(values) if classes is None else None
         if same is not None:
-            warnings.warn(
+            warn(
                 f"labels {same[0]!r} and {same[1]!r} in column {name!r} of {path} are the same number but two "
                 f"classes; write them in the same way if they are one class, or list all classes with "
                 f"{setting('data.classes', ['NAME', 'NAME'])}",
+                DataWarning,
                 stacklevel=2,
             )
         table = table.set_column(table.column_names.index(name), name, values)

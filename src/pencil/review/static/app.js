@@ -259,7 +259,7 @@ next(async () => {
     option.textContent = `${name} (${number(begin[name])})`;
     option.hidden = !begin[name];
   }
-  if (!begin.multilabel) changed.textContent = `corrections (${number(begin.corrections)})`;
+  changed.textContent = `corrections (${number(begin.corrections)})`;
   $("many").hidden = !begin.pairs.length;
   const main = [["← →", "move"], ["g", "grid or single"], ["m", "accept many"], ["f", "find a key"]];
   digits = digitKeys(begin.classes);

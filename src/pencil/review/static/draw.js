@@ -137,9 +137,10 @@ function single(row, shown) {
   return made;
 }
 
-// What is wrong with the input itself.
+// Which classes of a multi-label row are suspects, and what is wrong with the input itself.
 function why(row) {
-  const found = row.outlier ? [`outlier: unlike every class (score ${percent(row.outlier_score)})`] : [];
+  const found = row.suspects.length ? [`worth a look: ${describe(row.suspects)}`] : [];
+  if (row.outlier) found.push(`outlier: unlike every class (score ${percent(row.outlier_score)})`);
   if (row.conflict) found.push("conflict: a duplicate has another label");
   return found.join("; ");
 }
@@ -172,9 +173,10 @@ function done() {
   made.append(el("h2", "", doneTitle()));
   const left = page.to_look_at - page.looked_at;
   const rest = begin.rows - begin.to_look_at;
-  const kept = rest === 1 ? "it is not a suspect" : "they are not suspects";
+  const isSuspect = begin.multilabel ? ["has no suspect", "have no suspects"] : ["is not a suspect", "are not suspects"];
+  const kept = rest === 1 ? `it ${isSuspect[0]}` : `they ${isSuspect[1]}`;
   if (left) made.append(el("p", "", `${wanted(left, "more ")} ${are(left)} outside this filter.`));
-  else if (rest) made.append(el("p", "", `The other ${counted(rest, begin.noun)} ${rest === 1 ? "was" : "were"} kept as given, and ${begin.multilabel ? "no other class is close" : kept}: no review is needed.`));
+  else if (rest) made.append(el("p", "", `The other ${counted(rest, begin.noun)} ${rest === 1 ? "was" : "were"} kept as given, and ${kept}: no review is needed.`));
   if (page.decided) {
     const saved = el("p", "", "Everything is saved. Stop the server with Ctrl-C in the terminal; then write the labels with:");
     saved.append(el("code", "", plain(begin.write_labels)));
@@ -186,7 +188,7 @@ function done() {
 }
 
 function doneTitle() {
-  if (!page.of) return `Nothing to look at: no label changed, and none is ${begin.multilabel ? "undecided" : "a suspect"}.`;
+  if (!page.of) return `Nothing to look at: no label changed, and none is a suspect.`;
   if (page.of === begin.rows) return `Done: every ${begin.noun} is decided.`;
   if ($("show").value !== "look" || page.of < page.to_look_at) return `Done: every ${begin.noun} of this filter is decided.`;
   return `Done: ${page.of === 1 ? "" : "all "}${wanted(page.of)} ${are(page.of)} decided.`;
