@@ -21,6 +21,9 @@ NUMBER = re.compile(r"\d[\d,]*\.\d+|\d+(?=\s?%)")
 UNREAD = re.compile(r"```.*?```|`[^`]*`|\]\([^)]*\)|<!-- figures: .*?<!-- end -->", re.DOTALL)
 """Where numbers are not claims: code, targets of links, and the generated parts, which are compared as a whole."""
 
+TIE = 1e-4
+"""Points within which two methods are equal: figures are published with six digits."""
+
 Tree = dict[str, Any]
 
 
@@ -149,13 +152,22 @@ def _mean_row(table: Tree, lines: list[tuple[list[str], Tree]]) -> tuple[list[st
     return ["**mean**"] + [""] * (len(table["rows"]) - 1), means
 
 
+def leads(by_column: Tree, ours: str) -> dict[str, float]:
+    """Return by how much each of the others is ahead of ours, on the seeds that both have; nothing without ours."""
+    mine = by_column[ours]["by_seed"] if ours in by_column else {}
+    shared = {name: value["by_seed"].keys() & mine for name, value in by_column.items() if name != ours}
+    return {
+        name: statistics.fmean(by_column[name]["by_seed"][seed] - mine[seed] for seed in seeds)
+        for name, seeds in shared.items()
+        if seeds
+    }
+
+
 def leader(by_column: Tree, ours: str, digits: int) -> str:
     """Return who is first, and by how much if that is not ours."""
-    means = {name: value["mean"] for name, value in by_column.items()}
-    if ours not in means:
-        return ""
-    best = max(means, key=lambda name: (means[name], name == ours))
-    return best if best == ours else f"**{best}**, by {means[best] - means[ours]:.{digits}f}"
+    ahead = leads(by_column, ours)
+    best = max(ahead, key=lambda name: ahead[name], default=ours)
+    return f"**{best}**, by {ahead[best]:.{digits}f}" if ahead and ahead[best] > TIE else ours
 
 
 def counts(table: Tree, figures: list[Tree]) -> dict[str, int]:
@@ -163,9 +175,8 @@ def counts(table: Tree, figures: list[Tree]) -> dict[str, int]:
     kept = {**table, "rows": [*([table["each"]] if "each" in table else []), *table["rows"]]}
     ranks = []
     for _, by_column in _by_row(kept, chosen(table, figures)):
-        means = {name: value["mean"] for name, value in by_column.items()}
-        if table["first"] in means:
-            ranks.append(sum(value > means[table["first"]] + 1e-9 for value in means.values()))
+        if table["first"] in by_column:
+            ranks.append(sum(ahead > TIE for ahead in leads(by_column, table["first"]).values()))
     return {"rows": len(ranks), "first": ranks.count(0), "first or second": ranks.count(0) + ranks.count(1)}
 
 

@@ -71,7 +71,7 @@ def test_grid_names_who_is_first_where_we_are_not():
 
     runs = [
         *entry("a", "auto", 90.0, 92.0),
-        *entry("a", "elr", 93.0),
+        *entry("a", "elr", 93.5),
         *entry("b", "auto", 80.0),
         *entry("b", "elr", 80.0),
     ]
@@ -80,9 +80,9 @@ def test_grid_names_who_is_first_where_we_are_not():
     assert pages.grid(table, figures).splitlines() == [
         "| noise | auto | elr | first |",
         "|---|---|---|---|",
-        "| a | 91.0 ± 1.4 (2) | 93.0 (1) | **elr**, by 2.0 |",
+        "| a | 91.0 ± 1.4 (2) | 93.5 (1) | **elr**, by 3.5 |",  # where both have a run,
         "| b | 80.0 (1) | 80.0 (1) | auto |",
-        "| **mean** | 85.0 (1) | 86.5 (1) | **elr**, by 1.5 |",
+        "| **mean** | 85.0 (1) | 86.8 (1) | **elr**, by 1.8 |",
     ]
     assert pages.counts(table, figures) == {"rows": 2, "first": 1, "first or second": 2}
 
