@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -337,3 +338,36 @@ def test_a_measured_verdict_is_used_where_training_decides(run):
     assert RunReader(run).verdict == (audit.verdict.level, list(audit.verdict.reasons))
     assert RunReader(run).summary.verdict == audit.verdict
     assert RunReader(run, as_trained=True).verdict is None
+
+
+def harmful_rows(rows, seed):
+    """A posterior that does not know which labels are wrong: three in ten, whether it doubts them or not."""
+    rng = np.random.default_rng(seed)
+    given = rng.integers(0, CLASSES, rows)
+    doubted, wrong = rng.random(rows) < 1 / 3, rng.random(rows) < 0.3
+    truth = np.where(wrong, (given + 1) % CLASSES, given)
+    probs = np.full((rows, CLASSES), 0.01)
+    probs[np.arange(rows), given] = np.where(doubted, 0.05, 0.97)
+    probs[np.arange(rows), (given + 1) % CLASSES] = np.where(doubted, 0.93, 0.01)
+    return truth, given, probs, 1 - probs[np.arange(rows), given]
+
+
+def test_labels_stay_as_given_if_answers_speak_against_the_changes():
+    kept = []
+    for seed in range(20):
+        truth, given, probs, scores = rows = harmful_rows(60, seed)
+        decider = fit(rows, 60)  # all rows are answered
+        decided, issue_scores = decider.decide(probs, given, scores)
+        plain = replace(decider, keep=False).decide(probs, given, scores)
+        changed = plain[0].argmax(axis=1) != given
+        harmed, helped = (truth == given)[changed].sum(), (truth != given)[changed].sum()
+        assert decider.keep == (harmed - helped > math.sqrt(harmed + helped))
+        assert issue_scores.tolist() == plain[1].tolist() and decided.sum(axis=1) == pytest.approx(np.ones(60))
+        if decider.keep:
+            assert decider.used and decided.argmax(axis=1).tolist() == given.tolist()
+        kept.append(decider.keep)
+    assert 0 < sum(kept) < 20
+
+
+def test_labels_of_good_and_timid_runs_do_not_stay_as_given():
+    assert not any(fit(rows(2000, seed), 100).keep for rows in (good_rows, timid_rows) for seed in range(5))

@@ -10,10 +10,11 @@ of them. The blind answers of an audit show how often a label with a given score
 is fitted to the answers. The run's own posterior is ``(shift, trust, rank) = (0, 1, 0)`` and
 ``(runner_up_shift, runner_up_trust) = (0, 1)``, which are the means of the priors. Both models are averaged with their
 probabilities given the answers, of which ``weight`` is that of the fit: few answers do not spoil a good run. A label
-changes if the runner-up, the most probable other class, is then more probable than the given class.
+changes if the runner-up, the most probable other class, is then more probable than the given class. If more of the
+answered changes were right as given than as changed, by more than a standard error, all labels stay as given.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import minimize
@@ -34,13 +35,17 @@ LEAST_SPREAD = 0.1
 """Smallest standard deviation of logits to divide by."""
 FLOOR = 0.02
 """Probability that an answer contradicts the model for reasons outside it, so that no single answer decides the fit."""
+HARMFUL = 1.0
+"""Standard errors by which answers have to speak against the changes for labels to stay as given. On 42 tuning columns
+this gains 0.24 points of right labels on average after 100 answers; faces, whose weak network proposes mostly wrong
+changes, go from 65.5 to 72.0 and from 67.8 to 71.3 % right (72.2 % as given), and no other column changes."""
 EDGE = 1e-4
 """Probabilities are clipped to this distance from 0 and 1."""
 
 
 @dataclass(frozen=True)
 class Decider:
-    """The fitted parameters and the weight of the fit; see the module."""
+    """The fitted parameters, the weight of the fit, and whether labels stay as given; see the module."""
 
     shift: float = 0.0
     trust: float = 1.0
@@ -48,11 +53,12 @@ class Decider:
     runner_up_shift: float = 0.0
     runner_up_trust: float = 1.0
     weight: float = 0.0
+    keep: bool = False
 
     @property
     def used(self) -> bool:
-        """Whether the fit takes part in the decision."""
-        return self.weight > 0
+        """Whether labels are decided again: by the fit, or to stay as given."""
+        return self.weight > 0 or self.keep
 
     def probabilities(self, scores: "Scores") -> tuple[np.ndarray, np.ndarray]:
         """Return the probability that each given label is wrong, and that the runner-up is right."""
@@ -84,9 +90,10 @@ class Decider:
         # the runner-up stays more probable than every other class but the given one, also as a float32
         share = np.maximum(runner_up / np.maximum(wrong, tiny), (1 + 1e-6) * third / np.maximum(left + third, tiny))
         share = np.where(left > 0, share, 1.0)
-        others *= (wrong * (1 - share) / np.maximum(left, tiny))[:, None]
-        others[rows, scores.runner_up] = wrong * share
-        others[rows, given] = 1 - wrong
+        moved = np.minimum(wrong, (1 - 1e-6) / (1 + share)) if self.keep else wrong  # at most a tie with the runner-up
+        others *= (moved * (1 - share) / np.maximum(left, tiny))[:, None]
+        others[rows, scores.runner_up] = moved * share
+        others[rows, given] = 1 - moved
         return others, wrong
 
 
@@ -138,9 +145,18 @@ def fit_decider(
     deviation : ndarray
         The prior deviations of shift, trust and rank.
     """
-    wrong = (given != answers).astype(np.float64)
-    if len(wrong) < FEWEST:
+    if len(given) < FEWEST:
         return Decider()
+    decider = _fitted(scores, given, answers, deviation)
+    wrong, runner_up = decider.probabilities(scores)
+    changed = runner_up > 1 - wrong
+    harmed, helped = ((answers == named)[changed].sum() for named in (given, scores.runner_up))
+    return replace(decider, keep=bool(harmed - helped > HARMFUL * np.sqrt(harmed + helped)))
+
+
+def _fitted(scores: Scores, given: np.ndarray, answers: np.ndarray, deviation: np.ndarray) -> Decider:
+    """Return the average of the fit and the run's own posterior."""
+    wrong = (given != answers).astype(np.float64)
     centre, spread = scores.inputs[:, 2].mean(), max(scores.inputs[:, 2].std(), LEAST_SPREAD)
     inputs = scores.inputs.copy()
     inputs[:, 2] = (inputs[:, 2] - centre) / spread

@@ -222,6 +222,7 @@ class AuditedDecision(_Frozen):
     runner_up_shift: float
     runner_up_trust: float = 1.0
     weight: float = 1.0
+    keep: bool = False
 
 
 class AuditSummary(_Frozen):
