@@ -15,7 +15,7 @@ from pencil.auditing.deciding import Scores, fit_decider
 from pencil.auditing.questions import ENTRY_DEVIATION, questions_of
 from pencil.auditing.results import Answers, decide, measure, read_answers, record
 from pencil.auditing.sample import open_sample, plan_sample
-from pencil.decisions import History, pinned_labels, read_lines, read_reviews
+from pencil.decisions import Decision, History, now, pinned_labels, read_lines, read_reviews
 from pencil.errors import RunError
 from pencil.review.session import RefusedError, Review
 from pencil.runs.directory import RunReader
@@ -198,6 +198,21 @@ def test_reviewed_labels_contain_the_answers(run):
     assert merged.changed_counts.tolist() == merged.changed_entries.sum(axis=1).tolist()
     assert (merged.suspect_entries[asked] == merged.changed_entries[asked]).all()
     assert not any(merged["reviewed"].to_pylist())
+
+
+def test_answers_about_entries_keep_what_reviews_of_rows_named(run):
+    """A person may name a class whose entry is unknown; later answers about entries, also of that row, keep it."""
+    make_entry_run(run)  # the entry of the first class is unknown in row 0
+    labels = RunReader(run).labels
+
+    def decision(key, kind, label=None, entry=""):
+        return Decision(key, "train", kind, label, None, None, now(), entry=entry, audit=bool(entry))
+
+    review = decision("0", "other", ("sea", "sky"))
+    for answer in (decision("1", "present", entry="sun"), decision("0", "present", entry="sun")):
+        merged = labels.merge_decisions([review, answer])
+        row = merged.take(np.array([*merged.find_rows([review.where]).values()]))
+        assert row["corrected"].to_pylist() == [["sea", "sky", *(["sun"] if answer.key == "0" else [])]]
 
 
 def test_cannot_tell_widens_the_interval(run):
