@@ -12,7 +12,7 @@ from test_audit_page import Browser, everything
 import pencil
 from pencil.auditing.blind import Blind
 from pencil.auditing.deciding import Scores, fit_decider
-from pencil.auditing.questions import ENTRY_DEVIATION, questions_of
+from pencil.auditing.questions import CANNOT_TELL, ENTRY_DEVIATION, questions_of
 from pencil.auditing.results import Answers, decide, measure, read_answers, record
 from pencil.auditing.sample import open_sample, plan_sample
 from pencil.decisions import Decision, History, now, pinned_labels, read_lines, read_reviews
@@ -224,6 +224,22 @@ def test_cannot_tell_widens_the_interval(run):
 
 
 # The page
+
+
+def test_a_decision_needs_thirty_known_answers_about_one_kind(run, tmp_path):
+    truth = make_entry_run(run)
+    sample = open_sample(run)
+    kinds, codes = sample.questions.kinds[sample.units], true_answers(sample, truth)
+    for asked in (35, 45, 100):
+        most = max(np.bincount(kinds[:asked]))
+        assert Answers(sample, codes[:asked]).undecided == max(0, 30 - most)
+    assert Answers(sample, np.full(100, CANNOT_TELL)).undecided == 30
+    with Blind(run, sample) as blind:
+        for at, code in enumerate(codes[:35].tolist()):
+            blind.save(at, code)
+    missing = 30 - max(np.bincount(kinds[:35]))
+    said = command("audit", "run", "--results", cwd=tmp_path).stdout
+    assert missing > 0 and f"as trained; at least {missing} more answers let the audit decide them again" in said
 
 
 def test_a_session_of_the_page(run):
