@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import pages  # noqa: E402 - a script, not a package
+import results  # noqa: E402
 
 FIGURES = pages.read_figures()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -85,6 +86,17 @@ def test_grid_names_who_is_first_where_we_are_not():
         "| **mean** | 85.0 (1) | 86.8 (1) | **elr**, by 1.8 |",
     ]
     assert pages.counts(table, figures) == {"rows": 2, "first": 1, "first or second": 2}
+
+
+def test_what_was_left_out_is_measured_once_its_file_is_there(tmp_path):
+    experiment, out, file = {"commands": ["python -c pass"], "uses": ["spam.csv"]}, tmp_path / "out", "spam.csv"
+    figures = {"complete": True, "left_out": [file]}
+    for _ in range(2):  # the same command is not repeated
+        assert results.run_experiment(experiment, out, 1, tmp_path, "commands") == [file]
+    assert len(list(out.glob("log-*"))) == 1 and results.up_to_date("text", figures, tmp_path)
+    (tmp_path / file).touch()
+    assert not results.up_to_date("text", figures, tmp_path)
+    assert results.run_experiment(experiment, out, 1, tmp_path, "commands") == [] and len(list(out.glob("log-*"))) == 2
 
 
 @pytest.fixture(scope="module")
