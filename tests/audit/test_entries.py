@@ -320,5 +320,5 @@ def test_keys_that_tell_a_class_make_no_sheet(run, tmp_path):
 
 def test_questions_of_pinned_labels_are_refused(run):
     make_entry_run(run, rows=40, pinned=np.ones(40, dtype=bool))
-    with pytest.raises(RunError, match="every label is pinned"):
+    with pytest.raises(RunError, match="every label is pinned or unknown"):
         questions_of(RunReader(run).labels)

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from pencil.auditing.deciding import FEWEST, PRIOR_DEVIATION, Decider, Scores, fit_decider
-from pencil.decisions import REVIEWS, Decision, Unit, Where, now
+from pencil.decisions import ENTRY_KINDS, REVIEWS, Decision, Unit, Where, now
 from pencil.errors import RunError
 from pencil.runs.audited import parts_of
 from pencil.runs.label_table import LabelTable
@@ -29,8 +29,6 @@ ENTRY_DEVIATION = np.array([0.7, 0.2, 0.25])
 """Prior deviations of the deciders of entries. Named and unnamed entries share the answers, so each decider has about
 half of them: with the wider prior of rows, the worst of 20 audits of 100 answers loses 2.7 points of right entries on
 four tuning runs; with this prior it loses 0.4."""
-ENTRY_ANSWERS = ("absent", "present")
-"""Kinds of decisions about an entry, by code."""
 
 
 class Questions(ABC):
@@ -194,12 +192,13 @@ def questions_of(labels: LabelTable) -> Questions:
     Raises
     ------
     RunError
-        If there is nothing to ask, because a person has decided every label.
+        If there is nothing to ask, because a person has decided every label, or every entry is unknown.
     """
     found = EntryQuestions(labels) if labels.multilabel else RowQuestions(labels)
     if not len(found.population):
         raise RunError(
-            "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
+            "every label is pinned or unknown, so there is nothing to audit; expected given labels without a person's "
+            "decision."
         )
     return found
 
@@ -329,11 +328,11 @@ class EntryQuestions(Questions):
     def decision(self, unit: int, code: int) -> Decision:
         row = self.row(unit)
         labels = self.labels.given_labels[row], self.labels.corrected_labels[row]
-        kind = "skip" if code == CANNOT_TELL else ENTRY_ANSWERS[code]
+        kind = "skip" if code == CANNOT_TELL else ENTRY_KINDS[code]
         return Decision(*self.where(unit), kind, None, *labels, now(), audit=True, entry=self.asked(unit))
 
     def code(self, decision: Decision) -> int:
-        return CANNOT_TELL if decision.decision == "skip" else ENTRY_ANSWERS.index(decision.decision)
+        return CANNOT_TELL if decision.decision == "skip" else ENTRY_KINDS.index(decision.decision)
 
     def parse(self, answer: str) -> int | None:
         return super().parse({"true": "yes", "false": "no"}.get(answer.lower(), answer.lower()))
