@@ -7,8 +7,8 @@
     python benchmarks/results.py --only detection --take bench/detection/results.json --commit 1a2b3c4
 
 Experiments are in ``results.toml``. FOLDER has the files that pencil does not ship; what needs a missing file is left
-out, with a word. An experiment that has complete figures of the code that is checked out is skipped; ``--fresh``
-measures it again. Runs and logs go to ``build/results``, figures to ``docs/results/figures``.
+out, with a word, until the file is there. An experiment that has complete figures of the code that is checked out is
+skipped; ``--fresh`` measures it again. Runs and logs go to ``build/results``, figures to ``docs/results/figures``.
 """
 
 import argparse
@@ -68,10 +68,10 @@ def _by_seed(command: str, seeds: list[int]) -> list[str]:
     return [command.replace("{seed}", str(seed)) for seed in seeds] if "{seed}" in command else [command]
 
 
-def run_command(command: str, places: dict[str, Any], cwd: Path) -> bool:
-    """Run a command that has not succeeded yet, with one thread; return whether it did."""
+def run_command(command: str, places: dict[str, Any], cwd: Path, missing: list[str]) -> bool:
+    """Run a command that has not succeeded yet with these files missing, with one thread; return whether it did."""
     out = places["out"]
-    digest = hashlib.sha256(command.encode()).hexdigest()[:12]
+    digest = hashlib.sha256("\n".join([command, *missing]).encode()).hexdigest()[:12]
     done, log = out / f".done-{digest}", out / f"log-{digest}.txt"
     if done.exists():
         return True
@@ -105,12 +105,12 @@ def run_experiment(experiment: Tree, out: Path, jobs: int, data: Path | None, co
     if needed_files(experiment, data) and commands != "miniature":
         groups = [[one for one in group if "{data}" not in one] for group in groups]
     out.mkdir(parents=True, exist_ok=True)
-    places = {"out": out, "jobs": jobs, "data": data, "repo": ROOT}
+    places, missing = {"out": out, "jobs": jobs, "data": data}, missing_files(experiment, data)
     for group in groups:
         with ThreadPoolExecutor(1 if experiment.get("timed") else jobs) as pool:
-            if not all(pool.map(lambda one: run_command(one, places, data or out), group)):
+            if not all(pool.map(lambda one: run_command(one, places, data or out, missing), group)):
                 return None
-    return missing_files(experiment, data)
+    return missing
 
 
 # Figures
@@ -211,12 +211,18 @@ def origin_now(left_out: list[str]) -> Tree:
 # The command
 
 
+def up_to_date(name: str, figures: Tree, data: Path | None) -> bool:
+    """Return whether figures of the current code are complete, and no file that they left out is there now."""
+    return bool(figures["complete"]) and set(figures["left_out"]) <= set(missing_files(experiments()[name], data))
+
+
 def show_list(names: list[str], site: Path, data: Path | None) -> None:
     found, now = read_figures(site), code()
     for name in names:
         one = experiments()[name]
         state = "not measured" if name not in found else f"commit {found[name]['commit']}"
-        state += ", up to date" if name in found and found[name]["code"] == now else ""
+        same = name in found and found[name]["code"] == now
+        state += ", up to date" if same and up_to_date(name, found[name], data) else ""
         state += ", incomplete" if name in found and not found[name]["complete"] else ""
         missing = missing_files(one, data)
         lacks = f"; not there: {', '.join(missing)}" if missing else ""
@@ -227,7 +233,7 @@ def show_list(names: list[str], site: Path, data: Path | None) -> None:
 def measure(names: list[str], options: argparse.Namespace) -> bool:
     """Run the experiments that are not up to date and write their pages; return whether all succeeded."""
     found, now, passed = read_figures(options.site), code(), True
-    known = [name for name, one in found.items() if one["code"] == now and one["complete"]]
+    known = [name for name, one in found.items() if one["code"] == now and up_to_date(name, one, options.data)]
     todo = [name for name in names if options.fresh or options.miniature or name not in known]
     print(f"{len(todo)} of {len(names)} experiments to run", end="")
     print(f": about {sum(experiments()[name]['minutes'] for name in todo)} minutes on two cores" if todo else "")

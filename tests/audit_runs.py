@@ -57,7 +57,7 @@ def make_run(path, classes=ANIMALS, rows=400, overconfident=False, keys=None, se
     return truth
 
 
-def make_entry_run(path, classes=("sea", "sky", "sun"), rows=300, bias=-3.0, keys=None, seed=0, pinned=None):
+def make_entry_run(path, classes=("sea", "sky", "sun"), rows=300, bias=-3.0, seed=0, **options):
     """A run of multi-label data; returns which classes each row has.
 
     One in eight entries is wrong. The network ranks them well, but believes too
@@ -70,19 +70,20 @@ def make_entry_run(path, classes=("sea", "sky", "sun"), rows=300, bias=-3.0, key
     wrong = 1 / (1 + np.exp(-odds))
     given = named.astype(np.float32)
     given[::7, 0] = np.nan
-    _write(path, rng, given, np.where(named, 1 - wrong, wrong), classes, keys=keys, pinned=pinned)
+    _write(path, rng, given, np.where(named, 1 - wrong, wrong), classes, **options)
     return truth
 
 
-def _write(path, rng, given, probs, classes, keys=None, pinned=None):
+def _write(path, rng, given, probs, classes, keys=None, **masks):
+    """Write a run; ``masks`` are further columns of the label table, such as ``pinned``."""
     rows, multilabel = len(given), given.ndim == 2
     x = rng.integers(0, 256, (rows, 8, 8)).astype(np.uint8)
     data = path.parent / f"{path.name}.npz"
     np.savez(data, x=x, y=given, classes=list(classes))
     examples = from_arrays(x, given, classes=classes, keys=keys, multilabel=multilabel)
     labels = build_label_table(Splits(examples), torch.from_numpy(probs), None)
-    if pinned is not None:
-        labels = LabelTable(labels.table.append_column("pinned", pa.array(pinned)))
+    for name, mask in masks.items():
+        labels = LabelTable(labels.table.append_column(name, pa.array(mask)))
     write_run(path, labels, data)
     summary = Summary(
         method="auto", seed=0, seconds=1.0, epochs=1, best_epoch=1,

@@ -18,8 +18,8 @@ from pencil.errors import RunError
 from pencil.files import atomic_write, parse_json, read_regular, refuse_irregular, refuse_links
 
 REVIEWS = "reviews.jsonl"
-ENTRY_KINDS = ("present", "absent")
-"""Decisions about an entry of multi-label data: the class is in the row, or it is not."""
+ENTRY_KINDS = ("absent", "present")
+"""Decisions about an entry of multi-label data: the class is not in the row, or it is."""
 KINDS = ("accept", "reject", "other", "none", "skip", "undo", *ENTRY_KINDS)
 WITHOUT_LABEL = ("none", "skip", "undo", *ENTRY_KINDS)
 """Decisions without a label; ``none`` means that the row belongs to none of the classes."""

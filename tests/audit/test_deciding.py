@@ -3,16 +3,17 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from audit_runs import answer_all, make_run, make_timid_run, timid_probs
+from audit_runs import answer_all, make_entry_run, make_run, make_timid_run, timid_probs
 
 from pencil.auditing import deciding
 from pencil.auditing.blind import Blind
 from pencil.auditing.deciding import FEWEST, Decider, Scores, fit_decider
-from pencil.auditing.results import read_answers, record
+from pencil.auditing.results import Answers, read_answers, record
 from pencil.auditing.sample import open_sample
 from pencil.runs.directory import RunReader
 from pencil.runs.manifest import verify
@@ -239,6 +240,17 @@ def test_decided_labels_are_beside_the_labels_of_training(run):
     assert audit.labels.suspects == decided.labels.suspect.sum() >= audit.labels.changed
     again = record(run, read_answers(run, open_sample(run)))
     assert again == audit and RunReader(run).labels.equals(decided.labels)
+
+
+@pytest.mark.parametrize("make", [make_timid_run, partial(make_entry_run, bias=-5.0)], ids=["rows", "entries"])
+def test_summary_counts_the_suspects_of_the_table(run, make):
+    """Outliers keep what training decided about them, whatever their scores are."""
+    truth = make(run, rows=600, outlier=np.arange(600) % 3 == 0)
+    sample = open_sample(run, 200)
+    record(run, Answers(sample, truth.ravel()[sample.units].astype(np.int64)))
+    decided = RunReader(run)
+    assert decided.summary.audit.labels is not None and decided.labels.suspect_counts[1::3].any()
+    assert decided.summary.labels.suspects == decided.labels.suspect_counts.sum()
 
 
 def test_every_column_that_depends_on_the_labels_follows_them(run):

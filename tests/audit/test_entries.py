@@ -12,10 +12,10 @@ from test_audit_page import Browser, everything
 import pencil
 from pencil.auditing.blind import Blind
 from pencil.auditing.deciding import Scores, fit_decider
-from pencil.auditing.questions import ENTRY_DEVIATION, questions_of
+from pencil.auditing.questions import CANNOT_TELL, ENTRY_DEVIATION, questions_of
 from pencil.auditing.results import Answers, decide, measure, read_answers, record
 from pencil.auditing.sample import open_sample, plan_sample
-from pencil.decisions import History, pinned_labels, read_lines, read_reviews
+from pencil.decisions import Decision, History, now, pinned_labels, read_lines, read_reviews
 from pencil.errors import RunError
 from pencil.review.session import RefusedError, Review
 from pencil.runs.directory import RunReader
@@ -200,6 +200,21 @@ def test_reviewed_labels_contain_the_answers(run):
     assert not any(merged["reviewed"].to_pylist())
 
 
+def test_answers_about_entries_keep_what_reviews_of_rows_named(run):
+    """A person may name a class whose entry is unknown; later answers about entries, also of that row, keep it."""
+    make_entry_run(run)  # the entry of the first class is unknown in row 0
+    labels = RunReader(run).labels
+
+    def decision(key, kind, label=None, entry=""):
+        return Decision(key, "train", kind, label, None, None, now(), entry=entry, audit=bool(entry))
+
+    review = decision("0", "other", ("sea", "sky"))
+    for answer in (decision("1", "present", entry="sun"), decision("0", "present", entry="sun")):
+        merged = labels.merge_decisions([review, answer])
+        row = merged.take(np.array([*merged.find_rows([review.where]).values()]))
+        assert row["corrected"].to_pylist() == [["sea", "sky", *(["sun"] if answer.key == "0" else [])]]
+
+
 def test_cannot_tell_widens_the_interval(run):
     truth = make_entry_run(run)
     told, silent = entry_audit(run, truth, 60), entry_audit(run, truth, 60)
@@ -209,6 +224,22 @@ def test_cannot_tell_widens_the_interval(run):
 
 
 # The page
+
+
+def test_a_decision_needs_thirty_known_answers_about_one_kind(run, tmp_path):
+    truth = make_entry_run(run)
+    sample = open_sample(run)
+    kinds, codes = sample.questions.kinds[sample.units], true_answers(sample, truth)
+    for asked in (35, 45, 100):
+        most = max(np.bincount(kinds[:asked]))
+        assert Answers(sample, codes[:asked]).undecided == max(0, 30 - most)
+    assert Answers(sample, np.full(100, CANNOT_TELL)).undecided == 30
+    with Blind(run, sample) as blind:
+        for at, code in enumerate(codes[:35].tolist()):
+            blind.save(at, code)
+    missing = 30 - max(np.bincount(kinds[:35]))
+    said = command("audit", "run", "--results", cwd=tmp_path).stdout
+    assert missing > 0 and f"as trained; at least {missing} more answers let the audit decide them again" in said
 
 
 def test_a_session_of_the_page(run):
@@ -289,5 +320,5 @@ def test_keys_that_tell_a_class_make_no_sheet(run, tmp_path):
 
 def test_questions_of_pinned_labels_are_refused(run):
     make_entry_run(run, rows=40, pinned=np.ones(40, dtype=bool))
-    with pytest.raises(RunError, match="every label is pinned"):
+    with pytest.raises(RunError, match="every label is pinned or unknown"):
         questions_of(RunReader(run).labels)

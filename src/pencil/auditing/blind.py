@@ -11,14 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pencil.auditing.questions import CANNOT_TELL, NO_CLASS
+from pencil.auditing.questions import NO_VALUE
 from pencil.auditing.sample import AuditSample
 from pencil.decisions import REVIEWS, History, Journal, now
 from pencil.review.inputs import Pictures, pictures_of
 from pencil.review.session import RefusedError
-
-NO_LABEL = {"none": NO_CLASS, "skip": CANNOT_TELL}
-"""Answers that do not name a value."""
 
 
 class Blind:
@@ -79,7 +76,7 @@ class Blind:
             return shown | {"done": True}
         questions, decision = self.sample.questions, answered.get(self.sample.where(at))
         code = None if decision is None else questions.code(decision)
-        kind = None if code is None else "class" if code >= 0 else {NO_CLASS: "none", CANNOT_TELL: "skip"}[code]
+        kind = None if decision is None or code is None else "class" if code >= 0 else decision.decision
         answer = questions.names[code] if code is not None and code >= 0 else kind
         asked = questions.asked(int(self.sample.units[at]))
         question = {"offered": self.offered(at), **({"asked": asked} if asked else {})}
@@ -105,7 +102,7 @@ class Blind:
         if kind == "class" and code is not None and 0 <= code < len(questions.names):
             self.save(at, code)
         elif kind in questions.words.values() and code is None:
-            self.save(at, NO_LABEL[kind])
+            self.save(at, NO_VALUE[kind])
         else:
             raise RefusedError("the answer is not a class, 'none' or 'skip'")
         return self.row()

@@ -11,14 +11,16 @@ from typing import ClassVar
 
 import numpy as np
 
-from pencil.auditing.deciding import PRIOR_DEVIATION, Decider, Scores, fit_decider
-from pencil.decisions import REVIEWS, Decision, Unit, Where, now
+from pencil.auditing.deciding import FEWEST, PRIOR_DEVIATION, Decider, Scores, fit_decider
+from pencil.decisions import ENTRY_KINDS, REVIEWS, Decision, Unit, Where, now
 from pencil.errors import RunError
 from pencil.runs.audited import parts_of
 from pencil.runs.label_table import LabelTable
 
 NO_CLASS, CANNOT_TELL = -1, -2
 """Codes of the answers that are not a value of the unit."""
+NO_VALUE = {"none": NO_CLASS, "skip": CANNOT_TELL}
+"""The same, by their kind of decision."""
 ALL_OFFERED = 10
 """Up to this many classes, all are offered for every row; with more, the label distribution selects them."""
 OFFERED, PROBABLE = 8, 4
@@ -27,8 +29,6 @@ ENTRY_DEVIATION = np.array([0.7, 0.2, 0.25])
 """Prior deviations of the deciders of entries. Named and unnamed entries share the answers, so each decider has about
 half of them: with the wider prior of rows, the worst of 20 audits of 100 answers loses 2.7 points of right entries on
 four tuning runs; with this prior it loses 0.4."""
-ENTRY_ANSWERS = ("absent", "present")
-"""Kinds of decisions about an entry, by code."""
 
 
 class Questions(ABC):
@@ -56,6 +56,8 @@ class Questions(ABC):
         Answers in a sheet or in Python that do not name a value, and their kinds of decisions.
     columns : tuple of str
         The columns of a sheet; the last one is for the answer.
+    expected : tuple of str
+        What names a value in a sheet and in Python, for messages.
     deviation : ndarray
         The prior deviations of the deciders.
     """
@@ -71,12 +73,19 @@ class Questions(ABC):
     nouns: ClassVar[tuple[str, str]]
     words: ClassVar[dict[str, str]]
     columns: ClassVar[tuple[str, ...]]
+    expected: ClassVar[tuple[str, str]]
     deviation: ClassVar[np.ndarray] = PRIOR_DEVIATION
 
     @property
     def changed(self) -> np.ndarray:
         """Whether the corrected value of each unit differs from the given one."""
         return self.differs(self.corrected)
+
+    @property
+    def naming(self) -> np.ndarray:
+        """Whether the given value of each unit names a class; see `given_name`."""
+        named: np.ndarray = self.given >= 0
+        return named
 
     def differs(self, values: np.ndarray) -> np.ndarray:
         """Return whether values differ from the given ones; never for units without one."""
@@ -97,6 +106,30 @@ class Questions(ABC):
             given = self.given[units[mine]].astype(np.int64)
             fitted.append(fit_decider(Scores.of(probs, given, scores), given, answers[mine], self.deviation))
         return tuple(fitted)
+
+    def parse(self, answer: str) -> int | None:
+        """Return the code of an answer in words; None if it is not one."""
+        if answer in self.names:
+            return self.names.index(answer)
+        return NO_VALUE.get(self.words.get(answer.lower(), ""))
+
+    def answers_missing(self, units: np.ndarray) -> int:
+        """Return how many more known answers some kind needs for a decision, given the units that have one."""
+        asked = units[self.given[units] >= 0]
+        counts = np.bincount(self.kinds[asked], minlength=1)
+        return max(0, FEWEST - int(counts.max()))
+
+    def open_rows(self, part: LabelTable) -> np.ndarray:
+        """Return which rows of a part of the label table an audit may decide: a mask."""
+        mask: np.ndarray = ~(part.pinned | part.outlier | part.unread | part.is_unlabelled)
+        return mask
+
+    @property
+    def is_open(self) -> np.ndarray:
+        """Whether an audit may decide each unit."""
+        rows = self.open_rows(self.labels)
+        mask: np.ndarray = np.repeat(rows, len(self.given) // max(1, len(rows))) & (self.given >= 0)
+        return mask
 
     @abstractmethod
     def row(self, unit: int) -> int:
@@ -159,12 +192,13 @@ def questions_of(labels: LabelTable) -> Questions:
     Raises
     ------
     RunError
-        If there is nothing to ask, because a person has decided every label.
+        If there is nothing to ask, because a person has decided every label, or every entry is unknown.
     """
     found = EntryQuestions(labels) if labels.multilabel else RowQuestions(labels)
     if not len(found.population):
         raise RunError(
-            "every label is pinned, so there is nothing to audit; expected labels without a person's decision."
+            "every label is pinned or unknown, so there is nothing to audit; expected given labels without a person's "
+            "decision."
         )
     return found
 
@@ -175,6 +209,7 @@ class RowQuestions(Questions):
     nouns = "row", "rows"
     words: ClassVar[dict[str, str]] = {"cannot tell": "skip", "none of the classes": "none"}
     columns = "key", "split", "classes", "label"
+    expected = "a class of the run", "a class of the run"
 
     def __init__(self, labels: LabelTable):
         self.labels, self.names = labels, labels.classes
@@ -231,7 +266,7 @@ class RowQuestions(Questions):
         return part.probs, part.issue_score
 
     def redecide(self, deciders: tuple[Decider, ...], part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows = np.flatnonzero((part.given_codes >= 0) & ~part.pinned & ~part.unread & ~part.outlier)
+        rows = np.flatnonzero(self.open_rows(part) & (part.given_codes >= 0))
         probs, scores = deciders[0].decide(part.probs[rows], part.given_codes[rows], part.issue_score[rows])
         return rows, probs, scores
 
@@ -256,6 +291,7 @@ class EntryQuestions(Questions):
     names = "no", "yes"
     words: ClassVar[dict[str, str]] = {"cannot tell": "skip"}
     columns = "key", "split", "class", "answer"
+    expected = "yes, no", "True, False"
     deviation = ENTRY_DEVIATION
 
     def __init__(self, labels: LabelTable):
@@ -268,6 +304,11 @@ class EntryQuestions(Questions):
         self.kinds = (self.given == 1).astype(np.int8)
         asked = np.repeat(~labels.pinned & ~labels.is_unlabelled, self.classes)
         self.population = np.flatnonzero(known & asked)
+
+    @property
+    def naming(self) -> np.ndarray:
+        named: np.ndarray = self.given == 1
+        return named
 
     def row(self, unit: int) -> int:
         return unit // self.classes
@@ -287,11 +328,14 @@ class EntryQuestions(Questions):
     def decision(self, unit: int, code: int) -> Decision:
         row = self.row(unit)
         labels = self.labels.given_labels[row], self.labels.corrected_labels[row]
-        kind = "skip" if code == CANNOT_TELL else ENTRY_ANSWERS[code]
+        kind = "skip" if code == CANNOT_TELL else ENTRY_KINDS[code]
         return Decision(*self.where(unit), kind, None, *labels, now(), audit=True, entry=self.asked(unit))
 
     def code(self, decision: Decision) -> int:
-        return CANNOT_TELL if decision.decision == "skip" else ENTRY_ANSWERS.index(decision.decision)
+        return CANNOT_TELL if decision.decision == "skip" else ENTRY_KINDS.index(decision.decision)
+
+    def parse(self, answer: str) -> int | None:
+        return super().parse({"true": "yes", "false": "no"}.get(answer.lower(), answer.lower()))
 
     def evidence(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows, columns = np.divmod(units, self.classes)
@@ -300,7 +344,7 @@ class EntryQuestions(Questions):
 
     def redecide(self, deciders: tuple[Decider, ...], part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         given, present, wrong = part.given_probs, part.probs.astype(np.float64), part.entry_scores.astype(np.float64)
-        free = ~part.pinned & ~part.outlier & ~part.is_unlabelled
+        free = self.open_rows(part)
         for kind, decider in enumerate(deciders):
             chosen = ~np.isnan(given) & ((given > 0.5) == kind) & free[:, None]
             if decider.used and chosen.any():

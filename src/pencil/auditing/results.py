@@ -48,6 +48,11 @@ class Answers:
         strata: np.ndarray = self.sample.strata.of_row[self.sample.places[: len(self.codes)]]
         return strata
 
+    @property
+    def undecided(self) -> int:
+        """Number of answers still missing until labels can be decided again, at least."""
+        return self.questions.answers_missing(self.units[self.codes != CANNOT_TELL])
+
     def differs(self, values: np.ndarray) -> np.ndarray:
         """Return 1 if the value of a unit is wrong, 0 if it is right, NaN if unknown."""
         wrong: np.ndarray = (values[self.units] != self.codes).astype(np.float64)
@@ -239,7 +244,7 @@ def conclude(answers: Answers, trained: LabelSummary) -> Conclusion:
     place = round(audit.given_wrong.estimate * len(scores)) - 1
     suspect_from = float(scores[place]) if place >= 0 else np.inf
     if decided.again:
-        suspect = decided.changed | (decided.wrong >= suspect_from)
+        suspect = decided.changed | (answers.questions.is_open & (decided.wrong >= suspect_from))
         audit = audit.model_copy(update={"labels": _count(trained, answers.questions, decided, suspect)})
     return Conclusion(audit, decided, answers.questions, suspect_from)
 

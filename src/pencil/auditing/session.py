@@ -6,11 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from pencil.auditing.questions import CANNOT_TELL
 from pencil.auditing.results import Answers, Conclusion, collect, conclude, record
 from pencil.auditing.sample import DESIGN, AuditSample, plan_sample, read_design, trained_labels
-from pencil.auditing.sheet import parse_answer
 from pencil.decisions import REVIEWS, Decision, History, Journal, Unit
 from pencil.errors import RunError
 from pencil.files import write_json
@@ -140,13 +138,10 @@ class AuditSession:
                     f"{row!r} does not identify a row of the sample; expected rows that audit.next() returned, "
                     "because only a random sample measures all labels."
                 )
-            multilabel = self._labels.multilabel
-            said = questions.names[bool(label)] if multilabel and isinstance(label, bool | np.bool_) else str(label)
-            code = parse_answer(questions, "cannot tell" if label is None else said)
+            code = CANNOT_TELL if label is None else questions.parse(str(label))
             if code is None:
-                values = "True, False" if multilabel else "a class of the run"
                 raise RunError(
-                    f"the answer about {row!r} is {label!r}; expected {values}, None or "
+                    f"the answer about {row!r} is {label!r}; expected {questions.expected[1]}, None or "
                     f"{' or '.join(map(repr, questions.words))}."
                 )
             new.append(questions.decision(places[row], code))

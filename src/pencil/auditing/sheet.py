@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pencil.auditing.blind import NO_LABEL, Blind
+from pencil.auditing.blind import Blind
 from pencil.auditing.questions import Questions
 from pencil.auditing.sample import AuditSample
 from pencil.errors import RunError
@@ -46,8 +46,7 @@ def write_sheet(blind: Blind, path: Path) -> int:
 def refuse_telling_keys(sample: AuditSample) -> None:
     """Raise :class:`RunError` if the keys of a run contain the given labels."""
     rng, questions = np.random.default_rng(0), sample.questions
-    naming = sample.population[questions.given[sample.population] >= 0]
-    naming = naming if not sample.labels.multilabel else naming[questions.given[naming] == 1]
+    naming = sample.population[questions.naming[sample.population]]
     units = naming[rng.permutation(len(naming))[:1000]].tolist()
     if not units:
         return
@@ -60,15 +59,6 @@ def refuse_telling_keys(sample: AuditSample) -> None:
             f"the keys of this run contain the given labels ({keys[place]!r}), so a sheet would not be blind; expected "
             f"keys without them; answer on the page instead: `pencil audit {sample.run}`."
         )
-
-
-def parse_answer(questions: Questions, answer: str) -> int | None:
-    """Return the code of an answer in words; None if it is not one."""
-    name = answer.lower() if questions.labels.multilabel else answer  # classes may differ in case only
-    if name in questions.names:
-        return questions.names.index(name)
-    kind = questions.words.get(answer.lower())
-    return None if kind is None else NO_LABEL[kind]
 
 
 def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, int]]:
@@ -86,7 +76,7 @@ def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, int]]:
         if not answer:
             continue
         wanted = (key, *([split] if split else []), *([asked] if asked else []))
-        at, code = places.get(wanted), parse_answer(questions, answer)
+        at, code = places.get(wanted), questions.parse(answer)
         if at is None:
             raise RunError(
                 f"line {number} of {path} names {' / '.join(wanted)!r}, which does not identify one "
@@ -94,9 +84,8 @@ def read_sheet(path: Path, sample: AuditSample) -> Iterator[tuple[int, int]]:
                 f"`pencil audit {sample.run} --sheet` wrote; fix or remove the line."
             )
         if code is None:
-            values = "yes, no" if sample.labels.multilabel else "a class of the run"
             raise RunError(
-                f"line {number} of {path} says {answer!r}; expected {values}, "
+                f"line {number} of {path} says {answer!r}; expected {questions.expected[0]}, "
                 f"{' or '.join(map(repr, questions.words))}; fix the cell."
             )
         yield at, code

@@ -134,18 +134,18 @@ def _report(run: Path, answered: "Answers", target: float | None, *, as_json: bo
         more = {} if target is None else {"target": target, "rows_needed": needed}
         echo(json.dumps({**found.model_dump(mode="json"), **more}, indent=2))
         return
-    for line in _words(found, answered.questions.nouns[1]):
+    for line in _words(found, answered):
         echo(line)
     if target is not None:
         echo(_target_words(run, found, target, needed, answered.questions.nouns))
     echo(f"results written to {run}; add them to the report with `pencil report {run}`", err=True)
 
 
-def _words(found: "AuditSummary", units: str) -> list[str]:
+def _words(found: "AuditSummary", answered: "Answers") -> list[str]:
     lines = [found.sentence, f"given labels wrong               {found.given_wrong}"]
     if found.changes_right is not None:
         lines.append(f"changes right                    {found.changes_right}")
-    lines.append(f"{f'{units} labelled':<33}{found.rows:,} of {found.population:,}")
+    lines.append(f"{f'{answered.questions.nouns[1]} labelled':<33}{found.rows:,} of {found.population:,}")
     if found.no_class:
         lines.append(
             f"none of the classes              {found.no_class:,}: both the given and the corrected label count as "
@@ -156,20 +156,18 @@ def _words(found: "AuditSummary", units: str) -> list[str]:
             f"cannot tell                      {found.cannot_tell:,}: the intervals are valid whether these labels "
             "are right or wrong"
         )
-    lines.append(f"labels                           {_decision_words(found)}")
+    lines.append(f"labels                           {_decision_words(found, answered.undecided)}")
     return lines
 
 
-def _decision_words(found: "AuditSummary") -> str:
-    from pencil.auditing.deciding import FEWEST
-
+def _decision_words(found: "AuditSummary", missing: int) -> str:
     if found.labels is not None:
         return (
             f"decided again by the answers: {found.labels.total_changed:,} corrections, "
             f"{found.labels.suspects or 0:,} suspects"
         )
-    if found.rows < FEWEST:
-        return f"as trained; {FEWEST - found.rows:,} more answers let the audit decide them again"
+    if missing:
+        return f"as trained; at least {missing:,} more answers let the audit decide them again"
     return "as trained: the answers agree with what training decided"
 
 

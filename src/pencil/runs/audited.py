@@ -78,7 +78,6 @@ def decided_part(part: LabelTable, decide: Decide, suspect_from: float) -> pa.Ta
     corrected = part.corrected_codes.copy()
     corrected[rows] = decided.argmax(axis=1)
     changed = (corrected != given) & (given >= 0)
-    issue_score = _replaced(part.issue_score, rows, scores)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(probs > 0, probs * np.log(probs), 0.0).sum(axis=1)
     columns = {
@@ -88,8 +87,8 @@ def decided_part(part: LabelTable, decide: Decide, suspect_from: float) -> pa.Ta
         "margin": _replaced(table["margin"].to_numpy(), rows, two[rows, 1] - two[rows, 0]),
         "entropy": _replaced(table["entropy"].to_numpy(), rows, entropy[rows]),
         "changed": changed,
-        "issue_score": issue_score,
-        "suspect": _replaced(part.suspect, rows, changed[rows] | (issue_score[rows] >= suspect_from)),
+        "issue_score": _replaced(part.issue_score, rows, scores),
+        "suspect": _replaced(part.suspect, rows, changed[rows] | (scores >= suspect_from)),
         **_probability_columns(table, probs),
     }
     for name, values in columns.items():

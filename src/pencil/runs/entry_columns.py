@@ -11,7 +11,7 @@ from pencil.runs.label_table import LabelTable
 def with_entries(
     labels: LabelTable, rows: np.ndarray, present: np.ndarray, wrong: np.ndarray, suspect: np.ndarray
 ) -> pa.Table:
-    """Return the label table with new values of the entries of some rows.
+    """Return the label table with new values of the known entries of some rows; all other rows stay as they are.
 
     Parameters
     ----------
@@ -27,7 +27,8 @@ def with_entries(
     given, probs, scores = labels.given_probs, labels.probs.copy(), labels.entry_scores.copy()
     known, suspects = ~np.isnan(given), labels.suspect_entries
     probs[rows], scores[rows] = present, wrong
-    corrected = probs > 0.5
+    corrected = labels.named_entries("corrected")  # a person may have named unknown entries
+    corrected[rows] = np.where(known[rows], probs[rows] > 0.5, corrected[rows])
     changed = known & (corrected != (given > 0.5))
     suspects[rows] = changed[rows] | (suspect & known[rows])
     sure = np.where(known, np.maximum(probs, 1 - probs), np.inf).min(axis=1)
@@ -36,7 +37,7 @@ def with_entries(
     issue_score[rows] = 1 - (1 - scores[rows].astype(np.float64)).prod(axis=1)
     wide = pa.list_(pa.float32(), len(labels.classes))
     columns = {
-        "corrected": list_names(corrected & known, labels.classes),
+        "corrected": list_names(corrected, labels.classes),
         "confidence": pa.array(confidence, pa.float32()),
         "changed": pa.array(changed.sum(axis=1), pa.int32()),
         "issue_score": pa.array(issue_score, pa.float32()),

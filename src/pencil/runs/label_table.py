@@ -415,12 +415,14 @@ class LabelTable:
     @property
     def suspect_entries(self) -> np.ndarray:
         """Mask of the entries of multi-label data that are worth a look, (rows, classes)."""
-        if SUSPECTS not in self.column_names:
-            return self.changed_entries
-        lists, suspect = one_chunk(self[SUSPECTS]), np.zeros((len(self), len(self.classes)), dtype=bool)
+        return self.named_entries(SUSPECTS) if SUSPECTS in self.column_names else self.changed_entries
+
+    def named_entries(self, column: str) -> np.ndarray:
+        """Return which classes the lists of a column name, as a mask (rows, classes)."""
+        lists, named = one_chunk(self[column]), np.zeros((len(self), len(self.classes)), dtype=bool)
         codes = numbers(pc.index_in(lists.flatten(), value_set=strings(self.classes)))
-        suspect[np.repeat(np.arange(len(self)), numbers(pc.list_value_length(lists))), codes] = True
-        return suspect
+        named[np.repeat(np.arange(len(self)), numbers(pc.list_value_length(lists))), codes] = True
+        return named
 
     @property
     def given_labels(self) -> CodedLabels:
