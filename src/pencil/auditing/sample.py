@@ -179,7 +179,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
     if isinstance(tree, dict) and tree.get("format") in range(1, FORMAT):
         raise RunError(
-            f"{path} has format {tree['format']}, from a version before 1.0 that drew samples in another way; "
+            f"{path} has format {tree['format']}, of a version before 1.0 that drew samples in another way; "
             f"expected format {FORMAT}; remove the file and start again with `pencil audit {run}`."
         )
     if not (
