@@ -3,7 +3,7 @@
     python benchmarks/annotators.py FOLDER [--out FILE] [--seeds 0 1 2] [--epochs 40]
 
 FOLDER holds ``labelme.npz`` (x, votes with -1 for none, gold), ``sentiment.csv`` (row, text, gold) with
-``sentiment_votes.csv`` (row, annotator, label), and ``spam.csv`` (text, rule0 ..., gold); what is missing is left out.
+``sentiment_votes.csv`` (row, annotator, label), and ``spam.csv`` (text, rule0 ..., gold); missing files are skipped.
 Gold labels are for the figures only. "Same predictions" are those of 5-fold logistic regression (``folds``), or of the
 training dynamics of a run (``run``).
 """

@@ -114,7 +114,7 @@ def main():
         mean, worst = found[2 * number : 2 * number + 2]
         print(
             f"{answers} answers: mean {mean.mean():.2f}; within half a point of the best cut in "
-            f"{(mean >= best - 0.5).sum()} of {len(mean)} columns; below auto on average in "
+            f"{(mean >= best - 0.5).sum()} of {len(mean)} cases; below auto on average in "
             f"{(mean < auto - 0.05).sum()}, at most by {(auto - mean).max():.2f}; single audits lose more "
             f"than half a point in {(worst < auto - 0.5).sum()}, at most {(auto - worst).max():.2f}"
         )

@@ -3,9 +3,9 @@
     python benchmarks/cifar10_bare.py FOLDER [--epochs N] [--rows N] [--seed N] [--precision bf16]
 
 FOLDER holds CIFAR-10 in its official layout. Both train `cifar10-fast-cross-entropy-clean`, and evaluate held-out and
-test images after every epoch; the bare loop has no label store, dynamics, checks or record. Printed are the accuracy on
-the held-out tenth of the training images (their labels choose nothing) and the CPU seconds, with their ratio. Order and
-augmentation are drawn independently, so accuracies differ by chance as those of two seeds do.
+test images after every epoch; the bare loop has no label store, dynamics, checks or record. It prints the accuracy on
+the held-out tenth of the training images (which choose nothing), the CPU seconds, and their ratio. Order and
+augmentation are drawn independently, so accuracies differ by chance as between two seeds.
 """
 
 import argparse

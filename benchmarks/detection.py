@@ -53,7 +53,7 @@ def noisy_labels(kind, data, seed):
 
 
 def predictions(x, labels, components):
-    """Return the 3-fold predictions of a logistic regression of these labels on so many principal components of x."""
+    """Return the 3-fold predictions of a logistic regression of these labels on this many principal components."""
     x = (x - x.mean(axis=0)) / (x.std(axis=0) + 1e-6)
     if components < x.shape[1]:
         x = PCA(components, random_state=0).fit_transform(x)

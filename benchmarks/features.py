@@ -2,8 +2,8 @@
 
     python benchmarks/features.py [--pixels 224] [--images 128] [--rounds 3]
 
-pencil's way beside plain PyTorch and onnxruntime. All ways run in turn, several times; the best of each counts. Ratios
-are to plain PyTorch in batches of 32.
+Compares pencil with plain PyTorch and onnxruntime. All of them run in turn, several times; the best time of each
+counts. Ratios are relative to plain PyTorch in batches of 32.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def batched(network: nn.Module, rows: int) -> Callable[[Tensor], Tensor]:
-    """Return the network, called on so many images at a time."""
+    """Return the network, called on this many images at a time."""
 
     @torch.inference_mode()
     def run(images: Tensor) -> Tensor:

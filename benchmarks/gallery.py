@@ -9,8 +9,8 @@ A dataset is one that `pencil train` knows by name. Its training and test images
 label can be judged, and a run with pencil's default method is trained on them (``--model`` trains the head of a
 pretrained network; its features are kept in pencil's cache). ``--labels`` has other labels for the first images, class
 indices, in place of the official ones. The labels with the highest issue scores become a contact sheet, NAME.jpg, and
-NAME.json says which rows these are and what the run said, both in ``--out``. Runs are kept in ``--runs``; a run that is
-there already is drawn again without training.
+NAME.json lists their rows and what the run reported, both in ``--out``. Runs are kept in ``--runs``; a run that is
+already there is drawn again without training.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pencil.data.settings import DataSettings
 from pencil.data.sources.arrays import from_arrays
 
 COLUMNS, SIDE, GAP, LINE = 5, 112, 34, 17
-"""Pictures in a row; pixels of a picture, between pictures, and of a line of text."""
+"""Images in a row; pixels of an image, between images, and of a line of text."""
 QUALITY = 85
 """Of the JPEG file: enlarged pictures stay sharp, and twenty of them take less than 100 KB."""
 

@@ -6,8 +6,8 @@
     python benchmarks/results.py --pages                         # only write the pages from the figures that are there
     python benchmarks/results.py --only detection --take bench/detection/results.json --commit 1a2b3c4
 
-Experiments are in ``results.toml``. FOLDER has the files that pencil does not ship; what needs a missing file is left
-out, with a word, until the file is there. An experiment that has complete figures of the code that is checked out is
+Experiments are in ``results.toml``. FOLDER has the files that pencil does not ship; what needs a missing file is
+skipped with a message until the file is there. An experiment that has complete figures of the code that is checked out is
 skipped; ``--fresh`` measures it again. Runs and logs go to ``build/results``, figures to ``docs/results/figures``.
 """
 
@@ -170,7 +170,7 @@ def failed_cells(files: list[Path]) -> list[str]:
 
 
 def machine() -> Tree:
-    """Return what figures depend on beside the code."""
+    """Return what figures depend on besides the code."""
     return {"cores": cores(), "torch": version("torch"), "python": platform.python_version()}
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/review.py [--rows 100000] [--decisions 60] [--json FILE]
 
-A run directory with as many rows is written without training: small random images of ten classes, one in five thought
-to be of another class. `pencil review` serves it, Chromium shows it. A decision lasts from the key to the next row with
-its picture; its processor time, with all that is beside the row, does not depend on what else the machine does. Needs
+A run directory with this many rows is written without training: small random images of ten classes, one in five with
+another corrected label. `pencil review` serves it, and Chromium shows it. A decision lasts from the key press until the
+next row and its picture are shown; its processor time includes everything beside the row, and does not depend on other
+load. Needs
 playwright, Chromium (`make browser`) and Linux.
 """
 
@@ -70,7 +71,7 @@ def write_run(folder: Path, rows: int) -> Path:
 
 
 def enter(browser: Browser, address: str) -> tuple[Page, float]:
-    """Open the address in a browser that knows nothing of it; return the milliseconds until the first row is drawn."""
+    """Open the address in a browser with an empty cache; return the milliseconds until the first row is drawn."""
     page = browser.new_page(bypass_csp=True)  # the conditions that are waited for are code
     page.set_default_timeout(300_000)
     page.add_init_script(WATCH)
@@ -80,11 +81,11 @@ def enter(browser: Browser, address: str) -> tuple[Page, float]:
 
 
 def decide(page: Page, count: int) -> list[float]:
-    """Press a key as often, each time when the row is there, and return the milliseconds until the next one is."""
+    """Press a key this many times, each time once the row is shown; return the milliseconds until the next one is."""
     waits = []
     for number in range(count):
         page.locator(".single.shown").wait_for()
-        page.wait_for_timeout(150)  # a person looks, and what is beside the row is asked for
+        page.wait_for_timeout(150)  # a person looks, and the page loads what is beside the row
         page.keyboard.press("ars"[number % 3])
         waits.append(page.wait_for_function("window.waits.decision").json_value())
     return waits

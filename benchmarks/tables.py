@@ -5,8 +5,8 @@
 
 pencil's cells are those of the spec `tables`, with the defaults of every method. cleanlab sees the same noisy labels,
 and ranks them by self-confidence under 5-fold probabilities of logistic regression or of histogram gradient boosting;
-for the test accuracy, CleanLearning leaves out what it takes for wrong and fits again. One line for each cell goes to
-``results.jsonl``, in per cent; the same command runs those that are not there yet.
+for the test accuracy, CleanLearning drops the labels that it flags and fits again. One line for each cell goes to
+``results.jsonl``, in per cent; the same command resumes with the cells that are missing.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def write(path, header, rows, labels, test):
 
 
 def made_up_category(classes):
-    """Return a level of five for each row: for four in ten rows that of the class, else any; one in twenty is empty."""
+    """Return one of five levels for each row: that of its class in four of ten rows, else random; some are empty."""
     rng = np.random.default_rng(0)
     levels = np.where(rng.random(len(classes)) < 0.4, classes, rng.integers(5, size=len(classes)))
     return [
@@ -107,7 +107,7 @@ def ours(cell):
     if result["status"] != "done":
         raise SystemExit(f"{cell.label}: {result['error']}")
     summary = result["summary"]
-    labels = summary["labels"]  # of training rows; the average precision is that of held-out rows too
+    labels = summary["labels"]  # of training rows; the average precision includes held-out rows
     return {
         "accuracy": 100 * summary["test_accuracy"]["last"],
         "before": 100 * labels["correct_before"],

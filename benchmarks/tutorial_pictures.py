@@ -1,8 +1,8 @@
 """The pictures of docs/tutorial.md, from a real session: `python benchmarks/tutorial_pictures.py FOLDER`.
 
-FOLDER holds what the commands of the tutorial have left there: clothes, truth.csv and runs/clothes (a finished run, not
-yet reviewed), and train.txt, what `pencil train` has printed. The person at the review page and at the audit page is a
-script that answers as truth.csv says. Needs Chromium and playwright.
+FOLDER holds the files that the commands of the tutorial wrote: clothes, truth.csv and runs/clothes (a finished run, not
+yet reviewed), and train.txt, the output of `pencil train`. On the review page and the audit page, a script gives the
+answers in truth.csv. Needs Chromium and playwright.
 """
 
 import csv
@@ -22,7 +22,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures" / "tutorial"
 SIZE = {"width": 1000, "height": 760}
 COLOURS = 128
-"""In a picture: as few as look the same, because they halve the file."""
+"""Colours of a picture: as few as still look the same, which halves the file."""
 TERMINAL = (
     "<body style='margin:0;background:#1d2330'><pre style='margin:0;padding:18px 22px;width:max-content;color:#e6e9ef;\
 font:14px/1.45 \"DejaVu Sans Mono\",monospace'>{}</pre></body>"

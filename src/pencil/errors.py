@@ -82,7 +82,7 @@ class DataWarning(PencilWarning):
 
 
 class MethodWarning(PencilWarning):
-    """The method or the network does something else than was asked for, or cannot help."""
+    """The method or the network does something other than what was asked for, or cannot help."""
 
 
 def warn(message: str, category: type[PencilWarning], stacklevel: int) -> None:
@@ -93,7 +93,7 @@ def warn(message: str, category: type[PencilWarning], stacklevel: int) -> None:
 
 
 def _is_ignored(message: str, category: type[Warning]) -> bool:
-    """Return whether the first filter for all modules that fits is "ignore"."""
+    """Return whether the first matching filter that applies to all modules is "ignore"."""
     for action, text, kind, module, line in warnings.filters:
         everywhere = module is None and not line
         if everywhere and issubclass(category, kind) and (text is None or re.match(text, message)):
@@ -109,7 +109,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def explained(kind: type[PencilError], what: str, advice: str, *faults: type[Exception]) -> Iterator[None]:
-    """Raise ``kind`` in place of these errors: what failed, the reason, and what to do. Pencil's own errors pass."""
+    """Raise ``kind`` in place of these errors: what failed, why, and what to do. Keep pencil's own errors."""
     try:
         yield
     except PencilError:

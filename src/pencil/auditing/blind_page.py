@@ -1,4 +1,4 @@
-"""The server of the audit page: uses the review's guard, and no response reveals a label."""
+"""The server of the audit page: it is guarded like the review page, and no response reveals a label."""
 
 from typing import Any
 

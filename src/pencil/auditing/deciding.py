@@ -1,17 +1,18 @@
 """Labels decided again with a person's answers: what the network cannot know is fitted to them.
 
-Noise that follows the inputs looks like truth to a network, so a run that ranks wrong labels well may still change few
-of them. The blind answers of an audit show how often a label with a given score is wrong. With the posterior
+Noise that depends on the inputs looks like truth to a network, so a run that ranks wrong labels well may still change
+few of them. The blind answers of an audit show how often a label with a given score is wrong. With the posterior
 ``p`` of the true class and the issue score ``s`` of a row,
 
     P(given label is wrong)       = sigmoid(shift + trust * logit(1 - p_given) + rank * logit(s))
     P(runner-up | label is wrong) = sigmoid(runner_up_shift + runner_up_trust * logit(p_runner_up / (1 - p_given)))
 
 is fitted to the answers. The run's own posterior is ``(shift, trust, rank) = (0, 1, 0)`` and
-``(runner_up_shift, runner_up_trust) = (0, 1)``, which are the means of the priors. Both models are averaged with their
-probabilities given the answers, of which ``weight`` is that of the fit: few answers do not spoil a good run. A label
-changes if the runner-up, the most probable other class, is then more probable than the given class. If more of the
-answered changes were right as given than as changed, by more than a standard error, all labels stay as given.
+``(runner_up_shift, runner_up_trust) = (0, 1)``, which are the means of the priors. Both models are averaged, weighted
+by their probabilities given the answers; ``weight`` is the probability of the fit. A few answers therefore cannot spoil
+a good run. A label changes if the runner-up, the most probable other class, is then more probable than the given class.
+If more of the answered changes were right as given than as changed, by more than a standard error, all labels stay as
+given.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ RUNNER_UP_MEAN, RUNNER_UP_DEVIATION = np.array([0.0, 1.0]), np.array([1.5, 0.5])
 OWN_ODDS = 2.0
 """Logarithm of the prior odds of the run's own posterior against the fit."""
 LEAST_WEIGHT = 0.05
-"""With less weight of the fit, the labels of training remain in use."""
+"""Minimum weight of the fit; below it, the labels from training stay in use."""
 LEAST_SPREAD = 0.1
 """Smallest standard deviation of logits to divide by."""
 FLOOR = 0.02
@@ -70,7 +71,7 @@ class Decider:
     def decide(self, probs: np.ndarray, given: np.ndarray, issue_scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the label distributions (rows, classes) and the issue scores after the audit.
 
-        The other classes share what given class and runner-up leave, in their proportions under the posterior.
+        The other classes share the remaining probability in proportion to their posterior.
 
         Parameters
         ----------
@@ -99,12 +100,12 @@ class Decider:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a decision needs of some rows.
+    """What a decision needs to know about some rows.
 
     Attributes
     ----------
     inputs : ndarray
-        One, the log-odds that the given label is wrong under the posterior, and of the issue score, (rows, 3).
+        One, the log-odds that the given label is wrong under the posterior, and those of the issue score, (rows, 3).
     runner_up : ndarray
         The most probable class besides the given one.
     runner_up_inputs : ndarray

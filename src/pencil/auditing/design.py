@@ -3,8 +3,8 @@
 Strata are changed and kept rows, each cut into bins of confidence. The units of multi-label data are entries instead of
 rows; named and unnamed entries have separate strata. Half of the sample goes to the strata in proportion to their size,
 so that no answer has more than about twice its proportional weight, independently of the network. Most of the other
-half goes to rows whose labels are a close decision, because their answers tell where labels should change, and a fifth
-of the sample to changed rows.
+half goes to rows whose labels are a close decision, because their answers show where labels should change. A fifth
+of the sample goes to changed rows.
 """
 
 import itertools
@@ -25,7 +25,7 @@ DOUBT = 0.01
 CLOSE, CHANGED = 0.3, 0.2
 """Fractions of the sample for close decisions and for changed rows."""
 CERTAIN = 1e-6
-"""How close a certain decision counts, where p (1 - p) of its confidence p is 0: if all are certain, sizes decide."""
+"""Added to p (1 - p), which is 0 for confidence p = 1: if all decisions are certain, rows are allocated by size."""
 STREAM = int.from_bytes(b"audit")
 """Separates the random numbers of the sample from those of other programs, such as injected noise of the same seed."""
 

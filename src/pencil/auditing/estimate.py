@@ -5,9 +5,9 @@ outside the sample. The slope is estimated from the answers and is zero unless i
 predictions cannot bias the fraction. (A slope of one would be the plain difference estimator.)
 
 The interval inverts the score test, as Wilson's interval does for one proportion: a fraction is inside if the answers
-are not surprising with the stratum rates that make them most likely among all rates with that fraction. It does not
-shrink to nothing when a stratum shows no wrong label, as estimate and standard error do. What is surprising is measured
-by Student's distribution, because few answers about strata of different weights are less normal than they seem.
+are not surprising with the stratum rates that make them most likely among all rates with that fraction. Unlike an
+interval from the estimate and its standard error, it does not shrink to nothing when no wrong label was found in a
+stratum. Quantiles are those of Student's distribution, because the weighted sum of a few answers is not quite normal.
 """
 
 from collections.abc import Callable

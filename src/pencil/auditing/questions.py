@@ -49,7 +49,7 @@ class Questions(ABC):
     kinds : ndarray
         The kind of each unit, from 0.
     population : ndarray
-        The units that the audit covers: not pinned by a person, not unlabelled, and no unknown entries.
+        The units that the audit covers: all except pinned and unlabelled rows, and unknown entries.
     nouns : tuple of str
         What a unit is called, in singular and plural.
     words : dict
@@ -173,7 +173,7 @@ class Questions(ABC):
     def redecide(self, deciders: tuple[Decider, ...], part: LabelTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the rows of a part of a label table that an audit decides, their distributions and issue scores.
 
-        Rows that a person has pinned, outliers, and rows that could not be read, keep their labels. The issue scores of
+        Pinned rows, outliers, and rows that could not be read keep their labels. The issue scores of
         multi-label data are those of entries, (rows, classes).
         """
 

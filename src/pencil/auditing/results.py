@@ -169,7 +169,7 @@ def measure(answers: Answers) -> tuple[AuditSummary, Decided]:
 def _verdict(changed: int, intervals: Mapping[str, Interval]) -> VerdictSummary:
     """Return the verdict that an audit measured: whether changes make more labels right than wrong.
 
-    At most the changes that are not right made a right label wrong. More than half of them right is therefore a gain.
+    Only a wrong change can have replaced a right label, so the changes are a gain if more than half of them are right.
     """
     right = intervals["corrected_right"]
     measured = f"measured by the audit: {right} of the corrected labels are right"
@@ -213,9 +213,9 @@ def _estimate(
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What an audit writes into a run: its results, the labels that it decided, and from which score on they suspect.
+    """What an audit writes to a run: its results, the labels that it decided, and the lowest issue score of a suspect.
 
-    Suspects are as many of the highest issue scores as given labels are wrong according to the audit.
+    The suspects are the labels with the highest issue scores, as many as the audit estimates to be wrong.
     """
 
     audit: AuditSummary
@@ -225,7 +225,7 @@ class Conclusion:
 
     @property
     def decide(self) -> Decide | None:
-        """Decides the rows of a part of the label table; None if the labels of training remain in use."""
+        """Decides the rows of a part of the label table; None if the labels from training stay in use."""
         return (lambda part: self.questions.redecide(self.decided.deciders, part)) if self.decided.again else None
 
 

@@ -136,7 +136,7 @@ def plan_sample(
     run : Path or None
         The run directory, if there is one.
     labels : LabelTable
-        The labels of training.
+        The labels from training.
     stored : dict, optional
         The content of ``audit.json``, if there is one.
     rows, seed : int, optional
@@ -179,7 +179,7 @@ def read_design(run: Path) -> dict[str, Any] | None:
         raise RunError(f"cannot read {path}: {reason}; restore the file from a copy.") from error
     if isinstance(tree, dict) and tree.get("format") in range(1, FORMAT):
         raise RunError(
-            f"{path} has format {tree['format']}, of a version before 1.0, whose sample was drawn in another way; "
+            f"{path} has format {tree['format']}, of a version before 1.0 that drew samples in another way; "
             f"expected format {FORMAT}; remove the file and start again with `pencil audit {run}`."
         )
     if not (
@@ -201,7 +201,7 @@ def _is_count(value: Any) -> bool:
 
 
 def trained_labels(run: Path) -> LabelTable:
-    """Return the labels of training, whatever an audit decided: they determine the sample."""
+    """Return the labels from training, whatever an audit decided: they determine the sample."""
     reader = RunReader(run, as_trained=True)
     own = ENTRIES_ONLY if reader.read_labels(()).multilabel else ROWS_ONLY
     optional = [name for name in OPTIONAL if name in reader.label_names()]

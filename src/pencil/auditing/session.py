@@ -115,18 +115,18 @@ class AuditSession:
         return [short.get(name, name) for name in names if name not in answered][:rows]
 
     def answer(self, answers: Mapping[Row, object]) -> None:
-        """Take over answers about rows of the sample; an answer replaces an earlier one about the same row.
+        """Record answers about rows of the sample; an answer replaces an earlier one about the same row.
 
         Parameters
         ----------
         answers : mapping
             The class of each row; None (or ``"cannot tell"``) if the person cannot tell, and ``"none of the classes"``
-            if it is not any of them. For entries of multi-label data True (``"yes"``), False (``"no"``) or None.
+            if it belongs to none of them. For entries of multi-label data True (``"yes"``), False (``"no"``) or None.
 
         Raises
         ------
         RunError
-            If a row is not in the sample, or an answer is not a class. No answer is taken over then.
+            If a row is not in the sample, or an answer is not a class. No answer is recorded then.
         """
         questions, short, new = self.sample.questions, self._short_names(), []
         places: dict[Row, int] = {}

@@ -13,7 +13,7 @@ LOG = logging.getLogger("pencil.run")
 
 
 class Events(Observer):
-    """Logs choices, start or resumption and changes of phase at INFO, and the metrics of every epoch at DEBUG."""
+    """Logs choices, the start or resumption of training and new phases at INFO, and metrics of each epoch at DEBUG."""
 
     def __init__(self) -> None:
         self.earlier, self.phases, self.phase = 0, (), ""  # type: tuple[int, tuple[Phase, ...], str]
@@ -38,7 +38,7 @@ class Events(Observer):
         self._enter(record["epoch"] + 1)
 
     def _enter(self, epoch: int) -> None:
-        """Log the phase of the next epoch if it is another one."""
+        """Log the phase of the next epoch if it differs from the current one."""
         phase = phase_at(self.phases, epoch - self.earlier)
         if phase != self.phase:
             self.phase = phase
