@@ -7,8 +7,8 @@
     python benchmarks/results.py --only detection --take bench/detection/results.json --commit 1a2b3c4
 
 Experiments are in ``results.toml``. FOLDER has the files that pencil does not ship; what needs a missing file is
-skipped with a message until the file is there. An experiment that has complete figures of the code that is checked out is
-skipped; ``--fresh`` measures it again. Runs and logs go to ``build/results``, figures to ``docs/results/figures``.
+skipped with a message until the file is there. An experiment that has complete figures of the code that is checked out
+is skipped; ``--fresh`` measures it again. Runs and logs go to ``build/results``, figures to ``docs/results/figures``.
 """
 
 import argparse
