@@ -63,6 +63,17 @@ def test_clean_labels_stay_as_given(seed):
     assert found.noise.high > 0.02  # nothing excludes that the network is right where it disagrees
 
 
+@pytest.mark.parametrize("seed", [1, 3])  # two and one of the 60 held-out labels are wrong
+def test_a_strong_network_corrects_a_few_wrong_labels(seed):
+    """Too few rows are held out to exclude a noise rate of 0, but wrong labels lose in nearly all visits."""
+    train, given, clean = simulate(1200, 0.02, strength=9.0, seed=20 + seed)
+    held_out, held_given, _ = simulate(60, 0.02, strength=9.0, seed=60 + seed)
+    found = judge(train, given, held_out, held_given)
+    wrong = given != clean
+    assert found.noise.low == 0 and (found.probs.argmax(dim=1) == clean)[wrong].double().mean() > 0.8
+    assert found.probs.argmax(dim=1)[~wrong].equal(given[~wrong])
+
+
 def test_who_abstains_still_puts_rows_in_order():
     train, given, clean = simulate(400, 0.3, seed=3)
     held_out, held_given, _ = simulate(40, 0.3, strength=0.0, seed=4)
