@@ -48,8 +48,8 @@ CONSISTENT = 0.5
 """Labels lose consistently if more than this fraction of those that lost in most visits lost in nearly all. On 28
 tuning columns, human labels with 41 % wrong are then 75 % right instead of 63 %, instance-dependent noise of 41 % on
 Fashion-MNIST 85 % instead of 76 %, and no column loses; without the condition clean Fashion-MNIST loses a point. Such
-labels also show noise that a few held-out rows cannot: digits with 2 % wrong labels are 99.7 and 99.5 % right instead of
-98.4 and 97.8 % (seeds 11, 13). The fraction is 0.9 there, and at most 0.2 with clean labels."""
+labels also show noise that a few held-out rows cannot: digits with 2 % wrong labels are 99.7 and 99.5 % right instead
+of 98.4 and 97.8 % (seeds 11, 13). The fraction is 0.9 there, and at most 0.2 with clean labels."""
 NEGLIGIBLE = 0.025
 """A lower noise rate counts as zero unless the likelihood excludes zero. Three of seven clean tuning runs then keep
 labels that they changed before (up to 0.4 %), and no run with wrong labels loses."""
