@@ -183,7 +183,7 @@ def test_an_audit_decides_labels_of_parts_and_leaves_the_parts(pair, tmp_path):
     parts = {path: path.read_bytes() for path in (run / "labels.parquet").iterdir()}
     half = Interval(estimate=0.5, low=0.4, high=0.6)
     audit = AuditSummary(population=300, rows=100, cannot_tell=0, no_class=0, given_wrong=half, corrected_right=half)
-    decider = Decider(shift=3.0, used=True)
+    decider = Decider(shift=3.0, weight=1.0)
     write_audit(run, audit, lambda part: questions_of(part).redecide((decider,), part), suspect_from=0.9)
     assert {path: path.read_bytes() for path in (run / "labels.parquet").iterdir()} == parts
     after = RunReader(run).labels

@@ -162,7 +162,7 @@ def test_no_output_goes_through_a_link_in_a_run(top, words):
     assert code == 2 and REFUSED in error and outside(top) == before
 
 
-@pytest.mark.parametrize("decider", [None, Decider(shift=3.0, used=True)])
+@pytest.mark.parametrize("decider", [None, Decider(shift=3.0, weight=1.0)])
 @pytest.mark.parametrize("place", ["audited.parquet", "labels.parquet", "manifest.json", "summary.json"])
 def test_an_audit_changes_nothing_through_a_link(top, place, decider):
     """A link in place of a file is replaced; a linked label table is read."""
