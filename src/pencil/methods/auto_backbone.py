@@ -9,7 +9,7 @@ from pencil.data.given.given_labels import hard_labels, has_tie
 from pencil.labels.noise_model import disagreement_of_surest
 from pencil.labels.protocol import HeldOut
 from pencil.methods.base import Terms
-from pencil.methods.elr import early_learning_loss, moved_targets
+from pencil.methods.elr import clamped_probs, early_learning_loss, moved_targets
 
 ELR_BETA = 0.7
 """ELR's beta: the weight of earlier predictions in the running mean."""
@@ -73,8 +73,9 @@ def early_learning_terms(
     to the class frequencies: a network that has learned only the frequencies, as all networks do at first if classes
     are rare, has not learned anything worth keeping.
     """
-    targets = moved_targets(stored_probs * (1 - ELR_BETA**epochs), logits, ELR_BETA)
-    regularizer = early_learning_loss(logits, relative_targets(targets, frequency))
+    probs = clamped_probs(logits)
+    targets = moved_targets(stored_probs * (1 - ELR_BETA**epochs), probs, ELR_BETA)
+    regularizer = early_learning_loss(probs, relative_targets(targets, frequency))
     parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
     return Terms(classification + weight * regularizer, parts, carry=targets)
 

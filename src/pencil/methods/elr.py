@@ -21,15 +21,15 @@ def clamped_probs(logits: Tensor) -> Tensor:
     return log_probs(logits).exp().clamp(MARGIN, 1 - MARGIN)
 
 
-def moved_targets(targets: Tensor, logits: Tensor, beta: float) -> Tensor:
-    """``t <- beta * t + (1 - beta) * f``: a running mean of the predictions, without gradient."""
-    probs = clamped_probs(logits.detach())
+def moved_targets(targets: Tensor, probs: Tensor, beta: float) -> Tensor:
+    """``t <- beta * t + (1 - beta) * f``: a running mean of the clamped predictions, without gradient."""
+    probs = probs.detach()
     return beta * targets + (1 - beta) * (probs / probs.sum(dim=1, keepdim=True)).to(targets.dtype)
 
 
-def early_learning_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """``mean log(1 - <f, t>)``, the regulariser: low where a prediction agrees with earlier ones."""
-    return torch.log1p(-row_dot(clamped_probs(logits), targets)).mean()
+def early_learning_loss(probs: Tensor, targets: Tensor) -> Tensor:
+    """``mean log(1 - <f, t>)``, the regulariser: low where a clamped prediction agrees with earlier ones."""
+    return torch.log1p(-row_dot(probs, targets)).mean()
 
 
 def read_targets(targets: Tensor, given_probs: Tensor) -> Tensor:
@@ -74,9 +74,10 @@ class Elr(Method):
 
     def loss(self, outputs: Outputs, batch: Batch) -> Terms:
         """``CE + strength * mean log(1 - <f, t>)``; the new targets are carried to :meth:`update_targets`."""
-        targets = moved_targets(self.state.targets[batch.rows], outputs.logits, self.beta)
+        probs = clamped_probs(outputs.logits)
+        targets = moved_targets(self.state.targets[batch.rows], probs, self.beta)
         classification = cross_entropy(outputs.logits, batch.given_labels)
-        regularizer = early_learning_loss(outputs.logits, targets)
+        regularizer = early_learning_loss(probs, targets)
         parts = {"classification": classification.detach(), "early_learning": regularizer.detach()}
         return Terms(classification + self.strength * regularizer, parts, carry=targets)
 

@@ -9,7 +9,7 @@ from pencil.data.examples import Batch
 from pencil.data.given.given_labels import as_distribution
 from pencil.labels.losses import cross_entropy
 from pencil.methods.base import Epochs, Fraction, Mixing, NonNegative, Outputs, Phase, Requirements, Task, Terms, Views
-from pencil.methods.elr import Elr, ElrState, early_learning_loss, moved_targets, read_targets
+from pencil.methods.elr import Elr, ElrState, clamped_probs, early_learning_loss, moved_targets, read_targets
 from pencil.methods.schedules import Cosine, Schedule
 
 
@@ -19,7 +19,7 @@ def elr_losses(
     """Return cross-entropy and regulariser; if inputs were mixed, labels and targets are mixed in the same way."""
     if mixing is not None:
         given_probs, targets = mixing(given_probs), mixing(targets)
-    return cross_entropy(logits, given_probs), early_learning_loss(logits, targets)
+    return cross_entropy(logits, given_probs), early_learning_loss(clamped_probs(logits), targets)
 
 
 class ElrPlus(Elr):
@@ -68,7 +68,7 @@ class ElrPlus(Elr):
         for own, other, targets, mixing in zip(
             (outputs.logits, second), (peer, outputs.ema_logits), self.state.targets, mixings, strict=True
         ):
-            moved.append(moved_targets(targets[batch.rows], other, self.beta))
+            moved.append(moved_targets(targets[batch.rows], clamped_probs(other), self.beta))
             losses += elr_losses(own, given_probs, moved[-1], mixing)
         parts = dict(zip(("first", "first_early_learning", "second", "second_early_learning"), losses, strict=True))
         loss = losses[0] + losses[2] + self.strength * (losses[1] + losses[3])
