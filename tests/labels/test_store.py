@@ -160,6 +160,21 @@ def test_the_published_force_fades_once_a_label_has_flipped():
     assert published.probs().argmax().item() == 1 and published.probs()[0, 1].item() > 0.8
 
 
+@pytest.mark.parametrize("classes", [2, 3, 10, 100])
+@pytest.mark.parametrize(("compatibility", "limit"), [("printed", 1.0), ("published", 2.0)])
+def test_the_pull_that_holds_every_label(compatibility, limit, classes):
+    """A certain network changes a label for any pull below the limit, and for none above it."""
+    given, rows = torch.tensor([0]), torch.tensor([0])
+    certain = torch.full((1, classes), -30.0, **double)
+    certain[0, 1] = 30.0
+    for pull in (0.97 * limit, 1.03 * limit):
+        store = LabelStore(given, classes, **double)
+        for _ in range(3000):
+            store.update(rows, certain, step=1.0, pull=pull, compatibility=compatibility)
+        assert losses.is_held(pull, compatibility) == (store.probs().argmax().item() == 0) == (pull > limit)
+        assert pull < limit or store.evidence(pull).argmax().item() == 1
+
+
 def test_anchor_free_stays_on_the_simplex_before_the_labels_have_come_to_rest():
     store = LabelStore([0, 1], 3)
     store.update(torch.arange(2), torch.randn(2, 3), step=7.0, pull=2.0)

@@ -156,7 +156,9 @@ def test_without_averaging_the_trained_network_is_kept():
     assert trainer.model is trainer.networks.trained[0]
 
 
-@pytest.mark.parametrize("options", [{"divergence": "inverse"}, {"anchored": False}])
+@pytest.mark.parametrize(
+    "options", [{"divergence": "inverse"}, {"anchored": False}, {"anchored": False, "second_network": 0.5}]
+)
 def test_every_switch_trains(options):
     trainer = trainer_of(Auto(lr=0.02, **options))
     assert right(trainer.run(), trainer) > 0.85
@@ -253,6 +255,58 @@ def test_another_round_is_begun_as_long_as_it_pays():
     assert len(phases) == len(once.records) + (rounds - 1) * left
     assert sum(choice.startswith("another round") for choice in again.findings["choices"]) == rounds - 1
     assert any(choice.startswith("no further round") for choice in again.findings["choices"])
+
+
+def test_a_second_network_starts_anew_on_labels_that_stay_fixed():
+    method = Auto(lr=0.05, second_network=0.5)
+    trainer = trainer_of(method, epochs=10)
+    first, fixed = trainer.networks, []
+
+    def watch(trainer):
+        if method.state.backbone_epochs and trainer.position.phase == 1 and len(trainer.records) < 10:
+            fixed.append((trainer.networks, method.labels.label_logits.clone()))
+
+    trainer.on_pause = watch
+    outcome = trainer.run()
+    assert [record["phase"] for record in outcome.records] == ["backbone"] * 5 + ["second network"] * 5
+    rates = [record["lr"] for record in outcome.records]
+    assert rates[:5] == rates[5:] and rates[0] == 0.05 > rates[4]  # a cosine for each network
+    assert all(networks is not first for networks, _ in fixed[1:])
+    assert all(torch.equal(labels, fixed[0][1]) for _, labels in fixed)
+    clean = trainer.splits.train.clean_labels
+    assert (fixed[0][1].argmax(dim=1) == clean).double().mean() > 0.75  # given: 0.6
+    assert right(outcome, trainer) > 0.9
+
+
+def test_a_first_network_that_memorises_makes_room_for_the_second():
+    memorising = Auto(lr=0.05, early_learning=0.0, dropout=False, second_network=0.3)
+    outcome = trainer_of(memorising, rows=1500, held_out=200).run()
+    phases = Counter(record["phase"] for record in outcome.records)
+    assert phases["backbone"] < 12 and sum(phases.values()) == 24
+    assert outcome.records[-1]["test_accuracy"] > 0.9
+
+
+def test_the_better_of_both_networks_is_kept():
+    """The second network learns the opposite of its labels."""
+    method = Auto(lr=0.05, second_network=0.5)
+    trainer = trainer_of(method, epochs=10)
+    before = method.correction_loss
+    method.correction_loss = lambda outputs, batch: before(Outputs(-outputs.logits), batch)
+    outcome = trainer.run()
+    assert outcome.records[-2]["test_accuracy"] < 0.3 < 0.8 < outcome.records[-1]["test_accuracy"]
+    assert "back to the first one" in " ".join(outcome.findings["choices"])
+
+
+def test_the_clock_is_shared_by_both_networks():
+    outcome = trainer_of(Auto(lr=0.02, second_network=0.5), epochs=None, minutes=1.5 / 60).run()
+    phases = Counter(record["phase"] for record in outcome.records)
+    assert set(phases) == {"backbone", "second network"}
+    assert 0.25 < phases["backbone"] / len(outcome.records) < 0.75
+
+
+def test_labels_move_in_rounds_or_stay_fixed_for_a_second_network():
+    with pytest.raises(RecipeError, match=r"method\.rounds and method\.second_network are both set; remove one"):
+        Auto(rounds=2, second_network=0.5)
 
 
 @pytest.mark.parametrize("top_k", [2, 4])

@@ -33,9 +33,12 @@ def test_how_sure_the_labels_start():
     assert paper.labels.scale == 10.0 and ours.labels.scale == init_scale(0.9, 3)
 
 
-def test_printed_with_a_strong_pull_warns_and_reads_labels_without_the_anchor():
-    method = Pencil(compatibility="printed", pull=1.0, step=1.0)
-    with pytest.warns(MethodWarning, match="pull is 1 with the printed compatibility loss"):
+@pytest.mark.parametrize(
+    ("compatibility", "pull"), [("printed", 1.0), ("published", 10.0)]
+)  # 10: alpha 0.1, 100 classes
+def test_a_strong_pull_warns_and_labels_are_read_without_it(compatibility, pull):
+    method = Pencil(compatibility=compatibility, pull=pull, step=1.0)
+    with pytest.warns(MethodWarning, match=f"pull is {pull:g} with the {compatibility} compatibility loss"):
         phases = started(method, given=(0, 1))
     logits = torch.tensor([[0.0, 8.0, 0.0], [0.0, 8.0, 0.0]])
     batch = Batch(torch.arange(2), torch.zeros(2, 1), torch.tensor([0, 1]))

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 from pencil.data.given.given_labels import as_given_labels
 from pencil.errors import RecipeError, TrainingError
-from pencil.labels.losses import Compatibility, cross_entropy, pencil_loss
+from pencil.labels.losses import Compatibility, cross_entropy, is_held, pencil_loss
 from pencil.labels.store import LabelStore, init_scale
 
 PhaseName = Literal["backbone", "correction", "finetune"]
@@ -128,9 +128,8 @@ class PencilLabels:
         self._pending = []
 
     def probs(self) -> Tensor:
-        """Return the label distributions, without the bias of a printed compatibility loss that lets no label flip."""
-        holds_all = self.compatibility == "printed" and self.pull >= 1
-        return self.store.evidence(self.pull if holds_all else 0.0)
+        """Return the label distributions, without the effect of a compatibility loss that lets no label change."""
+        return self.store.evidence(self.pull if is_held(self.pull, self.compatibility) else 0.0)
 
     def corrected(self) -> Tensor:
         """Return the corrected label of every row: its most probable class."""

@@ -75,6 +75,15 @@ def compatibility_loss(label_logits: Tensor, given_labels: Tensor, kind: Compati
     return cross_entropy(label_logits, given_labels)
 
 
+def is_held(pull: float, compatibility: Compatibility) -> bool:
+    """Return whether the compatibility loss holds every label, even against a network that is certain of another class.
+
+    At a tie of both classes, ``y_d - f`` moves the given class away by 1/2; the compatibility loss moves it back by
+    ``pull / 2`` as printed, and by ``pull / 4`` as published.
+    """
+    return pull >= (1 if compatibility == "printed" else 2)
+
+
 def entropy_loss(logits: Tensor) -> Tensor:
     """H(f), the L_e of the paper: it drives the network to one class instead of a flat distribution."""
     log_f = log_probs(logits)

@@ -221,7 +221,10 @@ class LabelStore:
         return self.to_probs(self.label_logits if rows is None else self[rows])
 
     def evidence(self, pull: float, rows: Tensor | None = None) -> Tensor:
-        """Return :meth:`probs` without the effect of a printed compatibility loss of strength ``pull``."""
+        """Return :meth:`probs` without the effect of a compatibility loss of strength ``pull``.
+
+        At rest this is exact for the printed loss, and for the published one if labels are close to one-hot.
+        """
         probs = self.probs(rows)
         return self._anchor_free(probs, self.to_probs(self.initial_logits(rows)), pull) if pull else probs
 

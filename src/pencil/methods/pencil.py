@@ -9,7 +9,7 @@ from torch import Tensor
 from pencil.data.examples import Batch
 from pencil.errors import MethodWarning, RecipeError, warn
 from pencil.labels.forms import label_form
-from pencil.labels.losses import Compatibility, Divergence, NetworkLosses
+from pencil.labels.losses import Compatibility, Divergence, NetworkLosses, is_held
 from pencil.labels.rows import row_blocks
 from pencil.methods.base import Context, Epochs, Method, NonNegative, Outputs, Phase, Requirements, Task, Terms
 from pencil.methods.schedules import AnySchedule, Cosine, Schedule, as_schedule
@@ -115,10 +115,12 @@ class Pencil(Method):
         self.label_pull = defaults.pull if self.pull is None else self.pull
         if self.alpha is not None:
             self.label_pull = self.alpha * per_alpha
-        if self.compatibility == "printed" and self.label_pull >= 1:
+        printed = self.compatibility == "printed"  # as published, entries of multi-label data change up to a pull of 3
+        self._held = is_held(self.label_pull, self.compatibility) and (printed or not task.multilabel)
+        if self._held:
             warn(
-                f"pull is {self.label_pull:g} with the printed compatibility loss: no label distribution can change "
-                "its maximum; corrected labels are read with the compatibility term removed",
+                f"pull is {self.label_pull:g} with the {self.compatibility} compatibility loss: no label "
+                "distribution can change its maximum; corrected labels are read with the compatibility term removed",
                 MethodWarning,
                 stacklevel=2,
             )
@@ -173,10 +175,9 @@ class Pencil(Method):
         self.labels.write(batch.rows, label_logits.sub_(gradient, alpha=label_step))
 
     def label_probs(self, rows: Tensor | None = None) -> Tensor:
-        """The label distributions; a printed compatibility term with ``pull >= 1`` (no label could flip) is removed."""
+        """The label distributions; without the compatibility term if it is so strong that no label could change."""
         assert self.labels is not None
-        remove_pull = self.compatibility == "printed" and self.label_pull >= 1
-        return self.labels.evidence(self.label_pull if remove_pull else 0.0, rows)
+        return self.labels.evidence(self.label_pull if self._held else 0.0, rows)
 
     def metrics(self) -> dict[str, float]:
         assert self.labels is not None
