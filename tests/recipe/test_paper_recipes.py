@@ -10,6 +10,10 @@ import torch
 
 from pencil import job, recipe
 from pencil.data.read import load
+from pencil.methods import Task
+
+# alpha = 0.1 with 100 or 200 classes holds every label
+pytestmark = pytest.mark.filterwarnings("ignore:pull is [12]0 with:pencil.errors.MethodWarning")
 
 PAPER = [name for name, tree in recipe.shipped().items() if tree.get("paper")]
 SMALL = {
@@ -129,6 +133,46 @@ def test_clothing1m_has_two_lambdas_and_three_rates():
         [3000, 3000, 500, 500]
     )
     assert chosen.training.optimizer.weight_decay == 1e-3 and chosen.data.resize == 256 and chosen.data.crop == 224
+    assert chosen.method["alpha"] == 0.08 and chosen.method["beta"] == 0.8 and chosen.training.batch_size == 32
+
+
+@pytest.mark.parametrize("given", [1000, 2000, 3000])
+@pytest.mark.parametrize("alpha", [0, 0.1])
+def test_cub200_has_the_numbers_of_section_4(given, alpha):
+    chosen = recipe.parse(recipe.find(f"cub200-lambda{given}-alpha{alpha}"), "cub200")
+    method = chosen.build_method()
+    phases = method.start(task(200, 16))
+    assert [phase.epochs for phase in phases] == [35, 65, 60] and chosen.training.batch_size == 16
+    assert [phases[0].lr(34, 35), phases[1].lr(64, 65)] == [2e-3, 2e-3]
+    assert [phases[2].lr(epoch, 60) for epoch in (0, 19, 20, 39, 40)] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5])
+    assert phases[1].label_step(0, 65) * 16 * 200 == pytest.approx(given) and method.label_pull == alpha * 200
+    optimizer = chosen.training.optimizer
+    assert (optimizer.momentum, optimizer.weight_decay, method.beta) == (0.9, 1e-4, 0.8)
+
+
+def test_open_images_pencil_has_the_numbers_of_section_4():
+    chosen = recipe.parse(recipe.find("open-images-pencil"), "open-images-pencil")
+    entries = Task(torch.zeros(8, 250), 250, 128, torch.device("cpu"), multilabel=True)
+    method = chosen.build_method()
+    phases = method.start(entries)
+    assert [phase.epochs for phase in phases] == [35, 65, 60] and chosen.training.batch_size == 128
+    assert [phase.lr(2, phase.epochs) for phase in phases] == pytest.approx([5e-3, 5e-3, 5e-3 * 0.94])
+    assert phases[1].label_step(0, 65) * 128 == pytest.approx(300)  # a binary loss has no mean over classes
+    assert (method.label_pull, method.beta, method.divergence) == (0.2, 0.2, "both")
+    optimizer = chosen.training.optimizer
+    assert (optimizer.name, optimizer.momentum, optimizer.alpha, optimizer.weight_decay) == ("rmsprop", 0.9, 0.9, 4e-5)
+
+
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])
+def test_repetitive_training_lowers_both_rates_from_round_to_round(kind):
+    chosen = recipe.parse(recipe.find(f"cifar10-repeat-{kind}-30"), "repeat")
+    phases = {phase.name: phase for phase in chosen.build_method().start(task(10, 128))}
+    once = recipe.parse(recipe.find(f"cifar10-{kind}-30"), "once").build_method().start(task(10, 128))
+    for number, name in enumerate(("", " 2", " 3", " 4")):
+        correction, finetune = phases["correction" + name], phases["finetune" + name]
+        assert correction.lr(0, 130) == pytest.approx(0.9**number * once[1].lr(0, 130))
+        assert correction.label_step(0, 130) == pytest.approx(0.9**number * once[1].label_step(0, 130))
+        assert finetune.lr(0, 120) == pytest.approx(0.9**number * once[2].lr(0, 120))
 
 
 def test_open_images_has_the_attention_structure_at_five_times_the_rate(roots):
@@ -146,9 +190,11 @@ def test_coco_has_the_official_input_sizes(size):
         chosen = recipe.parse(recipe.find(f"{family}-b{size}"), family)
         assert chosen.data.resize == (224, 240, 260, 300, 380, 456)[size]
         assert chosen.model.attention == (family == "coco-attention") and chosen.training.batch_size == 24
+        phase = chosen.build_method().start(task(80, 24))[0]
+        assert [phase.lr(epoch, 60) for epoch in (0, 20, 40)] == pytest.approx(
+            [0.01, 0.001, 0.0001]
+        ) and phase.epochs == 60
 
 
 def task(classes, batch_size):
-    from pencil.methods import Task
-
     return Task(torch.arange(classes), classes, batch_size, torch.device("cpu"))

@@ -47,8 +47,11 @@ OURS: dict[str, Callable[..., nn.Module]] = {
     "preact_resnet32": preact_resnet32,
     "resnet34_cifar": resnet34_cifar,
 }
-TIMM = {"resnet50": "resnet50.tv_in1k"} | {f"efficientnet_b{size}": f"efficientnet_b{size}" for size in range(6)}
-"""The paper's names for timm networks; ResNet-50 uses torchvision's weights, as in the paper's framework."""
+TIMM = {"resnet50": "resnet50.tv_in1k"} | {
+    f"efficientnet_b{size}": f"tf_efficientnet_b{size}.in1k" for size in range(6)
+}
+"""The paper's names for timm networks: torchvision's weights for ResNet-50, as in the paper's framework, and the
+authors' weights for EfficientNets. timm's default weights change with its version, and those of B5 saw more images."""
 TIMM |= {name: bundle.architecture for name, bundle in BUNDLES.items()}
 NAMES = ("mlp", *OURS, *TIMM)
 FAST, BEST = "efficientnet_lite0", "efficientnet_lite2"

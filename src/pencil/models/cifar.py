@@ -53,7 +53,7 @@ class PreActResNet(nn.Module):
 
 
 def preact_resnet32(channels: int, num_classes: int, *, widths: Sequence[int] = (32, 64, 128)) -> PreActResNet:
-    """Build a PreAct ResNet-32: 1.86 M parameters at the widths of Tanaka et al. (2018), as in the paper."""
+    """Build a PreAct ResNet-32: 1.86 M parameters at the widths of Tanaka et al. (2018); the paper gives none."""
     return PreActResNet(channels, num_classes, widths, blocks=5)
 
 
