@@ -293,16 +293,12 @@ class Auto(Method):
         state.done += 1
         self._plan_by_clock(context)
         if not state.backbone_epochs:
-            if self._is_memorising(context):
+            if self._is_memorising(context) or self._first_epochs() <= state.done < state.total:
                 self._leave_backbone(context)
             elif state.done == state.total:
                 self._end_in_backbone(context)
-            elif state.done >= self._first_epochs():
-                self._change_networks(context)
-        elif self.second_network:
-            if state.done == state.total:
-                self._keep_better_network(context)
-                self._settle(context)
+        elif self.second_network and state.done < state.total:
+            return  # its labels stay fixed
         elif state.done < state.total + (state.round - 1) * (state.total - state.backbone_epochs):
             self.refit(context)
         elif self._another_round_helps(context):
@@ -387,30 +383,14 @@ class Auto(Method):
         recent = self.state.recent_likelihoods
         return z_score(recent[-1] - recent[0]) if len(recent) > self.patience else math.inf
 
-    def _change_networks(self, context: Context) -> None:
-        """Set the labels by the dynamics of the first network; the second one starts with the next phase."""
-        state = self.state
-        state.backbone_epochs = state.done
-        self._note(f"a second network is trained on the corrected labels from epoch {state.done + 1} on")
-        self._settle(context) if self.anchored else self.relabel(context)
-
-    def _keep_better_network(self, context: Context) -> None:
-        """Return to the first network, at its best epoch, if it predicts held-out labels better than the second one."""
-        state, held_out = self.state, context.held_out()
-        if held_out is None or state.best_logits is None:
-            return
-        if z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
-            self._note(
-                f"the second network predicts held-out labels worse: back to the first one, epoch {state.best_epoch}"
-            )
-            context.restore_weights(state.best_weights)
-
     def _leave_backbone(self, context: Context) -> None:
+        """Set the labels, by the dynamics so far for a second network, otherwise by the best network of this phase."""
         state = self.state
-        if self.second_network:
-            self._change_networks(context)
-            return
         state.backbone_epochs = state.done
+        if self.second_network:
+            self._note(f"a second network is trained on the corrected labels from epoch {state.done + 1} on")
+            self._settle(context) if self.anchored else self.relabel(context)
+            return
         if context.held_out() is None:
             self._note(f"backbone phase ended after epoch {state.done}: no held-out rows to choose the epoch")
         else:
@@ -468,11 +448,16 @@ class Auto(Method):
         return True
 
     def _undo_if_worse(self, context: Context) -> None:
-        """At the end: return to the network before correction if it predicts held-out labels better."""
+        """At the end: return to the best network of the backbone phase if it predicts held-out labels better."""
         state, held_out = self.state, context.held_out()
         if held_out is None or state.best_logits is None:
             return
-        if z_score(self.form.gains(held_out, state.best_logits)) < -SIGNIFICANT:
+        if z_score(self.form.gains(held_out, state.best_logits)) >= -SIGNIFICANT:
+            return
+        if self.second_network:
+            self._note(f"the second network predicts held-out labels worse: back to epoch {state.best_epoch}")
+            context.restore_weights(state.best_weights)
+        else:
             message = (
                 "correction made predictions of held-out labels worse: the network returns to its state before "
                 "correction, and labels to its posterior"
