@@ -8,13 +8,22 @@ test accuracy and of the labels right per epoch for the runs with symmetric nois
 
 import argparse
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 from pencil.bench.plots import curves
+from pencil.data.settings import NoiseSettings
 from pencil.runs.directory import RunData, RunReader
 
 CURVES = {"test_accuracy": "test accuracy", "labels_correct": "training labels right"}
+
+
+def noise_name(noise: NoiseSettings | None) -> str:
+    """Return the kind of noise; symmetric noise is measured at several rates."""
+    if noise is None or getattr(noise, "rate", None) == 0:
+        return "none"
+    return f"symmetric {100 * noise.rate:.0f}" if noise.kind == "symmetric" else noise.kind
 
 
 def figures(run: RunData) -> dict[str, Any]:
@@ -24,7 +33,7 @@ def figures(run: RunData) -> dict[str, Any]:
     correct = {name: getattr(labels, f"correct_{name}") for name in ("before", "after")}
     return {
         "method": run.recipe.method["name"],
-        "noise": "none" if noise is None or getattr(noise, "rate", None) == 0 else noise.kind,
+        "noise": noise_name(noise),
         "seed": run.recipe.seed,
         "epochs": len(run.metrics),
         "test": 100 * last["test_accuracy"],
@@ -34,7 +43,8 @@ def figures(run: RunData) -> dict[str, Any]:
         if rate is None
         else "{:.1f} ({:.1f} to {:.1f})".format(*(100 * one for one in (rate.estimate, rate.low, rate.high))),
         "verdict": summary.verdict.level if summary.verdict else None,
-        "minutes": sum(record["seconds"] for record in run.metrics) / 60,
+        # the median, because whatever else the machine did in a few of the epochs would count
+        "minutes": len(run.metrics) * statistics.median(record["seconds"] for record in run.metrics) / 60,
         "curves": {name: [record.get(name) for record in run.metrics] for name in CURVES},
     }
 

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
@@ -35,9 +36,20 @@ def git(*words: str) -> str:
     return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
 
 
+SAME_FIGURES = ROOT / "benchmarks" / "same_figures.toml"
+
+
 def code() -> str:
     """Return what identifies the measured code, whatever else a commit changes: the tree of src/pencil."""
-    return git("rev-parse", "--short=12", "HEAD:src/pencil")
+    return measured_as(git("rev-parse", "--short=12", "HEAD:src/pencil"))
+
+
+def measured_as(tree: str) -> str:
+    """Return the tree whose figures hold for this one too: the earliest that computes the same (same_figures.py)."""
+    same = tomllib.loads(SAME_FIGURES.read_text(encoding="utf-8"))
+    while tree in same:
+        tree = same[tree]
+    return tree
 
 
 def cores() -> int:
@@ -284,7 +296,7 @@ def main() -> None:
     elif options.take:
         if not options.commit or len(names) != 1:
             parser.error("--take needs --commit and one --only NAME")
-        tree = git("rev-parse", "--short=12", f"{options.commit}:src/pencil")
+        tree = measured_as(git("rev-parse", "--short=12", f"{options.commit}:src/pencil"))
         date = git("show", "--no-patch", "--format=%cd", "--date=format:%Y-%m-%dT%H:%M", options.commit)
         facts = {"machine": None, "left_out": [], "complete": not failed_cells(options.take)}
         publish(names[0], options.take, {"commit": options.commit, "code": tree, "date": date, **facts}, options.site)

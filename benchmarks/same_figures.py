@@ -1,0 +1,99 @@
+"""Does src/pencil compute the same as at an earlier commit? If so, figures of that commit are figures of this one.
+
+    python benchmarks/same_figures.py COMMIT "a word on what changed"
+
+Trains short recipes with both trees, one after the other, and compares metrics, labels and label probabilities. If they
+agree, the pair of trees is written to ``same_figures.toml``, which ``results.py`` reads.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from pages import ROOT
+from results import SAME_FIGURES, git, measured_as
+
+EPOCHS, SEED = 12, 3
+RECIPES = (
+    "digits-symmetric-50",  # pencil
+    "digits-symmetric-50-auto",
+    "digits-symmetric-50-auto --set model.name=mlp --set method.lr=0.05 --set method.max_backbone=0.5",
+    "digits-symmetric-50-cross-entropy --set method.name=elr",
+)
+TOLERANCE = 1e-6
+"""Of probabilities: another order of the same operations rounds differently."""
+
+
+def train(source: Path, recipe: str, out: Path) -> tuple[list[dict[str, Any]], dict[str, np.ndarray]]:
+    """Return metrics without times, and the label table, of a recipe trained with a source tree."""
+    command = [sys.executable, "-m", "pencil", "train", *recipe.split()]
+    command += ["--epochs", str(EPOCHS), "--seed", str(SEED), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    table = pq.read_table(out / "labels.parquet")
+    columns = {name: np.array(table[name].to_pylist()) for name in ("key", "corrected", "issue_score", "distribution")}
+    return [{key: value for key, value in one.items() if key != "seconds"} for one in metrics], columns
+
+
+def agree(one: Any, other: Any) -> bool:
+    """Return whether both runs agree: exactly, and within a tolerance in probabilities and scores."""
+    (metrics, columns), (other_metrics, other_columns) = one, other
+    exact = all(np.array_equal(columns[name], other_columns[name]) for name in ("key", "corrected"))
+    close = (
+        np.allclose(columns[name], other_columns[name], rtol=0, atol=TOLERANCE)
+        for name in ("issue_score", "distribution")
+    )
+    return exact and all(close) and len(metrics) == len(other_metrics) and all(map(_same_epoch, metrics, other_metrics))
+
+
+def _same_epoch(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def same(key: str) -> bool:
+        value, its = one[key], other.get(key)
+        return (
+            abs(value - its) <= TOLERANCE * max(1, abs(value))
+            if isinstance(value, float) and its is not None
+            else value == its
+        )
+
+    return one.keys() == other.keys() and all(map(same, one))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit", help="an earlier commit, whose figures should hold")
+    parser.add_argument("why", help="what changed since then")
+    options = parser.parse_args()
+    if git("status", "--porcelain", "src/pencil"):
+        parser.error("src/pencil has changes; commit them, since figures belong to a commit")
+    then, now = (git("rev-parse", "--short=12", f"{commit}:src/pencil") for commit in (options.commit, "HEAD"))
+    if measured_as(now) == measured_as(then):
+        print(f"{now} counts as {measured_as(then)} already")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for name, commit in (("then", options.commit), ("now", "HEAD")):
+            (Path(folder) / name).mkdir()
+            archive = subprocess.run(
+                ["git", "-C", ROOT, "archive", commit, "src"], capture_output=True, check=True
+            ).stdout
+            subprocess.run(["tar", "-x", "-C", Path(folder) / name], input=archive, check=True)
+        for number, recipe in enumerate(RECIPES):
+            runs = [
+                train(Path(folder, name, "src"), recipe, Path(folder, f"{name}-{number}")) for name in ("then", "now")
+            ]
+            print(f"{recipe}: {'the same' if agree(*runs) else 'different'}", flush=True)
+            if not agree(*runs):
+                sys.exit("the figures are not the same; measure them again")
+    with SAME_FIGURES.open("a", encoding="utf-8") as file:
+        file.write(f'\n# {options.why}\n"{now}" = "{then}"\n')
+
+
+if __name__ == "__main__":
+    main()
